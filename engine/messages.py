@@ -1,0 +1,259 @@
+"""Every message between gateway and engine, and every record of the journal: frozen, plain data.
+
+Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, ReadJournal, Heartbeat.
+Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, JournalRecords, EngineStats.
+
+Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the wire.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from registry.ref import AdapterRef
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+StopCause = Literal[
+    "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
+    "aborted", "deadline", "gateway_lost", "adapter_failed", "engine_failure",
+]  # fmt: skip
+Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen and when to stop. temperature 0 is greedy; top_k 0 is off."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[bytes, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+# ---- gateway to engine ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first message of a gateway on a connection. gateway_id: its process, for its lifetime."""
+
+    gateway_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddRequest:
+    """One request, tokenized and paid for: its hold is durable before this is sent.
+
+    token_lease: completion tokens that the hold covers; the engine stops at the last one.
+    deadline_s: seconds from receipt after which the engine ends the request.
+    weight: the tenant's share.   priority: 0 interactive, 1 batch.
+    """
+
+    request_id: str
+    tenant_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling_params: SamplingParams
+    token_lease: int
+    deadline_s: float
+    adapter: AdapterRef | None = None
+    cache_salt: str = ""
+    weight: float = 1.0
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendLease:
+    """The gateway paid for more: completion tokens the lease covers now, in all."""
+
+    request_id: str
+    token_lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequests:
+    """Their clients are gone. What was generated stays counted."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """A request for this adapter is on its way: start fetching, promise nothing."""
+
+    tenant_id: str
+    adapter: AdapterRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadJournal:
+    """The settler has posted everything up to `settled_seq`: delete it, and send what follows."""
+
+    settled_seq: int
+    limit: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """Still here. A gateway silent for `gateway_timeout_s` has its requests ended."""
+
+
+# ---- engine to gateway ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The engine's answer to Hello, and again after it came back: what it serves."""
+
+    engine_id: str
+    epoch: int
+    base_revision: str
+    max_model_len: int
+    max_num_seqs: int
+    device: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """What one step added to one request; the last one carries `finish_reason`.
+
+    seq: outputs of this request so far, from 0; a gap is an engine failure.
+    new_token_ids are certain: none of them can still become part of a stop string.
+    num_completion_tokens: what is billed, stop token or string included.
+    num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
+    """
+
+    request_id: str
+    seq: int
+    index: int = 0
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_cause: StopCause | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_stop_bytes: int = 0
+    adapter_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    outputs: tuple[RequestOutput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseLow:
+    """The lease ends soon: extend it, or the request stops at its last leased token."""
+
+    request_id: str
+    num_completion_tokens: int
+    token_lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """An adapter moved. bytes: what it takes at this tier."""
+
+    digest: str
+    tier: Tier
+    size_bytes: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """A heartbeat with figures: gauges of now, counters since the engine started."""
+
+    running: int
+    waiting: int
+    batch_requests: int
+    batch_tokens: int
+    batch_adapters: int
+    free_slabs: int
+    total_slabs: int
+    adapter_slabs: int
+    steps: int
+    prompt_tokens: int
+    completion_tokens: int
+    preemptions: int
+    adapter_loads: int
+    adapter_evictions: int
+    unsettled_records: int
+
+
+# ---- the journal ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRecord:
+    """A request was accepted. at: Unix seconds on the engine's clock."""
+
+    seq: int
+    at: float
+    request_id: str
+    tenant_id: str
+    adapter_digest: str | None
+    num_prompt_tokens: int
+    token_lease: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestProgress:
+    """Since the last record: prompt tokens computed in all, and new completion tokens."""
+
+    request_id: str
+    num_prompt_tokens: int
+    new_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressRecord:
+    """What one step added, for every request in it: written before the tokens leave."""
+
+    seq: int
+    at: float
+    step: int
+    requests: tuple[RequestProgress, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """All that a usage event and a receipt need; on disk before the final output leaves.
+
+    started_at, first_token_at, at: Unix seconds.   output_sha256: of the output ids as uint32 LE.
+    """
+
+    seq: int
+    at: float
+    request_id: str
+    tenant_id: str
+    adapter_digest: str | None
+    base_revision: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    finish_reason: FinishReason
+    stop_cause: StopCause
+    output_sha256: str
+    started_at: float
+    first_token_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRecords:
+    """End records after the settled position, oldest first.
+
+    last_seq: of the newest record of any kind.   open_request_ids: started and not ended; a hold that
+    has expired and is neither here nor in an unread end record can never be used.
+    """
+
+    engine_id: str
+    records: tuple[EndRecord, ...]
+    last_seq: int
+    complete: bool
+    open_request_ids: tuple[str, ...] = field(default=())

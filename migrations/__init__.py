@@ -1,0 +1,1 @@
+"""Alembic migrations of the one database; they know tables and nothing else."""
