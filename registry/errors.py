@@ -1,0 +1,216 @@
+"""What can go wrong in the registry: data in fields, one sentence in str() that says what to do.
+
+RegistryError
+├── Invalid                   the caller sent something that cannot be accepted        400
+│   ├── InvalidName
+│   ├── InvalidUpload         a declaration or a part that does not fit the protocol
+│   └── InvalidAdapter        the files are no adapter that this base model can serve
+├── NotFound                  absent, or another tenant's: the same sentence for both  404
+│   ├── AdapterNotFound
+│   │   └── AdapterNotServable    the caller's own version, made for another base model
+│   └── UploadNotFound
+├── Conflict                  right request, wrong moment                              409
+│   ├── UploadOffsetMismatch
+│   ├── UploadNotComplete
+│   └── UploadNotOpen
+├── TooLarge                  more bytes than allowed or declared                      413
+├── QuotaExceeded             the tenant's own limit                                   429
+├── UnsupportedBaseModel      the operator's folder cannot be served                   at start
+└── StorageError              the world's fault                                        503
+    └── ObjectNotFound
+"""
+
+from collections.abc import Mapping
+
+
+class RegistryError(Exception):
+    """Base of all that the registry raises. `code` is for programs, str() for people."""
+
+    code: str = "registry_error"
+    param: str | None = None
+
+
+class Invalid(RegistryError):
+    """The caller sent something that cannot be accepted."""
+
+    code = "invalid_request"
+
+
+class InvalidName(Invalid):
+    """An adapter or alias name outside the allowed alphabet."""
+
+    code = "invalid_name"
+
+    def __init__(self, *, param: str, name: str, rule: str) -> None:
+        super().__init__(f"{param} {shown(name)} is not allowed; use {rule}.")
+        self.param = param
+        self.name = name
+
+
+class InvalidUpload(Invalid):
+    """An upload or a part that does not fit the upload protocol."""
+
+    def __init__(self, *, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class InvalidAdapter(Invalid):
+    """The files are not an adapter that this base model can serve. `code` names the fault.
+
+    param: the file, or the key of adapter_config.json, that is at fault.
+    """
+
+    def __init__(self, *, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class NotFound(RegistryError):
+    """There is none, or it belongs to someone else."""
+
+    code = "not_found"
+
+
+class AdapterNotFound(NotFound):
+    """No adapter of this tenant has this name, alias or version."""
+
+    code = "model_not_found"
+    param = "model"
+
+    def __init__(self, *, model: str) -> None:
+        super().__init__(
+            f"The model {shown(model)} does not exist or you do not have access to it; "
+            "GET /v1/models lists yours."
+        )
+        self.model = model
+
+
+class AdapterNotServable(AdapterNotFound):
+    """The caller's own version, validated for a base model that is no longer served."""
+
+    code = "model_not_servable"
+
+    def __init__(self, *, model: str, version: int) -> None:
+        NotFound.__init__(
+            self,
+            f"Version {version} of {shown(model)} was made for another base model; "
+            "upload one that was trained on the model served now.",
+        )
+        self.model = model
+        self.version = version
+
+
+class UploadNotFound(NotFound):
+    """No upload of this tenant has this id."""
+
+    code = "upload_not_found"
+    param = "upload_id"
+
+    def __init__(self, *, upload_id: str) -> None:
+        super().__init__(f"The upload {shown(upload_id)} does not exist; create a new one.")
+        self.upload_id = upload_id
+
+
+class Conflict(RegistryError):
+    """The request is right, the moment is wrong."""
+
+    code = "conflict"
+
+
+class UploadOffsetMismatch(Conflict):
+    """A part does not start where the received bytes end."""
+
+    code = "upload_offset_mismatch"
+
+    def __init__(self, *, filename: str, start: int, received_bytes: int) -> None:
+        super().__init__(
+            f"{filename} has {received_bytes} bytes, the part starts at {start}; "
+            f"send the part that starts at {received_bytes}."
+        )
+        self.param = filename
+        self.start = start
+        self.received_bytes = received_bytes
+
+
+class UploadNotComplete(Conflict):
+    """Complete was asked for before every declared byte had arrived."""
+
+    code = "upload_not_complete"
+
+    def __init__(self, *, missing_bytes: Mapping[str, int]) -> None:
+        missing = ", ".join(f"{count} bytes of {name}" for name, count in missing_bytes.items())
+        super().__init__(f"The upload is not complete; send the missing {missing}.")
+        self.missing_bytes = dict(missing_bytes)
+
+
+class UploadNotOpen(Conflict):
+    """The upload takes no more bytes: it is complete, failed or expired."""
+
+    code = "upload_not_open"
+
+    def __init__(self, *, upload_id: str, state: str) -> None:
+        super().__init__(f"The upload {upload_id} is {state}; create a new one.")
+        self.upload_id = upload_id
+        self.state = state
+
+
+class TooLarge(RegistryError):
+    """More bytes than the limit, or than were declared."""
+
+    code = "too_large"
+
+    def __init__(self, *, what: str, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"{what} is {size_bytes} bytes; the limit is {limit_bytes}.")
+        self.param = what
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class QuotaExceeded(RegistryError):
+    """The tenant's own limit on adapters, bytes or open uploads."""
+
+    code = "quota_exceeded"
+
+    def __init__(self, *, quota: str, limit: int, remedy: str) -> None:
+        super().__init__(f"The limit {quota} of {limit} is reached; {remedy}.")
+        self.quota = quota
+        self.limit = limit
+
+
+class UnsupportedBaseModel(RegistryError):
+    """The folder given as base model cannot be served."""
+
+    code = "unsupported_base_model"
+
+    def __init__(self, *, path: object, reason: str) -> None:
+        super().__init__(f"{path} cannot be served as a base model: {reason}.")
+        self.path = str(path)
+        self.reason = reason
+
+
+class StorageError(RegistryError):
+    """The object store did not do what was asked; trying again later may help."""
+
+    code = "storage_unavailable"
+
+    def __init__(self, *, key: str, reason: str) -> None:
+        super().__init__(f"The object store failed on {key}: {reason}; try again later.")
+        self.key = key
+        self.reason = reason
+
+
+class ObjectNotFound(StorageError):
+    """The store has no object under this key."""
+
+    code = "object_not_found"
+
+    def __init__(self, *, key: str) -> None:
+        super().__init__(key=key, reason="there is no such object")
+
+
+def shown(text: str) -> str:
+    """`text` in quotes, cut and escaped: a caller's name must not carry control codes into a log."""
+    return ascii(text if len(text) <= 100 else text[:97] + "...")

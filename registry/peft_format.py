@@ -1,0 +1,331 @@
+"""The two safetensors forms of an adapter: as PEFT writes it, and the canonical object we store.
+
+The canonical object is one safetensors file: PEFT's tensor names in sorted order, the uploaded
+dtype, and in its header the effective rank and scale of every module. Its sha256 is the digest.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from registry.errors import InvalidAdapter, shown
+from registry.strict_json import parse_object
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+CANONICAL_FORMAT = "chorale.adapter.v1"
+
+MAX_UPLOAD_HEADER_BYTES = 1 << 20
+# The canonical header carries a second entry per module, so it may outgrow the upload's.
+MAX_CANONICAL_HEADER_BYTES = 4 << 20
+MAX_TENSORS = 20_000
+CHUNK_BYTES = 1 << 20
+
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4,
+    "I64": 8, "U64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+_PEFT_NAME = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+)\.lora_(A|B)\.weight")
+_MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where a tensor lies. start, end: bytes from the beginning of the file, not of the data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked safetensors header. tensors: in the order of their bytes."""
+
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleScale:
+    """What one module adds: scale * B @ A, with A of `rank` rows. scale: a float32 value."""
+
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class CanonicalAdapter:
+    """The canonical object as the engine reads it.
+
+    modules: by module name, such as "model.layers.0.self_attn.q_proj".
+    tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
+    """
+
+    modules: dict[str, ModuleScale]
+    tensors: dict[str, TensorInfo]
+
+    @property
+    def rank(self) -> int:
+        return max(module.rank for module in self.modules.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What was written. digest: sha256 of the whole object, hex."""
+
+    digest: str
+    size_bytes: int
+
+
+def lora_names(module: str) -> tuple[str, str]:
+    """PEFT's names of the A and the B tensor of a module."""
+    prefix = f"base_model.model.{module}"
+    return f"{prefix}.lora_A.weight", f"{prefix}.lora_B.weight"
+
+
+def split_lora_name(name: str) -> tuple[str, str] | None:
+    """(module, "A" or "B") of a PEFT tensor name, None for any other name."""
+    match = _PEFT_NAME.fullmatch(name)
+    return (match[1], match[2]) if match else None
+
+
+def read_header(
+    file: BinaryIO,
+    file_size: int,
+    *,
+    max_header_bytes: int = MAX_UPLOAD_HEADER_BYTES,
+    max_tensors: int = MAX_TENSORS,
+    filename: str = WEIGHTS_FILE,
+) -> Header:
+    """The header of a safetensors file, checked before anything is believed.
+
+    Reads the header and nothing else. Raises InvalidAdapter: pickle_refused, truncated_file,
+    header_too_large, invalid_header, invalid_json, duplicate_key, too_many_tensors,
+    unsupported_dtype, bad_offsets. The rules: safetensors README, section Format.
+    """
+
+    def fault(code: str, message: str) -> InvalidAdapter:
+        return InvalidAdapter(code=code, message=message, param=filename)
+
+    prefix = file.read(8)
+    if prefix[:1] == b"\x80" or prefix[:2] == b"PK":
+        raise fault(
+            "pickle_refused",
+            f"{filename} is a pickle or a zip archive; save the adapter as safetensors.",
+        )
+    if len(prefix) < 8:
+        raise fault("truncated_file", f"{filename} ends inside its header; send the whole file.")
+    header_bytes = int.from_bytes(prefix, "little")
+    if header_bytes > max_header_bytes:
+        raise fault(
+            "header_too_large",
+            f"{filename} claims a header of {header_bytes} bytes; the limit is {max_header_bytes}.",
+        )
+    if 8 + header_bytes > file_size:
+        raise fault("truncated_file", f"{filename} ends inside its header; send the whole file.")
+    raw = file.read(header_bytes)
+    if not raw.startswith(b"{"):
+        raise fault("invalid_header", f"{filename} is not a safetensors file: no JSON header.")
+    entries = parse_object(raw, param=filename)
+    metadata = _read_metadata(entries.pop("__metadata__", {}), filename)
+    if len(entries) > max_tensors:
+        raise fault(
+            "too_many_tensors",
+            f"{filename} has {len(entries)} tensors; the limit is {max_tensors}.",
+        )
+    data_start = 8 + header_bytes
+    tensors = {name: _read_entry(name, e, data_start, filename) for name, e in entries.items()}
+    return Header(_in_byte_order(tensors, data_start, file_size, filename), metadata)
+
+
+def open_canonical(path: Path | str) -> CanonicalAdapter:
+    """The canonical object at `path`, its header checked and its tensors paired with its modules.
+
+    The bytes of the tensors are not read: who fetched the object has compared its digest.
+    Raises InvalidAdapter.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        header = read_header(
+            file,
+            path.stat().st_size,
+            max_header_bytes=MAX_CANONICAL_HEADER_BYTES,
+            filename="canonical object",
+        )
+    modules = _read_canonical_config(header.metadata)
+    expected = sorted(name for module in modules for name in lora_names(module))
+    if list(header.tensors) != expected:
+        raise _not_canonical("its tensors are not its modules' pairs in sorted order")
+    for module, effect in modules.items():
+        a, b = (header.tensors[name].shape for name in lora_names(module))
+        if len(a) != 2 or len(b) != 2 or not a[0] == b[1] == effect.rank:
+            raise _not_canonical(f"the shapes of {module} do not have its rank")
+    return CanonicalAdapter(modules, header.tensors)
+
+
+def canonical_header(header: Header, modules: Mapping[str, ModuleScale]) -> bytes:
+    """The first bytes of the canonical object: length and header, padded to 8-align the data."""
+    config = {"modules": {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}}
+    entries: dict[str, Any] = {
+        "__metadata__": {"format": CANONICAL_FORMAT, "config": _compact_json(config)}
+    }
+    position = 0
+    for name in sorted(header.tensors):
+        tensor = header.tensors[name]
+        end = position + tensor.size_bytes
+        entries[name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [position, end],
+        }
+        position = end
+    raw = _compact_json(entries).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw
+
+
+def write_canonical(
+    destination: BinaryIO,
+    weights: BinaryIO,
+    header: Header,
+    modules: Mapping[str, ModuleScale],
+) -> ObjectInfo:
+    """Write the canonical object of an adapter that has passed its checks.
+
+    weights: the uploaded file that `header` was read from. At most CHUNK_BYTES are held at a time.
+    """
+    hasher = hashlib.sha256()
+    size_bytes = 0
+    for chunk in _canonical_chunks(weights, header, modules):
+        hasher.update(chunk)
+        destination.write(chunk)
+        size_bytes += len(chunk)
+    return ObjectInfo(hasher.hexdigest(), size_bytes)
+
+
+def read_tensor_chunks(file: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
+    """The bytes of one tensor, in pieces of at most CHUNK_BYTES."""
+    file.seek(tensor.start)
+    left = tensor.size_bytes
+    while left:
+        chunk = file.read(min(left, CHUNK_BYTES))
+        assert chunk, "the header was checked against the size of the file"
+        left -= len(chunk)
+        yield chunk
+
+
+def _canonical_chunks(
+    weights: BinaryIO, header: Header, modules: Mapping[str, ModuleScale]
+) -> Iterator[bytes]:
+    yield canonical_header(header, modules)
+    for name in sorted(header.tensors):
+        yield from read_tensor_chunks(weights, header.tensors[name])
+
+
+def _compact_json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _read_metadata(value: object, filename: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise InvalidAdapter(
+            code="invalid_header",
+            message=f"__metadata__ of {filename} must map strings to strings.",
+            param=filename,
+        )
+    return value
+
+
+def _read_entry(name: str, entry: object, data_start: int, filename: str) -> TensorInfo:
+    def fault(code: str, message: str) -> InvalidAdapter:
+        return InvalidAdapter(
+            code=code, message=f"Tensor {shown(name)} of {filename} {message}.", param=filename
+        )
+
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise fault("invalid_header", "must have dtype, shape and data_offsets, and nothing else")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise fault("unsupported_dtype", f"has the dtype {shown(str(dtype))}, which is not known")
+    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
+        raise fault("invalid_header", "has a shape that is not a short list of sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise fault("bad_offsets", "has data_offsets that are not [begin, end]")
+    if offsets[1] - offsets[0] != prod(shape) * DTYPE_BYTES[dtype]:
+        raise fault("bad_offsets", "has data_offsets that do not fit its shape and dtype")
+    return TensorInfo(dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+
+
+def _are_sizes(value: object) -> bool:
+    # bool is an int in Python; 2**63 keeps products of hostile shapes small enough to compute.
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _in_byte_order(
+    tensors: dict[str, TensorInfo], data_start: int, file_size: int, filename: str
+) -> dict[str, TensorInfo]:
+    """The tensors sorted by offset. Raises on a hole, an overlap, or bytes missing or left over."""
+    ordered = dict(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))
+    position = data_start
+    for name, tensor in ordered.items():
+        if tensor.start != position:
+            kind = "a hole" if tensor.start > position else "an overlap"
+            raise InvalidAdapter(
+                code="bad_offsets",
+                message=f"{filename} has {kind} before tensor {shown(name)}; save it again.",
+                param=filename,
+            )
+        position = tensor.end
+    if position > file_size:
+        raise InvalidAdapter(
+            code="truncated_file",
+            message=f"{filename} has {file_size} bytes, its header describes {position}; "
+            "send the whole file.",
+            param=filename,
+        )
+    if position < file_size:
+        raise InvalidAdapter(
+            code="bad_offsets",
+            message=f"{filename} has {file_size - position} bytes after its last tensor; "
+            "save it again.",
+            param=filename,
+        )
+    return ordered
+
+
+def _read_canonical_config(metadata: Mapping[str, str]) -> dict[str, ModuleScale]:
+    if metadata.get("format") != CANONICAL_FORMAT:
+        raise _not_canonical(f"its format is not {CANONICAL_FORMAT}")
+    config = parse_object(metadata.get("config", "").encode(), param="canonical object")
+    entries = config.get("modules")
+    if not isinstance(entries, dict) or not entries:
+        raise _not_canonical("it lists no modules")
+    modules = {}
+    for name, entry in entries.items():
+        rank, scale = (
+            (entry.get("rank"), entry.get("scale")) if isinstance(entry, dict) else (None, None)
+        )
+        if type(rank) is not int or rank < 1 or type(scale) is not float or not isfinite(scale):
+            raise _not_canonical(f"{shown(name)} has no valid rank and scale")
+        modules[name] = ModuleScale(rank, scale)
+    return modules
+
+
+def _not_canonical(reason: str) -> InvalidAdapter:
+    return InvalidAdapter(
+        code="not_canonical",
+        message=f"The canonical object is damaged: {reason}; upload the adapter again.",
+    )

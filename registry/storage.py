@@ -1,0 +1,162 @@
+"""Where objects lie: a folder, or a bucket (registry.storage_s3). Keys look like paths."""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Protocol
+from urllib.parse import unquote, urlsplit
+
+from registry.errors import ObjectNotFound, StorageError
+
+CHUNK_BYTES = 1 << 20
+
+_KEY = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_INCOMING = ".incoming"
+
+
+class Storage(Protocol):
+    """Immutable objects under keys. Every method raises StorageError when the store fails."""
+
+    def put(self, key: str, path: Path) -> None:
+        """Store the file at `path`. All of it or nothing appears; the same again is harmless."""
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        """The bytes [start, end) in chunks of at most CHUNK_BYTES.
+
+        Raises ObjectNotFound at the first chunk. A range past the end is cut at the end.
+        """
+
+    def size(self, key: str) -> int:
+        """Bytes of the object. Raises ObjectNotFound."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object; none is as good as removed."""
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """Keys that start with `prefix`, in sorted order."""
+
+
+def open_storage(url: str) -> Storage:
+    """The store behind `file:///folder` or `s3://bucket/prefix`. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return LocalStorage(Path(unquote(parts.path)))
+    if parts.scheme == "s3" and parts.netloc:
+        # Imported here: only a process that is given a bucket needs boto3.
+        from registry.storage_s3 import S3Storage
+
+        return S3Storage(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"))
+    raise ValueError(f"Storage is file:///folder or s3://bucket/prefix, not {url!r}.")
+
+
+def check_key(key: str) -> None:
+    """Raises StorageError for a key that could mean another place than it says."""
+    if not _KEY.fullmatch(key) or any(part in (".", "..", _INCOMING) for part in key.split("/")):
+        raise StorageError(key=ascii(key), reason="the key is not allowed")
+
+
+class LocalStorage:
+    """Objects as files under one folder. A file appears under its key only when it is on disk."""
+
+    def __init__(self, root: Path | str) -> None:
+        self._root = Path(root).resolve()
+        self._incoming = self._root / _INCOMING
+
+    def put(self, key: str, path: Path) -> None:
+        target = self._path(key)
+        try:
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._copy_whole(path, target)
+        except OSError as error:
+            raise StorageError(key=key, reason=str(error)) from error
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
+        try:
+            with self._path(key).open("rb") as file:
+                file.seek(start)
+                left = None if end is None else max(0, end - start)
+                yield from _chunks(file, left)
+        except (FileNotFoundError, IsADirectoryError):
+            raise ObjectNotFound(key=key) from None
+        except OSError as error:
+            raise StorageError(key=key, reason=str(error)) from error
+
+    def size(self, key: str) -> int:
+        path = self._path(key)
+        try:
+            if path.is_file():
+                return path.stat().st_size
+        except OSError as error:
+            raise StorageError(key=key, reason=str(error)) from error
+        raise ObjectNotFound(key=key)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise StorageError(key=key, reason=str(error)) from error
+        # Leave no empty folders of uploads behind; rmdir refuses a folder in use.
+        with suppress(OSError):
+            for parent in path.parents:
+                if parent == self._root:
+                    break
+                parent.rmdir()
+
+    def list(self, prefix: str) -> Iterator[str]:
+        # Only the folder that the prefix names is walked: a tenant's listing costs its own objects.
+        folder = self._root / prefix.rpartition("/")[0]
+        if not folder.resolve().is_relative_to(self._root):
+            raise StorageError(key=ascii(prefix), reason="the prefix is not allowed")
+        paths = (path for path in folder.rglob("*") if path.is_file())
+        keys = (path.relative_to(self._root).as_posix() for path in paths)
+        yield from sorted(k for k in keys if k.startswith(prefix) and not k.startswith(_INCOMING))
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self._root / key
+
+    def _copy_whole(self, source: Path, target: Path) -> None:
+        handle, name = tempfile.mkstemp(dir=self._incoming)
+        try:
+            with os.fdopen(handle, "wb") as copy, source.open("rb") as file:
+                for chunk in _chunks(file, None):
+                    copy.write(chunk)
+                copy.flush()
+                os.fsync(copy.fileno())
+            self._rename(name, target)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+    def _rename(self, name: str, target: Path) -> None:
+        try:
+            os.replace(name, target)
+        except FileNotFoundError:
+            # Another thread's delete() took the empty folder between our mkdir and here.
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(name, target)
+
+
+def _chunks(file: BinaryIO, left: int | None) -> Iterator[bytes]:
+    while left is None or left > 0:
+        chunk = file.read(CHUNK_BYTES if left is None else min(left, CHUNK_BYTES))
+        if not chunk:
+            return
+        left = None if left is None else left - len(chunk)
+        yield chunk
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
