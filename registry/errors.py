@@ -212,5 +212,5 @@ class ObjectNotFound(StorageError):
 
 
 def shown(text: str) -> str:
-    """`text` in quotes, cut and escaped: a caller's name must not carry control codes into a log."""
+    """`text` in quotes, cut and escaped: no caller's control codes or half characters get out."""
     return ascii(text if len(text) <= 100 else text[:97] + "...")

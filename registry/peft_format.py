@@ -5,6 +5,7 @@ dtype, and in its header the effective rank and scale of every module. Its sha25
 """
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ DTYPE_BYTES = {
     "I32": 4, "U32": 4, "F32": 4,
     "I64": 8, "U64": 8, "F64": 8, "C64": 8,
 }  # fmt: skip
+
+ADAPTER_DTYPES = frozenset({"F16", "BF16", "F32"})
 
 _PEFT_NAME = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+)\.lora_(A|B)\.weight")
 _MAX_DIMENSIONS = 8
@@ -159,19 +162,27 @@ def open_canonical(path: Path | str) -> CanonicalAdapter:
     """
     path = Path(path)
     with path.open("rb") as file:
-        header = read_header(
-            file,
-            path.stat().st_size,
-            max_header_bytes=MAX_CANONICAL_HEADER_BYTES,
-            filename="canonical object",
-        )
+        return _read_canonical(file, path.stat().st_size)
+
+
+def parse_canonical(data: bytes) -> CanonicalAdapter:
+    """As open_canonical, for an object in memory: data[tensor.start : tensor.end] is a tensor."""
+    return _read_canonical(io.BytesIO(data), len(data))
+
+
+def _read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
+    header = read_header(
+        file, file_size, max_header_bytes=MAX_CANONICAL_HEADER_BYTES, filename="canonical object"
+    )
     modules = _read_canonical_config(header.metadata)
     expected = sorted(name for module in modules for name in lora_names(module))
     if list(header.tensors) != expected:
         raise _not_canonical("its tensors are not its modules' pairs in sorted order")
     for module, effect in modules.items():
-        a, b = (header.tensors[name].shape for name in lora_names(module))
-        if len(a) != 2 or len(b) != 2 or not a[0] == b[1] == effect.rank:
+        a, b = (header.tensors[name] for name in lora_names(module))
+        if {a.dtype, b.dtype} - ADAPTER_DTYPES:
+            raise _not_canonical(f"{module} is not of a floating dtype that is served")
+        if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == effect.rank:
             raise _not_canonical(f"the shapes of {module} do not have its rank")
     return CanonicalAdapter(modules, header.tensors)
 
