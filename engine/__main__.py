@@ -1,0 +1,90 @@
+"""`python -m engine CONFIG.json`: build the engine from what the supervisor wrote, and serve."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.journal import Journal
+from engine.messages import Welcome
+from engine.meter import TokenMeter
+from engine.models.llama import Llama, LlamaConfig
+from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.weights import load_config, load_weights
+from engine.wire import read_vocabulary
+from lora.arena import Arena
+from lora.disk_cache import DiskCache
+from lora.layout import Layout
+from lora.loader import ThreadLoader
+from lora.manager import AdapterManager
+
+logger = logging.getLogger(__name__)
+
+
+def build_core(config: EngineConfig, engine_id: str) -> EngineCore:
+    """Weights, arena, adapters, scheduler, runner, journal."""
+    data_dir, device = Path(config.data_dir), torch.device(config.device)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model_config = LlamaConfig.parse(load_config(Path(config.model_dir)))
+    weights = load_weights(Path(config.model_dir), device, dtype)
+    model = Llama(model_config, weights, config.max_model_len)
+
+    layout = Layout.of(model_config.shape, dtype.itemsize, config.block_size)
+    num_slabs = config.arena_bytes // layout.slab_bytes
+    slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=device)
+    disk = DiskCache(Path(config.adapter_cache_dir), config.disk_cache_bytes)
+    adapters = AdapterManager(
+        Arena(num_slabs),
+        ThreadLoader(disk, Path(config.fetcher_socket), layout, dtype, slabs),
+        host_cache_bytes=config.host_cache_bytes,
+        arena_is_host=device.type == "cpu",
+        prefetch_per_tenant=config.prefetch_per_tenant,
+    )
+    vocabulary = read_vocabulary(Path(config.vocabulary_path))
+    vocabulary += [b""] * (model_config.vocab_size - len(vocabulary))
+    scheduler = Scheduler(config.scheduler, layout, adapters, vocabulary, config.eos_token_ids)
+    meter = TokenMeter(data_dir / "meter")
+    runner = ModelRunner(model, slabs, layout, dtype, adapters.tables, meter)
+    journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+    logger.info(
+        "%d slabs of %d kB, %d KV tokens, %s on %s",
+        num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, dtype, device,
+    )  # fmt: skip
+    return EngineCore(scheduler, runner, journal, config.max_unsettled_records)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="engine: %(message)s")
+    config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    torch.set_num_threads(config.threads)
+    data_dir = Path(config.data_dir)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with lock_directory(data_dir):
+        engine_id, epoch = engine_identity(data_dir)
+        core = build_core(config, engine_id)
+        welcome = Welcome(
+            engine_id=engine_id,
+            epoch=epoch,
+            base_revision=config.base_revision,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            device=config.device,
+            dtype=config.dtype,
+        )
+        process = EngineProcess(
+            core,
+            welcome,
+            data_dir / "engine.sock",
+            gateway_timeout_s=config.gateway_timeout_s,
+        )
+        process.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What an engine is started with. Frozen; derived sizes are computed where they are used."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step and of the queue.
+
+    max_num_batched_tokens: tokens computed in one step.   max_num_seqs: requests in one step.
+    max_waiting: requests queued; one more is refused.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_waiting: int = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything `python -m engine` needs, as the supervisor writes it to a JSON file.
+
+    data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
+    arena_bytes: KV and adapters together.   threads: of the CPU path.
+    """
+
+    data_dir: str
+    model_dir: str
+    base_revision: str
+    vocabulary_path: str
+    eos_token_ids: tuple[int, ...]
+    adapter_cache_dir: str
+    fetcher_socket: str
+    device: str
+    dtype: str
+    arena_bytes: int
+    threads: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_waiting: int = 1024
+    disk_cache_bytes: int = 10 << 30
+    host_cache_bytes: int = 256 << 20
+    prefetch_per_tenant: int = 4
+    gateway_timeout_s: float = 10.0
+    max_unsettled_records: int = 100_000
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        return SchedulerConfig(
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_waiting=self.max_waiting,
+        )

@@ -1,0 +1,123 @@
+"""The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.journal import Journal
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineStats,
+    ExtendLease,
+    JournalRecords,
+    LeaseLow,
+    Prefetch,
+    ReadJournal,
+    RequestOutput,
+    Residency,
+    StepOutputs,
+)
+from engine.scheduler import Batch, Scheduler, StepResult
+
+FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | ReadJournal
+ToGateway = StepOutputs | LeaseLow | JournalRecords
+
+
+class Runner(Protocol):
+    """Runs a step on the device."""
+
+    def run(self, batch: Batch) -> Sequence[int | None]:
+        """A token for every row with `sampling`, None for the others; BAD_LOGITS if not finite."""
+        ...
+
+
+class EngineCore:
+    """One engine. max_unsettled: end records that may wait for the settler; then nothing is accepted."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, journal: Journal, max_unsettled: int = 100_000
+    ) -> None:
+        self.scheduler = scheduler
+        self.adapters = scheduler.adapters
+        self.runner = runner
+        self.journal = journal
+        self.max_unsettled = max_unsettled
+        self.last_batch = Batch(0, ())
+        self.num_steps = self.num_prompt_tokens = self.num_completion_tokens = 0
+
+    def step(self) -> list[tuple[str, ToGateway]]:
+        """One step of every request that can run; what comes back may be sent at once."""
+        self.adapters.poll()
+        batch = self.scheduler.schedule()
+        sampled = self.runner.run(batch) if batch.rows else ()
+        result = self.scheduler.update(batch, sampled)
+        return self._deliver(batch, self.journal.commit(result))
+
+    def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
+        """Take in one message; the answers, if it has any at once."""
+        match message:
+            case AddRequest():
+                return self._add(gateway_id, message)
+            case AbortRequests():
+                self.scheduler.abort(message.request_ids)
+            case ExtendLease():
+                self.scheduler.extend_lease(message)
+            case Prefetch():
+                self.adapters.prefetch(message.adapter, message.tenant_id)
+            case ReadJournal():
+                return [(gateway_id, self.journal.read(message.settled_seq, message.limit))]
+        return []
+
+    def take_residency(self) -> list[Residency]:
+        """Adapters that moved since the last call."""
+        return [
+            Residency(digest=digest, tier=tier, size_bytes=size_bytes, error=error)
+            for digest, tier, size_bytes, error in self.adapters.take_moves()
+        ]
+
+    def stats(self) -> EngineStats:
+        scheduler, batch = self.scheduler, self.last_batch
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            batch_requests=len(batch.rows),
+            batch_tokens=batch.num_tokens,
+            batch_adapters=len(batch.adapters),
+            free_slabs=scheduler.arena.num_free,
+            total_slabs=scheduler.arena.num_slabs,
+            adapter_slabs=self.adapters.num_slabs_used(),
+            steps=self.num_steps,
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_completion_tokens,
+            preemptions=scheduler.num_preemptions,
+            adapter_loads=self.adapters.num_loads,
+            adapter_evictions=self.adapters.num_evictions,
+            unsettled_records=self.journal.num_unsettled,
+        )
+
+    def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
+        refusal: str | None = "metering_unavailable"
+        if self.journal.num_unsettled < self.max_unsettled:
+            refusal = self.scheduler.add(gateway_id, message)
+        if refusal is None:
+            self.journal.start(self.scheduler.requests[message.request_id])
+            return []
+        # Never accepted, so the journal knows nothing of it: the gateway voids the hold.
+        refused = RequestOutput(
+            request_id=message.request_id, seq=0, finish_reason="error", error=refusal
+        )
+        return [(gateway_id, StepOutputs(outputs=(refused,)))]
+
+    def _deliver(self, batch: Batch, result: StepResult) -> list[tuple[str, ToGateway]]:
+        if batch.rows:
+            self.last_batch = batch
+            self.num_steps += 1
+        by_gateway: dict[str, list[RequestOutput]] = {}
+        for gateway_id, output in result.outputs:
+            by_gateway.setdefault(gateway_id, []).append(output)
+        self.num_completion_tokens += sum(len(p.new_token_ids) for p in result.progress)
+        self.num_prompt_tokens += sum(r.num_prompt_tokens_done for r in result.ended)
+        return [
+            *((g, StepOutputs(outputs=tuple(outputs))) for g, outputs in by_gateway.items()),
+            *result.leases_low,
+        ]

@@ -1,0 +1,183 @@
+"""The engine's process: one loop between a socket and the core, and the life of the gateways.
+
+ZMQ's own threads move the bytes, so the loop only ever takes what has already arrived.
+"""
+
+import fcntl
+import logging
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import zmq
+
+from engine.core import EngineCore
+from engine.messages import Heartbeat, Hello, Welcome
+from engine.wire import MessageLost, Numbering, decode
+
+logger = logging.getLogger(__name__)
+
+IDLE_POLL_MS = 20
+"""How long an idle engine sleeps in the socket; a message wakes it, a finished load does not."""
+STATS_INTERVAL_S = 0.25
+_MESSAGES_PER_STEP = 256
+_SEND_QUEUE = 100_000
+
+
+class EngineInUse(Exception):
+    """Another engine runs on this data directory."""
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Hold the returned file as long as the engine lives. Raises EngineInUse."""
+    file = (directory / "engine.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise EngineInUse(f"another engine holds {file.name}") from None
+    return file
+
+
+def engine_identity(directory: Path) -> tuple[str, int]:
+    """(engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
+    path = directory / "identity"
+    engine_id, epoch = (path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0))
+    temporary = path.with_suffix(".part")
+    temporary.write_text(f"{engine_id} {int(epoch) + 1}\n")
+    temporary.rename(path)
+    return engine_id, int(epoch) + 1
+
+
+@dataclass(slots=True)
+class _Gateway:
+    last_heard_at: float
+    numbering: Numbering = field(default_factory=Numbering)
+
+
+class EngineProcess:
+    """Serves any number of gateways on one Unix socket.
+
+    gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for that
+    long the process exits (the first one has `startup_grace_s`).
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        welcome: Welcome,
+        socket_path: Path,
+        *,
+        gateway_timeout_s: float = 10.0,
+        startup_grace_s: float = 60.0,
+    ) -> None:
+        self.core = core
+        self.welcome = welcome
+        self.gateway_timeout_s = gateway_timeout_s
+        self._gateways: dict[str, _Gateway] = {}
+        self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
+        self._stats_due = 0.0
+        socket_path.unlink(missing_ok=True)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(f"ipc://{socket_path}")
+        os.chmod(socket_path, 0o600)
+
+    def run(self) -> None:
+        """Until every gateway is gone."""
+        while not self._is_deserted():
+            busy = self.core.scheduler.has_work
+            self._receive(0 if busy else IDLE_POLL_MS)
+            for gateway_id, message in self.core.step():
+                self._send(gateway_id, message)
+            self._tell_everybody()
+            self._drop_silent()
+            if not busy:
+                self.core.scheduler.check_integrity()
+        logger.info("no gateway for %.0f s: exiting", self.gateway_timeout_s)
+
+    # ---- in ----
+
+    def _receive(self, timeout_ms: int) -> None:
+        if not self._socket.poll(timeout_ms):
+            return
+        for _ in range(_MESSAGES_PER_STEP):
+            try:
+                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(identity.decode(), frame)
+
+    def _take(self, gateway_id: str, frame: bytes) -> None:
+        gateway = self._gateways.get(gateway_id)
+        try:
+            if gateway is None:
+                self._greet(gateway_id, decode(frame)[1], frame)
+                return
+            message = gateway.numbering.decode(frame)
+        except (MessageLost, msgspec.MsgspecError) as error:
+            logger.error("gateway %s: %s", gateway_id, error)
+            self._forget(gateway_id)
+            self._greet(gateway_id, decode(frame)[1], frame)
+            return
+        gateway.last_heard_at = time.monotonic()
+        if not isinstance(message, Heartbeat):
+            for receiver, answer in self.core.handle(gateway_id, message):
+                self._send(receiver, answer)
+
+    def _greet(self, gateway_id: str, message: object, frame: bytes) -> None:
+        """Only Hello makes a gateway known; anything else was meant for an engine before this one."""
+        if isinstance(message, Hello):
+            gateway = self._gateways[gateway_id] = _Gateway(time.monotonic())
+            gateway.numbering.decode(frame)
+            self._send(gateway_id, self.welcome)
+
+    # ---- out ----
+
+    def _send(self, gateway_id: str, message: object) -> None:
+        gateway = self._gateways.get(gateway_id)
+        if gateway is None:
+            return
+        try:
+            frame = gateway.numbering.encode(message)
+            self._socket.send_multipart([gateway_id.encode(), frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:  # gone, or so far behind that its queue is full
+            logger.warning("gateway %s cannot be reached: %s", gateway_id, error)
+            self._forget(gateway_id)
+
+    def _tell_everybody(self) -> None:
+        """Residency at once, figures four times a second."""
+        news: list[object] = list(self.core.take_residency())
+        if (now := time.monotonic()) >= self._stats_due:
+            self._stats_due = now + STATS_INTERVAL_S
+            news.append(self.core.stats())
+        for gateway_id in list(self._gateways):
+            for message in news:
+                self._send(gateway_id, message)
+
+    # ---- gateways ----
+
+    def _forget(self, gateway_id: str) -> None:
+        if self._gateways.pop(gateway_id, None):
+            self.core.scheduler.abort_gateway(gateway_id)
+            self._alone_since = time.monotonic()
+
+    def _drop_silent(self) -> None:
+        limit = time.monotonic() - self.gateway_timeout_s
+        for gateway_id, gateway in list(self._gateways.items()):
+            if gateway.last_heard_at < limit:
+                logger.warning("gateway %s is silent: its requests are ended", gateway_id)
+                self._forget(gateway_id)
+
+    def _is_deserted(self) -> bool:
+        if self._gateways:
+            return False
+        return time.monotonic() - self._alone_since > self.gateway_timeout_s

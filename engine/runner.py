@@ -1,0 +1,42 @@
+"""Runs batches on a device: inputs, forward, sampling, and its own count of what it did."""
+
+from collections.abc import Callable
+
+import torch
+
+from engine.inputs import InputBuilder
+from engine.meter import TokenMeter
+from engine.models.llama import Llama
+from engine.sampler import choose
+from engine.scheduler import Batch
+from lora.batch import DeviceTables
+from lora.layout import Layout
+
+
+class ModelRunner:
+    """arena: [slabs, slab_bytes] uint8.   tables: digest -> (generation, tables) while resident."""
+
+    def __init__(
+        self,
+        model: Llama,
+        arena: torch.Tensor,
+        layout: Layout,
+        dtype: torch.dtype,
+        tables: Callable[[str], tuple[int, DeviceTables]],
+        meter: TokenMeter,
+    ) -> None:
+        self.model = model
+        self.inputs = InputBuilder(arena, layout, dtype, tables)
+        self.meter = meter
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[int | None]:
+        """See engine.core.Runner."""
+        inputs = self.inputs.build(batch)
+        logits = self.model.forward(inputs.input_ids, inputs.positions, inputs)
+        due = [row for row in batch.rows if row.sampling is not None]
+        tokens = choose(logits, due)
+        prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(t >= 0 for t in tokens))
+        chosen = iter(tokens)
+        return [next(chosen) if row.sampling is not None else None for row in batch.rows]

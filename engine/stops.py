@@ -1,0 +1,53 @@
+"""Stop strings, matched on the bytes of tokens: which tokens may leave, and where the text ends."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Holds back every token that may still turn out to be part of a stop string."""
+
+    def __init__(self, stops: Sequence[bytes]) -> None:
+        self._stops = tuple(stops)
+        self._held: list[tuple[int, int]] = []  # (token id, its number of bytes)
+        self._text = b""  # the bytes of the held tokens
+
+    def push(self, token_id: int, token: bytes) -> tuple[list[int], int | None]:
+        """Take one more token.
+
+        Returns the tokens that are certain now, and, once a stop string is complete, how many trailing
+        bytes of all text so far belong to it or follow it (every held token is then released).
+        """
+        if not self._stops:
+            return [token_id], None
+        self._held.append((token_id, len(token)))
+        self._text += token
+        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        if found:
+            surplus = len(self._text) - min(found)
+            return self.flush(), surplus
+        return self._release(len(self._text) - self._possible_start()), None
+
+    def flush(self) -> list[int]:
+        """Release everything: the request has ended."""
+        tokens = [token_id for token_id, _ in self._held]
+        self._held, self._text = [], b""
+        return tokens
+
+    def _possible_start(self) -> int:
+        """Bytes at the end of the text that a stop string may begin with."""
+        return max(
+            length
+            for stop in self._stops
+            for length in range(len(stop))
+            if self._text.endswith(stop[:length])
+        )
+
+    def _release(self, num_bytes: int) -> list[int]:
+        """The held tokens that end within the first `num_bytes`."""
+        released, end = [], 0
+        while self._held and end + self._held[0][1] <= num_bytes:
+            token_id, size = self._held.pop(0)
+            released.append(token_id)
+            end += size
+        self._text = self._text[end:]
+        return released

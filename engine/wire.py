@@ -1,0 +1,94 @@
+"""Messages as bytes on a ZMQ socket: the only place that encodes them. No pickle.
+
+Frame: uint64 number, uint8 kind, msgpack body. Numbers count up from 0 in each direction of a
+connection; a gap means that a message was lost, and the receiver treats the peer as failed.
+"""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineStats,
+    ExtendLease,
+    Heartbeat,
+    Hello,
+    JournalRecords,
+    LeaseLow,
+    Prefetch,
+    ReadJournal,
+    Residency,
+    StepOutputs,
+    Welcome,
+)
+
+_HEADER = struct.Struct("<QB")
+_TYPES: tuple[type, ...] = (
+    Hello,
+    Welcome,
+    AddRequest,
+    ExtendLease,
+    AbortRequests,
+    Prefetch,
+    ReadJournal,
+    Heartbeat,
+    StepOutputs,
+    LeaseLow,
+    Residency,
+    JournalRecords,
+    EngineStats,
+)
+_KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
+_DECODERS: tuple[Any, ...] = tuple(msgspec.msgpack.Decoder(t) for t in _TYPES)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class MessageLost(Exception):
+    """A number is missing: the peer cannot be trusted to have said everything."""
+
+
+def encode(number: int, message: object) -> bytes:
+    return _HEADER.pack(number, _KINDS[type(message)]) + _ENCODER.encode(message)
+
+
+def decode(frame: bytes) -> tuple[int, Any]:
+    """(number, message). Raises msgspec.ValidationError on a body that is no such message."""
+    number, kind = _HEADER.unpack_from(frame)
+    return number, _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
+
+
+class Numbering:
+    """Both directions of one connection."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._received = 0
+
+    def encode(self, message: object) -> bytes:
+        frame = encode(self._sent, message)
+        self._sent += 1
+        return frame
+
+    def decode(self, frame: bytes) -> Any:
+        """The next message. Raises MessageLost."""
+        number, message = decode(frame)
+        if number != self._received:
+            raise MessageLost(f"message {number} came where {self._received} was due")
+        self._received += 1
+        return message
+
+
+def write_vocabulary(path: Path, vocabulary: Sequence[bytes]) -> None:
+    """The table token id -> bytes that the gateway hands to the engine at start."""
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(_ENCODER.encode(list(vocabulary)))
+    temporary.rename(path)
+
+
+def read_vocabulary(path: Path) -> list[bytes]:
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])

@@ -1,0 +1,74 @@
+"""Attention over paged KV: the plain-torch meaning, which is also the CPU path.
+
+A block is `[layer, k or v, kv head, token, head_dim]` and contiguous; a sequence is a list of blocks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def store_kv(
+    kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Write this step's keys and values where their positions live.
+
+    kv: [blocks, layers, 2, kv heads, block_size, head_dim].   k, v: [T, kv heads, head_dim].
+    slot_mapping: [T] int64, block * block_size + offset.
+    """
+    block_size = kv.shape[4]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    kv[:, layer, 0].transpose(1, 2)[blocks, offsets] = k
+    kv[:, layer, 1].transpose(1, 2)[blocks, offsets] = v
+
+
+def _gather(kv: torch.Tensor, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of sequences, each [B, kv heads, blocks * block_size, head_dim].
+
+    blocks: [B, blocks] int64.
+    """
+    rows, depth = blocks.shape
+    _, _, _, heads, size, dim = kv.shape
+    pages = kv[:, layer].index_select(0, blocks.flatten()).view(rows, depth, 2, heads, size, dim)
+    k, v = pages.permute(2, 0, 3, 1, 4, 5).reshape(2, rows, heads, depth * size, dim)
+    return k, v
+
+
+def decode_attention(
+    q: torch.Tensor, kv: torch.Tensor, layer: int, blocks: torch.Tensor, seq_lens: torch.Tensor
+) -> torch.Tensor:
+    """One query a sequence, over its seq_lens[b] positions; the result is [B, heads, head_dim].
+
+    q: [B, heads, head_dim].   blocks: [B, blocks] int64, any value past a sequence's end.
+    """
+    rows, heads, dim = q.shape
+    k, v = _gather(kv, layer, blocks)
+    kv_heads = k.shape[1]
+    # The query heads of one kv head are queries of one sequence, so K and V are never repeated.
+    grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
+    positions = torch.arange(k.shape[2], device=q.device)
+    visible = (positions[None, :] < seq_lens[:, None])[:, None, None, :]
+    return scaled_dot_product_attention(grouped, k, v, attn_mask=visible).reshape(rows, heads, dim)
+
+
+def prefill_attention(
+    q: torch.Tensor, kv: torch.Tensor, layer: int, blocks: Sequence[int], start: int
+) -> torch.Tensor:
+    """A chunk of one sequence at positions [start, start + T), causal; the result is like q.
+
+    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).
+    """
+    length, heads, dim = q.shape
+    k, v = _gather(kv, layer, torch.tensor([blocks], device=q.device))
+    k, v = k[:, :, : start + length], v[:, :, : start + length]
+    repeats = heads // k.shape[1]
+    keys = torch.arange(start + length, device=q.device)
+    queries = torch.arange(start, start + length, device=q.device)
+    out = scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.repeat_interleave(repeats, dim=1),
+        v.repeat_interleave(repeats, dim=1),
+        attn_mask=keys[None, :] <= queries[:, None],
+    )
+    return out[0].transpose(0, 1)

@@ -1,0 +1,26 @@
+"""RMSNorm, rotary embedding, gated activation: the plain-torch meaning, which is also the CPU path."""
+
+import torch
+from torch.nn.functional import silu
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * x / rms(x), computed in float32.   x: [T, hidden].   weight: [hidden]."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each head by its position (half-split pairs, as Llama checkpoints expect).
+
+    x: [T, heads, head_dim].   cos, sin: [T, head_dim / 2].
+    """
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up, elementwise."""
+    return silu(gate) * up

@@ -1,0 +1,92 @@
+"""Who owns which slab of the one arena that KV blocks and adapters share. Bookkeeping, no memory.
+
+Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at once,
+memory later: a retired slab is handed out again when every step launched before its retirement has
+finished and every copy that reads or writes it is done.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lora.errors import ArenaFull
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """When a slab's memory is nobody's any more. step: newest launched.   copies: still under way."""
+
+    step: int
+    copies: frozenset[int] = frozenset()
+
+
+class Arena:
+    """Slabs 0 .. num_slabs - 1, handed out one by one."""
+
+    def __init__(self, num_slabs: int) -> None:
+        self.num_slabs = num_slabs
+        self._free: deque[int] = deque(range(num_slabs))
+        self._owner: dict[int, str] = {}
+        self._retired: deque[tuple[Fence, tuple[int, ...]]] = deque()
+        self._launched_step = 0
+        self._finished_step = 0
+        self._copies: set[int] = set()
+        self._next_copy = 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_retired(self) -> int:
+        return sum(len(slabs) for _, slabs in self._retired)
+
+    def allocate(self, num_slabs: int, owner: str) -> list[int]:
+        """Slabs for `owner`, all or none. Raises ArenaFull."""
+        if num_slabs > len(self._free):
+            raise ArenaFull(wanted=num_slabs, free=len(self._free))
+        slabs = [self._free.popleft() for _ in range(num_slabs)]
+        self._owner.update(dict.fromkeys(slabs, owner))
+        return slabs
+
+    def retire(self, slabs: Sequence[int], copies: Iterable[int] = ()) -> None:
+        """Take slabs from their owner; they are reusable behind the fence of this moment."""
+        for slab in slabs:
+            del self._owner[slab]
+        fence = Fence(self._launched_step, frozenset(copies) & self._copies)
+        self._retired.append((fence, tuple(slabs)))
+        self._reclaim()
+
+    def launch_step(self, step: int) -> None:
+        self._launched_step = step
+
+    def finish_step(self, step: int) -> None:
+        self._finished_step = step
+        self._reclaim()
+
+    def begin_copy(self) -> int:
+        """A copy that reads or writes slabs starts; its number goes into their fence."""
+        copy, self._next_copy = self._next_copy, self._next_copy + 1
+        self._copies.add(copy)
+        return copy
+
+    def finish_copy(self, copy: int) -> None:
+        self._copies.discard(copy)
+        self._reclaim()
+
+    def check_integrity(self) -> None:
+        """Every slab is free, owned or retired, once."""
+        places = [*self._free, *self._owner, *(s for _, slabs in self._retired for s in slabs)]
+        assert sorted(places) == list(range(self.num_slabs)), "a slab is lost or in two places"
+
+    def owned_by(self, owner: str) -> int:
+        return sum(1 for o in self._owner.values() if o == owner)
+
+    def _reclaim(self) -> None:
+        behind = deque[tuple[Fence, tuple[int, ...]]]()
+        for fence, slabs in self._retired:
+            if fence.step <= self._finished_step and not fence.copies & self._copies:
+                self._free.extend(slabs)
+            else:
+                behind.append((fence, slabs))
+        self._retired = behind

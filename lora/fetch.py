@@ -1,0 +1,89 @@
+"""The fetcher: object store to disk cache, a process of its own at low priority, without torch.
+
+    python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N
+
+It listens on a Unix socket; the engine sends one JSON line an object, `{"digest", "object_key",
+"size_bytes"}`, and gets one back, `{"digest", "error", "permanent"}`. Fetches run on a few threads;
+boto3 in the engine's own process would triple the decode step's p99.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from lora.disk_cache import DiskCache
+from lora.errors import AdapterRejected
+from registry.errors import ObjectNotFound, StorageError
+from registry.storage import Storage, open_storage
+
+_NICE = 19
+_THREADS = 4
+
+
+class Fetcher:
+    """Answers the lines of one engine at a time; fetches of a digest join."""
+
+    def __init__(self, storage: Storage, cache: DiskCache) -> None:
+        self.storage = storage
+        self.cache = cache
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fetch")
+        self._sending = threading.Lock()
+
+    def serve(self, connection: socket.socket) -> None:
+        """Until the engine hangs up."""
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                self._pool.submit(self._answer, connection, json.loads(line))
+
+    def _answer(self, connection: socket.socket, order: dict[str, Any]) -> None:
+        answer = {"digest": order["digest"], **self.fetch(order)}
+        # An engine that hung up asks again when it is back.
+        with self._sending, contextlib.suppress(OSError):
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+    def fetch(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Bring one object to disk; what went wrong is in the answer."""
+        digest = order["digest"]
+        try:
+            if not self.cache.has(digest):
+                chunks = self.storage.read(order["object_key"])
+                self.cache.store(digest, chunks, order["size_bytes"])
+        except (AdapterRejected, ObjectNotFound) as error:
+            return {"error": str(error), "permanent": True}
+        except (StorageError, OSError) as error:
+            return {"error": str(error), "permanent": False}
+        return {"error": None, "permanent": False}
+
+
+def listen(path: Path) -> socket.socket:
+    path.unlink(missing_ok=True)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen(1)
+    return server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="lora.fetch")
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--storage", required=True)
+    parser.add_argument("--cache", type=Path, required=True)
+    parser.add_argument("--quota-bytes", type=int, required=True)
+    args = parser.parse_args()
+    os.nice(_NICE)
+    fetcher = Fetcher(open_storage(args.storage), DiskCache(args.cache, args.quota_bytes))
+    server = listen(args.socket)
+    while True:
+        connection, _ = server.accept()
+        # A new engine may connect while the old one's socket lingers: serve both.
+        threading.Thread(target=fetcher.serve, args=(connection,), daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Where everything lies in a slab: one KV block, or tiles of adapters. Sizes only, no tensors.
+
+A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles. A tile is 8 rank rows of
+one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`. Addresses are int32 in
+units of 256 bytes, so 2**31 of them reach 512 GB.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+RANK_ROWS = 8
+ADDRESS_UNIT_BYTES = 256
+
+Ranks = Mapping[tuple[int, int], int]
+"""(layer, index into PROJECTIONS) -> rank, only for modules that the adapter has."""
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What of a model decides the layout."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def features(self, projection: int) -> tuple[int, int]:
+        """(in, out) of a projection, by its index in PROJECTIONS."""
+        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, intermediate = self.hidden_size, self.intermediate_size
+        return (
+            (hidden, q),
+            (hidden, kv),
+            (hidden, kv),
+            (q, hidden),
+            (hidden, intermediate),
+            (hidden, intermediate),
+            (intermediate, hidden),
+        )[projection]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rank rows [8 * index, 8 * index + 8) of one projection: where they lie in a packed adapter."""
+
+    layer: int
+    projection: int
+    index: int
+    slab: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One model's slab: its size, and how KV blocks and tiles lie in it.
+
+    block_size: tokens of a KV block. It starts at the wanted size and doubles until the largest tile
+    fits into a slab, so that no tile is ever cut (only models with very small KV need it).
+    """
+
+    shape: ModelShape
+    itemsize: int
+    block_size: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, itemsize: int, block_size: int = 16) -> "Layout":
+        layout = cls(shape, itemsize, block_size)
+        largest = max(layout.tile_bytes(p) for p in range(len(PROJECTIONS)))
+        return layout if largest <= layout.slab_bytes else cls.of(shape, itemsize, 2 * block_size)
+
+    @property
+    def kv_shape(self) -> tuple[int, int, int, int, int]:
+        """[layer, k or v, kv head, token, head_dim] of one block."""
+        s = self.shape
+        return (s.num_layers, 2, s.num_kv_heads, self.block_size, s.head_dim)
+
+    @cached_property
+    def kv_block_elems(self) -> int:
+        layers, two, heads, tokens, dim = self.kv_shape
+        return layers * two * heads * tokens * dim
+
+    @cached_property
+    def slab_bytes(self) -> int:
+        return _round_up(self.kv_block_elems * self.itemsize, ADDRESS_UNIT_BYTES)
+
+    @property
+    def units_per_slab(self) -> int:
+        return self.slab_bytes // ADDRESS_UNIT_BYTES
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        return self.kv_block_elems * self.itemsize // self.block_size
+
+    @cached_property
+    def layout_id(self) -> str:
+        """Names the byte layout: adapters packed under one id can be copied into any such arena."""
+        return hashlib.sha256(repr((self.shape, self.itemsize, self.block_size)).encode()).hexdigest()
+
+    def tile_bytes(self, projection: int) -> int:
+        return _round_up(
+            RANK_ROWS * sum(self.shape.features(projection)) * self.itemsize, ADDRESS_UNIT_BYTES
+        )
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def pack(self, ranks: Ranks) -> tuple[list[Tile], int]:
+        """First-fit of an adapter's tiles into slabs; also how many slabs that takes."""
+        tiles: list[Tile] = []
+        used: list[int] = []  # bytes taken of each slab
+        for (layer, projection), rank in sorted(ranks.items()):
+            size = self.tile_bytes(projection)
+            for index in range(-(-rank // RANK_ROWS)):
+                slab = next((s for s, u in enumerate(used) if u + size <= self.slab_bytes), len(used))
+                if slab == len(used):
+                    used.append(0)
+                tiles.append(Tile(layer, projection, index, slab, used[slab]))
+                used[slab] += size
+        return tiles, len(used)

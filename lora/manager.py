@@ -1,0 +1,278 @@
+"""What is where: every adapter's tier, who uses it, and who must go. Polled once a step, never waits.
+
+    REMOTE -> FETCHING -> DISK -> HOST -> LOADING -> DEVICE        any -> FAILED
+
+The manager decides; the loader (a thread, and behind it the fetcher process) does, and reports. An
+adapter in use is never evicted; one that fails fails its own requests and is tried again later.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from lora.arena import Arena
+from registry.ref import AdapterRef
+
+Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
+
+
+class Packed(Protocol):
+    """An adapter in host memory, packed for the arena."""
+
+    @property
+    def num_slabs(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The loader finished one stage of one adapter: `value` is its Packed or its device tables."""
+
+    digest: str
+    stage: Literal["disk", "host", "device"]
+    value: Any = None
+    error: str | None = None
+    permanent: bool = False
+
+
+class Loader(Protocol):
+    """Does what takes time. Every call returns at once; `poll` says what has been done since."""
+
+    def fetch(self, ref: AdapterRef) -> None: ...
+    def load(self, ref: AdapterRef) -> None: ...
+    def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None: ...
+    def poll(self) -> list[Loaded]: ...
+
+
+@dataclass(slots=True)
+class Entry:
+    """One adapter. generation: counts its placements, so that a stale table is never mistaken."""
+
+    ref: AdapterRef
+    tier: Tier = "remote"
+    users: int = 0
+    generation: int = 0
+    packed: Packed | None = None
+    tables: Any = None
+    slabs: list[int] = field(default_factory=list)
+    copy: int | None = None
+    prefetched_by: str | None = None
+    error: str | None = None
+    retry_at: float = 0.0
+    is_rejected: bool = False
+
+
+class AdapterManager:
+    """Residency of all adapters of one engine; `entries` is in order of use, oldest first.
+
+    host_cache_bytes: packed adapters in host memory, those on their way to the arena included.
+    arena_is_host: the arena is host memory (CPU), so a placed adapter keeps no second copy there.
+    prefetch_per_tenant: fetches that a tenant may have under way before its requests arrive.
+    max_entries: adapters remembered; the oldest idle one is forgotten.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        loader: Loader,
+        *,
+        host_cache_bytes: int = 256 << 20,
+        arena_is_host: bool = True,
+        prefetch_per_tenant: int = 4,
+        retry_after_s: float = 5.0,
+        max_entries: int = 100_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.arena = arena
+        self.loader = loader
+        self.host_cache_bytes = host_cache_bytes
+        self.arena_is_host = arena_is_host
+        self.prefetch_per_tenant = prefetch_per_tenant
+        self.retry_after_s = retry_after_s
+        self.max_entries = max_entries
+        self.clock = clock
+        self.entries: dict[str, Entry] = {}
+        self.num_loads = 0
+        self.num_evictions = 0
+        self._moves: list[tuple[str, Tier, int, str | None]] = []
+
+    # ---- what requests ask for ----
+
+    def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
+        """Bring `ref` as far as the host; takes no slabs and evicts nobody."""
+        under_way = sum(
+            e.prefetched_by == tenant_id and e.tier in ("fetching", "disk")
+            for e in self.entries.values()
+        )
+        if under_way < self.prefetch_per_tenant:
+            entry = self._touch(ref)
+            if entry.tier == "remote":
+                entry.prefetched_by = tenant_id
+            self._start(entry)
+
+    def want(self, ref: AdapterRef) -> None:
+        """A request waits for `ref`: join its load, or start it."""
+        self._start(self._touch(ref))
+
+    def is_ready(self, digest: str) -> bool:
+        return self.entries[digest].tier == "device"
+
+    def failure(self, digest: str) -> str | None:
+        """Why requests for this adapter cannot be served, while it is not worth another try."""
+        entry = self.entries.get(digest)
+        return entry.error if entry and entry.tier == "failed" else None
+
+    def acquire(self, digest: str) -> None:
+        """One more request holds it: it stays in the arena until released."""
+        self.entries[digest].users += 1
+
+    def release(self, digest: str) -> None:
+        entry = self.entries[digest]
+        assert entry.users > 0, "released more often than acquired"
+        entry.users -= 1
+
+    def slabs_needed(self, digest: str) -> int | None:
+        """Slabs that placing it takes now, 0 if it is there or coming, None if it is not packed yet."""
+        entry = self.entries[digest]
+        if entry.tier in ("loading", "device"):
+            return 0
+        return entry.packed.num_slabs if entry.packed is not None else None
+
+    def place(self, digest: str) -> None:
+        """Take slabs and start the copy into them. The caller made room. Raises ArenaFull."""
+        entry = self.entries[digest]
+        assert entry.packed is not None
+        assert entry.tier == "host"
+        entry.slabs = self.arena.allocate(entry.packed.num_slabs, digest)
+        entry.copy = self.arena.begin_copy()
+        entry.generation += 1
+        self._move(entry, "loading")
+        self.loader.place(entry.ref, entry.packed, entry.slabs)
+
+    def tables(self, digest: str) -> tuple[int, Any]:
+        """(generation, device tables) of an adapter in the arena."""
+        entry = self.entries[digest]
+        assert entry.tier == "device"
+        assert entry.ref.digest == digest
+        return entry.generation, entry.tables
+
+    # ---- who must go ----
+
+    def idle(self) -> Iterator[Entry]:
+        """Adapters in the arena that nobody uses, least recently used first."""
+        return (e for e in self.entries.values() if e.tier == "device" and e.users == 0)
+
+    def num_evictable(self) -> int:
+        return sum(len(e.slabs) for e in self.idle())
+
+    def make_room(self, num_slabs: int) -> bool:
+        """Evict idle adapters until `num_slabs` are free; nothing is evicted if that cannot be."""
+        if self.arena.num_free + self.num_evictable() < num_slabs:
+            return False
+        for entry in list(self.idle()):
+            if self.arena.num_free >= num_slabs:
+                break
+            self._evict(entry)
+        return self.arena.num_free >= num_slabs
+
+    # ---- once a step ----
+
+    def poll(self) -> None:
+        """Take in what the loader has done since the last step."""
+        for done in self.loader.poll():
+            entry = self.entries[done.digest]
+            if done.error is not None:
+                self._fail(entry, done.error, done.permanent)
+            elif done.stage == "disk":
+                self._move(entry, "disk")
+                self.loader.load(entry.ref)
+            elif done.stage == "host":
+                entry.packed = done.value
+                self._move(entry, "host")
+                self._trim_host()
+            else:
+                self._finish_copy(entry)
+                entry.tables = done.value
+                self.num_loads += 1
+                self._move(entry, "device")
+                if self.arena_is_host:
+                    entry.packed = None
+
+    def take_moves(self) -> list[tuple[str, Tier, int, str | None]]:
+        """(digest, tier, bytes, error) of every move since the last call, oldest first."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def num_slabs_used(self) -> int:
+        return sum(len(e.slabs) for e in self.entries.values())
+
+    def check_integrity(self) -> None:
+        for digest, entry in self.entries.items():
+            assert entry.ref.digest == digest
+            assert entry.users >= 0
+            assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
+            assert self.arena.owned_by(digest) == len(entry.slabs)
+
+    # ---- inside ----
+
+    def _touch(self, ref: AdapterRef) -> Entry:
+        """The entry of `ref`, now the most recently used."""
+        entry = self.entries.pop(ref.digest, None) or Entry(ref)
+        self.entries[ref.digest] = entry
+        if len(self.entries) > self.max_entries:
+            self._forget_oldest()
+        return entry
+
+    def _start(self, entry: Entry) -> None:
+        if entry.tier == "failed" and not entry.is_rejected and self.clock() >= entry.retry_at:
+            self._move(entry, "remote")
+        if entry.tier == "remote":
+            entry.error = None
+            self._move(entry, "fetching")
+            self.loader.fetch(entry.ref)
+
+    def _fail(self, entry: Entry, error: str, permanent: bool) -> None:
+        self._finish_copy(entry)
+        if entry.slabs:
+            self.arena.retire(entry.slabs)
+        entry.slabs, entry.packed = [], None
+        entry.error, entry.is_rejected = error, permanent
+        entry.retry_at = self.clock() + self.retry_after_s
+        self._move(entry, "failed")
+
+    def _evict(self, entry: Entry) -> None:
+        self.arena.retire(entry.slabs)
+        entry.slabs, entry.tables = [], None
+        self.num_evictions += 1
+        self._move(entry, "host" if entry.packed is not None else "remote")
+
+    def _trim_host(self) -> None:
+        """Drop idle packed adapters, oldest first, down to the host cache's bytes."""
+        kept = [e for e in self.entries.values() if e.packed is not None]
+        size_bytes = sum(e.packed.size_bytes for e in kept if e.packed is not None)
+        for entry in kept[:-1]:  # the newest was loaded because somebody asked for it
+            if size_bytes <= self.host_cache_bytes:
+                break
+            if entry.users == 0 and entry.packed is not None and entry.tier in ("host", "device"):
+                size_bytes -= entry.packed.size_bytes
+                entry.packed = None
+                if entry.tier == "host":
+                    self._move(entry, "remote")
+
+    def _forget_oldest(self) -> None:
+        for digest, entry in self.entries.items():
+            if entry.users == 0 and entry.tier in ("remote", "failed"):
+                del self.entries[digest]
+                return
+
+    def _finish_copy(self, entry: Entry) -> None:
+        if entry.copy is not None:
+            self.arena.finish_copy(entry.copy)
+            entry.copy = None
+
+    def _move(self, entry: Entry, tier: Tier) -> None:
+        entry.tier = tier
+        size_bytes = entry.packed.size_bytes if entry.packed else entry.ref.size_bytes
+        self._moves.append((entry.ref.digest, tier, size_bytes, entry.error))
