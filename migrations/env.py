@@ -1,0 +1,10 @@
+"""Alembic's entry: runs on the connection, and inside the transaction, that it is handed."""
+
+from alembic import context
+
+from server.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=metadata, compare_type=True)
+with context.begin_transaction():
+    context.run_migrations()

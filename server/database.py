@@ -1,0 +1,417 @@
+"""The SQL database, off the event loop: reads on a small pool, writes in groups on one thread.
+
+DatabaseError
+├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
+├── DatabaseInUse         another gateway serves this SQLite file
+├── MigrationLocked       another process migrates, and does not finish
+└── LedgerUnavailable     cannot be read or written now: full queue, lost connection, full disk
+"""
+
+import asyncio
+import fcntl
+import os
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+
+import migrations
+
+T = TypeVar("T")
+
+DEFAULT_FILE = "chorale.db"
+
+# Two gateways that start at once meet here; any constant does, as long as it never changes.
+_MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
+
+# serialization_failure, deadlock_detected: run again, and it succeeds.
+_RETRIED_SQLSTATES = {"40001", "40P01"}
+
+
+class DatabaseError(Exception):
+    """Everything this module raises of its own."""
+
+
+class UnsupportedDatabase(DatabaseError):
+    def __init__(self, url: URL) -> None:
+        self.url = url.render_as_string(hide_password=True)
+        super().__init__(f"{self.url} is neither a SQLite file nor PostgreSQL.")
+
+
+class DatabaseInUse(DatabaseError):
+    def __init__(self, path: Path, holder: str) -> None:
+        self.path = path
+        super().__init__(
+            f"Another gateway ({holder}) serves this database: {path} is locked. "
+            "SQLite serves exactly one gateway; several share PostgreSQL."
+        )
+
+
+class MigrationLocked(DatabaseError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"Another process still migrates this database after {timeout_s:g} s.")
+
+
+class LedgerUnavailable(DatabaseError):
+    """The database cannot answer now; nothing may be served that it would have to account for."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The database is unavailable: {reason}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseConfig:
+    """max_group: writes in one commit.   write_attempts: of one group, before it fails."""
+
+    read_threads: int = 4
+    max_queued_reads: int = 256
+    max_queued_writes: int = 1024
+    max_group: int = 128
+    write_attempts: int = 3
+    busy_timeout_s: float = 5.0
+    statement_timeout_s: float = 5.0
+    connect_timeout_s: float = 5.0
+    migration_timeout_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Write(Generic[T]):
+    fn: Callable[[Connection], T]
+    future: "Future[T]"
+    outcome: Callable[[], None] | None = None
+
+
+class Database:
+    """One SQL database: `read` on a bounded pool, `write` in group commits on one thread.
+
+    url: `sqlite:///file`, `postgresql://...`; none is `chorale.db` in data_dir. exclusive: this is
+    the gateway, so a SQLite file is locked against a second one; a command-line tool passes False.
+    A function handed in may run twice (a serialization failure), so it touches only its connection.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        data_dir: Path,
+        exclusive: bool = True,
+        config: DatabaseConfig | None = None,
+    ) -> None:
+        self._config = config or DatabaseConfig()
+        self.url = _normalize(url or f"sqlite:///{data_dir / DEFAULT_FILE}")
+        self._data_dir = data_dir
+        self._lock: _FileLock | None = None
+        if self.is_sqlite:
+            folder = Path(str(self.url.database)).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            if exclusive:
+                # Beside the file, not in data_dir: two data directories may name one database.
+                self._lock = _lock_gateway(folder / "gateway.lock")
+        self.engine = _create_engine(self.url, self._config)
+        self._writing = self.engine.execution_options(chorale_writes=True)
+        self._reading = self.engine.execution_options(
+            **({} if self.is_sqlite else {"postgresql_readonly": True})
+        )
+        self._readers = ThreadPoolExecutor(self._config.read_threads, "chorale-db-read")
+        self._read_slots = threading.BoundedSemaphore(self._config.max_queued_reads)
+        self._queue: queue.Queue[_Write[Any] | None] = queue.Queue(self._config.max_queued_writes)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._writer = threading.Thread(target=self._run_writer, name="chorale-db-write")
+        self._writer.daemon = True
+        self._writer.start()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    @property
+    def num_queued_writes(self) -> int:
+        return self._queue.qsize()
+
+    def migrate(self, revision: str = "head") -> None:
+        """Bring the schema to `revision`, one process at a time and all or nothing."""
+        with self._migration_lock(), self._writing.begin() as conn:
+            if not self.is_sqlite:
+                self._lock_migrations(conn)
+            alembic.command.upgrade(migration_config(conn), revision)
+
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        """fn's answer from a read-only transaction. Raises LedgerUnavailable, or what fn raises."""
+        if not self._read_slots.acquire(blocking=False):
+            raise LedgerUnavailable(f"{self._config.max_queued_reads} reads wait already")
+        try:
+            future = self._readers.submit(self.read_sync, fn)
+        except RuntimeError as error:
+            self._read_slots.release()
+            raise LedgerUnavailable("it is closed") from error
+        future.add_done_callback(lambda _: self._read_slots.release())
+        return await asyncio.wrap_future(future)
+
+    def read_sync(self, fn: Callable[[Connection], T]) -> T:
+        try:
+            return self._read_once(fn)
+        except exc.DBAPIError as error:
+            if not error.connection_invalidated:
+                raise _unavailable(error) from error
+        except exc.TimeoutError as error:
+            raise _unavailable(error) from error
+        # The server dropped an idle connection; the pool has forgotten the others with it.
+        try:
+            return self._read_once(fn)
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        """fn's answer once it is durable, committed in one group with its neighbours.
+
+        An exception of fn undoes fn alone. Raises LedgerUnavailable; after a commit whose answer
+        was lost the write may still be there, so what is written is safe to write again.
+        """
+        return await asyncio.wrap_future(self._submit(fn))
+
+    def write_sync(self, fn: Callable[[Connection], T]) -> T:
+        """`write` for threads and command-line tools; never called on an event loop."""
+        return self._submit(fn).result()
+
+    def close(self) -> None:
+        """Finish what is queued, then let go of the database and of its lock."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._queue.put(None)
+        self._writer.join()
+        self._readers.shutdown()
+        self.engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _read_once(self, fn: Callable[[Connection], T]) -> T:
+        with self._reading.connect() as conn:
+            return fn(conn)
+
+    def _submit(self, fn: Callable[[Connection], T]) -> "Future[T]":
+        write = _Write(fn, Future())
+        with self._closing:
+            if self._closed:
+                raise LedgerUnavailable("it is closed")
+            try:
+                self._queue.put_nowait(write)
+            except queue.Full as error:
+                raise LedgerUnavailable(
+                    f"{self._config.max_queued_writes} writes wait already"
+                ) from error
+        return write.future
+
+    def _run_writer(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group = [first]
+            while len(group) < self._config.max_group:
+                try:
+                    write = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                if write is None:
+                    self._queue.put(None)
+                    break
+                group.append(write)
+            self._write_group([w for w in group if w.future.set_running_or_notify_cancel()])
+
+    def _write_group(self, group: list[_Write[Any]]) -> None:
+        if not group:
+            return
+        try:
+            self._commit_with_retries(group)
+        # The callers wait on futures: whatever happened is theirs to hear.
+        except Exception as error:
+            for write in group:
+                write.future.set_exception(error)
+            return
+        for write in group:
+            assert write.outcome is not None
+            write.outcome()
+
+    def _commit_with_retries(self, group: list[_Write[Any]]) -> None:
+        for attempt in range(1, self._config.write_attempts + 1):
+            committing = False
+            try:
+                with self._writing.connect() as conn, conn.begin() as transaction:
+                    for write in group:
+                        _run_in_savepoint(conn, write)
+                    committing = True
+                    transaction.commit()
+                return
+            except (exc.DBAPIError, exc.TimeoutError, exc.PendingRollbackError) as error:
+                # A commit that was cut off may have succeeded: running it again would do it twice.
+                if attempt == self._config.write_attempts or not _retries(error, committing):
+                    raise _unavailable(error) from error
+            time.sleep(0.01 * 2**attempt * random.random())
+
+    @contextmanager
+    def _migration_lock(self) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        lock = _FileLock(Path(str(self.url.database)).with_name("migrate.lock"))
+        deadline = time.monotonic() + self._config.migration_timeout_s
+        while not lock.acquire():
+            if time.monotonic() > deadline:
+                raise MigrationLocked(self._config.migration_timeout_s)
+            time.sleep(0.05)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _lock_migrations(self, conn: Connection) -> None:
+        timeout_ms = int(self._config.migration_timeout_s * 1000)
+        conn.execute(sa.text(f"SET LOCAL statement_timeout = {timeout_ms}"))
+        conn.execute(sa.text(f"SET LOCAL lock_timeout = {timeout_ms}"))
+        try:
+            conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK_KEY)))
+        except exc.OperationalError as error:
+            raise MigrationLocked(self._config.migration_timeout_s) from error
+
+
+def migration_config(conn: Connection) -> alembic.config.Config:
+    """Alembic's configuration, made in code, for commands that run on `conn`."""
+    config = alembic.config.Config()
+    folder = Path(str(migrations.__file__)).parent
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = conn
+    return config
+
+
+def _run_in_savepoint(conn: Connection, write: _Write[Any]) -> None:
+    """Run one write, and keep its answer or its exception for after the commit.
+
+    Raises only what fails the whole group: the connection or the transaction around it is gone.
+    """
+    savepoint = conn.begin_nested()
+    try:
+        value = write.fn(conn)
+        savepoint.commit()
+    # It belongs to the one who asked: it is raised there, not here.
+    except Exception as error:
+        if isinstance(error, exc.DBAPIError) and (
+            error.connection_invalidated or _sqlstate(error) in _RETRIED_SQLSTATES
+        ):
+            raise
+        savepoint.rollback()
+        raised = _unavailable(error) if isinstance(error, exc.OperationalError) else error
+        write.outcome = lambda: write.future.set_exception(raised)
+    else:
+        write.outcome = lambda: write.future.set_result(value)
+
+
+def _retries(error: exc.SQLAlchemyError, committing: bool) -> bool:
+    if not isinstance(error, exc.DBAPIError):
+        return False
+    if _sqlstate(error) in _RETRIED_SQLSTATES:
+        return True
+    return error.connection_invalidated and not committing
+
+
+def _sqlstate(error: exc.DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
+
+
+def _unavailable(error: Exception) -> Exception:
+    """LedgerUnavailable for a fault of the database; a fault of the statement stays what it is."""
+    if isinstance(error, exc.DBAPIError) and not isinstance(
+        error, exc.OperationalError | exc.InterfaceError
+    ):
+        return error
+    return LedgerUnavailable(str(getattr(error, "orig", None) or error).strip().splitlines()[0])
+
+
+def _normalize(text: str) -> URL:
+    url = make_url(text)
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    in_memory = url.database in (None, "", ":memory:")
+    if url.drivername in ("sqlite", "sqlite+pysqlite") and not in_memory:
+        return url.set(drivername="sqlite+pysqlite")
+    raise UnsupportedDatabase(url)
+
+
+def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
+    pool: dict[str, Any] = {
+        "pool_size": config.read_threads + 1,
+        "max_overflow": 4,
+        "pool_timeout": config.connect_timeout_s,
+    }
+    if url.get_backend_name() != "sqlite":
+        timeout_ms = int(config.statement_timeout_s * 1000)
+        arguments = {
+            "connect_timeout": max(1, int(config.connect_timeout_s)),
+            "options": f"-c statement_timeout={timeout_ms} -c lock_timeout={timeout_ms}",
+        }
+        return sa.create_engine(url, connect_args=arguments, **pool)
+    engine = sa.create_engine(url, connect_args={"timeout": config.busy_timeout_s}, **pool)
+    sa.event.listen(engine, "connect", _set_up_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # The driver would begin transactions by itself, late and never immediate; `_begin_sqlite` does.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(conn: Connection) -> None:
+    # IMMEDIATE: a write that begins as a read cannot wait for its turn, it fails when it upgrades.
+    if conn.get_execution_options().get("chorale_writes"):
+        conn.exec_driver_sql("PRAGMA query_only=OFF")
+        conn.exec_driver_sql("BEGIN IMMEDIATE")
+    else:
+        conn.exec_driver_sql("PRAGMA query_only=ON")
+        conn.exec_driver_sql("BEGIN")
+
+
+def _lock_gateway(path: Path) -> "_FileLock":
+    lock = _FileLock(path)
+    if not lock.acquire():
+        raise DatabaseInUse(path, path.read_text().strip() or "unknown")
+    lock.path.write_text(f"process {os.getpid()}")
+    return lock
+
+
+class _FileLock:
+    """An exclusive flock; the kernel releases it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

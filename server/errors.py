@@ -1,0 +1,233 @@
+"""What a customer is told when something goes wrong: OpenAI's error object, status and headers.
+
+One class; each situation is a function that makes it, so that a status has one place.
+"""
+
+import math
+from typing import Any
+
+from registry import errors as registry_errors
+from registry.errors import RegistryError
+from server.auth import AuthError, InvalidApiKey, KeyNotFound, TenantSuspended
+from server.database import DatabaseError
+from server.limits import RateLimited, retry_headers
+from server.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
+
+
+class ApiError(Exception):
+    """An answer that is an error. message: for people, and safe for the one who asked."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """The JSON body: all four keys, always."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+# ---- the caller's fault ----
+
+
+def invalid_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def unsupported_parameter(param: str, why: str = "") -> ApiError:
+    """A parameter that is not served is refused, never ignored."""
+    message = f"The parameter '{param}' is not supported{': ' + why if why else ''}."
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def context_length_exceeded(*, limit: int, asked: int, param: str = "messages") -> ApiError:
+    message = (
+        f"This model's maximum context length is {limit} tokens; "
+        f"the request needs {asked}. Shorten the prompt or lower max_tokens."
+    )
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def request_too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"The request body is over the limit of {limit_bytes} bytes.", code="request_too_large"
+    )
+
+
+def invalid_api_key(message: str = "Incorrect API key provided.") -> ApiError:
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
+
+
+def missing_api_key() -> ApiError:
+    return invalid_api_key(
+        "You didn't provide an API key. Send it as 'Authorization: Bearer YOUR_KEY'."
+    )
+
+
+def insufficient_permissions(scope: str) -> ApiError:
+    message = f"This API key lacks the scope '{scope}'."
+    return ApiError(403, message, type="permission_error", code="insufficient_permissions")
+
+
+def tenant_suspended() -> ApiError:
+    message = "This account is suspended."
+    return ApiError(403, message, type="permission_error", code="tenant_suspended")
+
+
+def model_not_found(model: str) -> ApiError:
+    """The same for a model that is not there and for one that is not yours."""
+    # The registry's own words: another sentence here would tell base names from adapter names.
+    return from_registry(registry_errors.AdapterNotFound(model=model))
+
+
+def not_found(message: str, *, code: str = "not_found", param: str | None = None) -> ApiError:
+    return ApiError(404, message, code=code, param=param)
+
+
+def conflict(message: str, *, code: str = "conflict", param: str | None = None) -> ApiError:
+    # Our 409s need another request, not the same again; the client would retry without this.
+    return ApiError(409, message, code=code, param=param, headers={"x-should-retry": "false"})
+
+
+# ---- limits ----
+
+
+def rate_limited(
+    message: str, *, retry_after_s: float, headers: dict[str, str] | None = None
+) -> ApiError:
+    return ApiError(
+        429,
+        message,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={**(headers or {}), **retry_headers(retry_after_s)},
+    )
+
+
+def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> ApiError:
+    """Waiting does not help, so the client is told not to retry."""
+    headers = {"x-should-retry": "false"}
+    return ApiError(429, message, type="insufficient_quota", code=code, headers=headers)
+
+
+# ---- the world's fault, and ours ----
+
+
+def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) -> ApiError:
+    return ApiError(
+        503, message, type="service_unavailable", code=code, headers=retry_headers(retry_after_s)
+    )
+
+
+def overloaded(retry_after_s: float = 1.0) -> ApiError:
+    message = "The engine is overloaded. Try again shortly."
+    return ApiError(503, message, type="overloaded_error", headers=retry_headers(retry_after_s))
+
+
+def adapter_loading(retry_after_s: float) -> ApiError:
+    message = f"The adapter is still loading; it should be ready in {math.ceil(retry_after_s)} s."
+    return service_unavailable(message, code="adapter_loading", retry_after_s=retry_after_s)
+
+
+def adapter_failed(retry_after_s: float = 5.0) -> ApiError:
+    message = "The adapter could not be loaded. Nothing was billed."
+    return service_unavailable(message, code="adapter_failed", retry_after_s=retry_after_s)
+
+
+def engine_unavailable(retry_after_s: float = 1.0) -> ApiError:
+    message = "The engine is not available; it is being restarted. Nothing was billed."
+    return service_unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)
+
+
+def metering_unavailable(retry_after_s: float = 1.0) -> ApiError:
+    message = "Usage cannot be recorded right now, so the request was not served."
+    return service_unavailable(message, code="metering_unavailable", retry_after_s=retry_after_s)
+
+
+def request_timeout(timeout_s: float) -> ApiError:
+    message = f"The request did not finish within {timeout_s:g} s."
+    return ApiError(504, message, type="timeout_error", code="request_timeout")
+
+
+def internal_error() -> ApiError:
+    """A fault of ours: nothing of it is told but that it happened."""
+    message = "The server had an error while processing your request."
+    return ApiError(500, message, type="server_error", code="internal_error")
+
+
+# ---- other modules' errors ----
+
+
+def from_rate_limit(error: RateLimited, headers: dict[str, str] | None = None) -> ApiError:
+    """headers: the limiter's own, so that a 429 carries them as a 200 does."""
+    headers = {**(headers or {}), "x-ratelimit-scope": error.limit}
+    return rate_limited(str(error), retry_after_s=error.retry_after_s, headers=headers)
+
+
+def from_auth(error: AuthError) -> ApiError:
+    match error:
+        case InvalidApiKey():
+            return invalid_api_key()
+        case TenantSuspended():
+            return tenant_suspended()
+        case KeyNotFound():
+            return not_found(str(error), code="key_not_found", param="key_id")
+    raise AssertionError(f"unmapped {type(error).__name__}")
+
+
+def from_tenants(error: TenantError) -> ApiError:
+    match error:
+        case InvalidTenant():
+            return invalid_request(str(error), param=error.param)
+        case TenantNotFound():
+            return not_found(str(error), code="tenant_not_found", param="tenant")
+        case TenantNameTaken():
+            return conflict(str(error), code="tenant_name_taken", param="name")
+    raise AssertionError(f"unmapped {type(error).__name__}")
+
+
+def from_database(error: DatabaseError) -> ApiError:
+    """Which database, and what is wrong with it, is for the log."""
+    return metering_unavailable()
+
+
+def from_registry(error: RegistryError) -> ApiError:
+    """By family: the registry names the fault, this gives it a status."""
+    match error:
+        case registry_errors.Invalid():
+            return invalid_request(str(error), param=error.param, code=error.code)
+        case registry_errors.NotFound():
+            return not_found(str(error), code=error.code, param=error.param)
+        case registry_errors.Conflict():
+            return conflict(str(error), code=error.code, param=error.param)
+        case registry_errors.TooLarge():
+            return ApiError(413, str(error), code=error.code, param=error.param)
+        case registry_errors.QuotaExceeded():
+            return insufficient_quota(str(error), code=error.code)
+        case registry_errors.StorageError():
+            # Not its own words: they name the object's key.
+            message = "The adapter store is not available. Try again shortly."
+            return service_unavailable(message, code="storage_unavailable", retry_after_s=2.0)
+    raise AssertionError(f"unmapped {type(error).__name__}")

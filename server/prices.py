@@ -1,0 +1,116 @@
+"""What tokens cost: immutable price versions, and the one function that multiplies.
+
+Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a million.
+"""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.tables import price_versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrices:
+    """Nano-dollars a token."""
+
+    prompt_nanousd: int
+    cached_nanousd: int
+    completion_nanousd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price(TokenPrices):
+    """One version of the price book, from `effective_at_ms` until a later one takes effect."""
+
+    price_version: int
+    effective_at_ms: int
+
+
+# $0.15 and $0.60 a million, half for a cached prompt: what small hosted models cost in public.
+DEFAULT_PRICES = TokenPrices(prompt_nanousd=150, cached_nanousd=75, completion_nanousd=600)
+
+
+def amount_nanousd(
+    prompt_tokens: int, cached_tokens: int, completion_tokens: int, price: TokenPrices
+) -> int:
+    """The price of these tokens. prompt_tokens includes cached_tokens, which are priced once."""
+    assert 0 <= cached_tokens <= prompt_tokens
+    assert completion_tokens >= 0
+    return (
+        (prompt_tokens - cached_tokens) * price.prompt_nanousd
+        + cached_tokens * price.cached_nanousd
+        + completion_tokens * price.completion_nanousd
+    )
+
+
+def is_billable(finish_reason: str, stop_cause: str) -> bool:
+    """Whether the request is paid for: what we broke is counted and rated 0.
+
+    A client that hangs up pays for what was generated, and so does one that runs into its deadline.
+    """
+    if stop_cause in ("engine_failure", "adapter_failed", "gateway_lost"):
+        return False
+    return finish_reason != "error" or stop_cause == "deadline"
+
+
+def add_price(conn: Connection, prices: TokenPrices, *, effective_at_ms: int, now_ms: int) -> Price:
+    """A new version; the versions before it stay as they are."""
+    row = conn.execute(
+        sa.insert(price_versions).values(
+            effective_at_ms=effective_at_ms,
+            prompt_nanousd=prices.prompt_nanousd,
+            cached_nanousd=prices.cached_nanousd,
+            completion_nanousd=prices.completion_nanousd,
+            created_at_ms=now_ms,
+        )
+    )
+    assert row.inserted_primary_key is not None
+    return get_price(conn, row.inserted_primary_key[0])
+
+
+def ensure_price(conn: Connection, now_ms: int, prices: TokenPrices = DEFAULT_PRICES) -> Price:
+    """The current price; on a new database, `prices` from now on."""
+    found = _latest(conn, now_ms)
+    return found or add_price(conn, prices, effective_at_ms=now_ms, now_ms=now_ms)
+
+
+def current_price(conn: Connection, now_ms: int) -> Price:
+    """The version in effect. `ensure_price` has seen to it that there is one."""
+    price = _latest(conn, now_ms)
+    assert price is not None, "no price version is in effect: ensure_price was not called"
+    return price
+
+
+def get_price(conn: Connection, price_version: int) -> Price:
+    query = sa.select(price_versions).where(price_versions.c.price_version == price_version)
+    return _price(conn.execute(query).one())
+
+
+def format_usd(nanousd: int) -> str:
+    """Nano-dollars as exact decimal dollars, nine places."""
+    sign = "-" if nanousd < 0 else ""
+    dollars, rest = divmod(abs(nanousd), 1_000_000_000)
+    return f"{sign}{dollars}.{rest:09d}"
+
+
+def _latest(conn: Connection, now_ms: int) -> Price | None:
+    query = (
+        sa.select(price_versions)
+        .where(price_versions.c.effective_at_ms <= now_ms)
+        .order_by(price_versions.c.effective_at_ms.desc(), price_versions.c.price_version.desc())
+        .limit(1)
+    )
+    row = conn.execute(query).first()
+    return _price(row) if row else None
+
+
+def _price(row: sa.Row[tuple[int, ...]]) -> Price:
+    return Price(
+        price_version=row.price_version,
+        effective_at_ms=row.effective_at_ms,
+        prompt_nanousd=row.prompt_nanousd,
+        cached_nanousd=row.cached_nanousd,
+        completion_nanousd=row.completion_nanousd,
+    )

@@ -1,0 +1,202 @@
+"""Tenants, and the log of what operators did to them.
+
+TenantError
+├── InvalidTenant    the caller's fault: a name or a limit that cannot be
+├── TenantNotFound
+└── TenantNameTaken
+"""
+
+import re
+import secrets
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.tables import audit_log, tenants
+
+# The owner's part of `owner/name`, so the same alphabet as an adapter's name.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class TenantError(Exception):
+    """Everything this module raises."""
+
+
+class InvalidTenant(TenantError):
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class TenantNotFound(TenantError):
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        super().__init__(f"There is no tenant {tenant!r}.")
+
+
+class TenantNameTaken(TenantError):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"A tenant named {name!r} exists already.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What a tenant may take; None is no limit. weight: its share when the engine is full."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
+    weight: float = 1.0
+    max_adapters: int | None = None
+    max_adapter_bytes_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """cache_salt: keeps its prefix cache its own; it never leaves the gateway and the engine."""
+
+    tenant_id: str
+    name: str
+    status: str
+    limits: TenantLimits
+    cache_salt: str = field(repr=False)
+    created_at_ms: int
+
+
+def create_tenant(
+    conn: Connection,
+    name: str,
+    *,
+    now_ms: int,
+    limits: TenantLimits | None = None,
+    actor: str = "operator",
+) -> Tenant:
+    """A new active tenant. Raises InvalidTenant, TenantNameTaken."""
+    limits = limits or TenantLimits()
+    if not _NAME.fullmatch(name):
+        raise InvalidTenant("name", f"A tenant's name matches {_NAME.pattern}.")
+    _check_limits(limits)
+    tenant = Tenant(
+        tenant_id=f"ten_{secrets.token_hex(8)}",
+        name=name,
+        status="active",
+        limits=limits,
+        cache_salt=secrets.token_hex(16),
+        created_at_ms=now_ms,
+    )
+    if conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == name)):
+        raise TenantNameTaken(name)
+    values = {
+        "tenant_id": tenant.tenant_id,
+        "name": name,
+        "status": tenant.status,
+        "cache_salt": tenant.cache_salt,
+        "created_at_ms": now_ms,
+    }
+    try:
+        conn.execute(sa.insert(tenants).values(**values, **_limit_values(limits)))
+    except sa.exc.IntegrityError as error:
+        raise TenantNameTaken(name) from error
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.create",
+        target=tenant.tenant_id,
+        detail=name,
+    )
+    return tenant
+
+
+def list_tenants(conn: Connection) -> list[Tenant]:
+    rows = conn.execute(sa.select(tenants).order_by(tenants.c.created_at_ms, tenants.c.tenant_id))
+    return [_tenant(row._mapping) for row in rows]
+
+
+def get_tenant(conn: Connection, tenant: str) -> Tenant:
+    """The tenant of this id or this name. Raises TenantNotFound."""
+    query = sa.select(tenants).where(
+        sa.or_(tenants.c.tenant_id == tenant, tenants.c.name == tenant)
+    )
+    # An id wins over another tenant's name that looks like it.
+    rows = [_tenant(row._mapping) for row in conn.execute(query)]
+    if not rows:
+        raise TenantNotFound(tenant)
+    return min(rows, key=lambda row: row.tenant_id != tenant)
+
+
+def suspend_tenant(
+    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """Its keys are refused from now on; what runs, ends. Raises TenantNotFound."""
+    _set_status(conn, tenant_id, "suspended")
+    record_audit(conn, at_ms=now_ms, actor=actor, action="tenant.suspend", target=tenant_id)
+
+
+def resume_tenant(
+    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """Undo a suspension. Raises TenantNotFound."""
+    _set_status(conn, tenant_id, "active")
+    record_audit(conn, at_ms=now_ms, actor=actor, action="tenant.resume", target=tenant_id)
+
+
+def set_limits(
+    conn: Connection,
+    tenant_id: str,
+    limits: TenantLimits,
+    *,
+    now_ms: int,
+    actor: str = "operator",
+) -> None:
+    """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
+    _check_limits(limits)
+    values = _limit_values(limits)
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+    detail = " ".join(f"{name}={value}" for name, value in values.items())
+    record_audit(
+        conn, at_ms=now_ms, actor=actor, action="tenant.limits", target=tenant_id, detail=detail
+    )
+
+
+def record_audit(
+    conn: Connection, *, at_ms: int, actor: str, action: str, target: str, detail: str = ""
+) -> None:
+    """One line of the audit log, in the transaction of what it tells about."""
+    conn.execute(
+        sa.insert(audit_log).values(
+            at_ms=at_ms, actor=actor, action=action, target=target, detail=detail
+        )
+    )
+
+
+def _set_status(conn: Connection, tenant_id: str, status: str) -> None:
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(status=status)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+
+
+def _check_limits(limits: TenantLimits) -> None:
+    for name, value in _limit_values(limits).items():
+        if value is not None and value <= 0:
+            raise InvalidTenant(name, f"{name} is positive, or left out for no limit.")
+
+
+def _limit_values(limits: TenantLimits) -> dict[str, Any]:
+    return {f.name: getattr(limits, f.name) for f in fields(TenantLimits)}
+
+
+def _tenant(row: RowMapping) -> Tenant:
+    return Tenant(
+        tenant_id=row["tenant_id"],
+        name=row["name"],
+        status=row["status"],
+        limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
+        cache_salt=row["cache_salt"],
+        created_at_ms=row["created_at_ms"],
+    )
