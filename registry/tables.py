@@ -91,11 +91,13 @@ uploads = Table(
     Column("error", Text),
     Column("adapter_id", String(64)),
     Column("version", Integer),
+    # Null while the object store may still hold parts.
+    Column("discarded_at_ms", BigInteger),
     ForeignKeyConstraint(
         ["adapter_id", "version"], ["adapter_versions.adapter_id", "adapter_versions.version"]
     ),
     Index(None, "tenant_id", "state"),
-    Index(None, "state", "expires_at_ms"),
+    Index(None, "discarded_at_ms", "expires_at_ms"),
 )
 
 upload_files = Table(
@@ -110,7 +112,7 @@ upload_files = Table(
     ForeignKeyConstraint(["upload_id"], ["uploads.upload_id"]),
 )
 
-# Rows live as long as the parts' objects: until the upload is complete, failed or expired.
+# Rows live as long as the parts' objects.
 upload_parts = Table(
     "upload_parts",
     metadata,

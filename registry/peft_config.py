@@ -1,0 +1,236 @@
+"""adapter_config.json as PEFT writes it; what it asks for and we do not serve is refused by name."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from registry.errors import InvalidAdapter, TooLarge, shown
+from registry.module_pattern import MAX_WORK, ModulePattern
+from registry.peft_format import ModuleScale
+from registry.strict_json import parse_object
+
+T = TypeVar("T")
+
+CONFIG_FILE = "adapter_config.json"
+MAX_CONFIG_BYTES = 64 << 10
+
+ALL_LINEAR = "all-linear"
+
+# They change what is computed, and we do not compute it. Null, false and empty ask for nothing.
+_UNSUPPORTED = frozenset(
+    {
+        "alora_invocation_tokens",
+        "arrow_config",
+        "auto_mapping",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "fan_in_fan_out",
+        "kasa_config",
+        "layer_replication",
+        "layers_pattern",
+        "loftq_config",
+        "lora_bias",
+        "lora_ga_config",
+        "megatron_config",
+        "modules_to_save",
+        "monteclora_config",
+        "runtime_config",
+        "target_parameters",
+        "trainable_token_indices",
+        "use_bdlora",
+        "use_dora",
+        "use_qalora",
+        "velora_config",
+    }
+)
+# They speak of training, or name what another key switches on.
+_IGNORED = frozenset(
+    {
+        "inference_mode",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+    }
+)
+_READ = frozenset(
+    {
+        "alpha_pattern",
+        "base_model_name_or_path",
+        "bias",
+        "exclude_modules",
+        "init_lora_weights",
+        "layers_to_transform",
+        "lora_alpha",
+        "peft_type",
+        "r",
+        "rank_pattern",
+        "target_modules",
+        "task_type",
+        "use_rslora",
+    }
+)
+# The others (pissa, olora, corda, loftq, mica) move the base weights or the formula.
+_PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What an adapter_config.json says about its modules.
+
+    target_modules: names or name endings; or one pattern; "all-linear" is the pattern ".*".
+    rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
+    layers: None for all.
+    """
+
+    r: int
+    lora_alpha: float
+    use_rslora: bool
+    rank_pattern: tuple[tuple[ModulePattern, int], ...]
+    alpha_pattern: tuple[tuple[ModulePattern, float], ...]
+    target_modules: tuple[str, ...] | ModulePattern
+    exclude_modules: tuple[str, ...] | ModulePattern
+    layers: frozenset[int] | None
+    base_model_name: str | None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "PeftConfig":
+        """Raises InvalidAdapter with the key at fault as `param`, TooLarge."""
+        if len(raw) > MAX_CONFIG_BYTES:
+            raise TooLarge(what=CONFIG_FILE, size_bytes=len(raw), limit_bytes=MAX_CONFIG_BYTES)
+        config = parse_object(raw, param=CONFIG_FILE)
+        _refuse_what_is_not_served(config)
+        targets = config.get("target_modules")
+        layers = _layers(config.get("layers_to_transform"))
+        if layers is not None and isinstance(targets, str):
+            raise _invalid("layers_to_transform", "needs target_modules to be a list")
+        base_model_name = config.get("base_model_name_or_path")
+        return cls(
+            r=_rank("r", config.get("r")),
+            lora_alpha=_alpha("lora_alpha", config.get("lora_alpha")),
+            use_rslora=_flag("use_rslora", config.get("use_rslora")),
+            rank_pattern=_patterns("rank_pattern", config.get("rank_pattern"), _rank),
+            alpha_pattern=_patterns("alpha_pattern", config.get("alpha_pattern"), _alpha),
+            target_modules=_modules("target_modules", targets),
+            exclude_modules=_modules("exclude_modules", config.get("exclude_modules") or []),
+            layers=layers,
+            base_model_name=base_model_name if isinstance(base_model_name, str) else None,
+        )
+
+    def effect(self, module: str) -> ModuleScale:
+        """Rank and scale of a module: alpha / r, with rsLoRA alpha / sqrt(r), in float32."""
+        rank = _first_match(self.rank_pattern, module, self.r)
+        alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
+        scale = float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
+        return ModuleScale(rank, scale)
+
+    def targets(self, module: str) -> bool:
+        """Whether PEFT would put an adapter on this module (check_target_module_exists)."""
+        if _matches(self.exclude_modules, module):
+            return False
+        if not _matches(self.target_modules, module):
+            return False
+        named_exactly = isinstance(self.target_modules, tuple) and module in self.target_modules
+        return self.layers is None or named_exactly or int(module.split(".")[2]) in self.layers
+
+
+def _matches(modules: tuple[str, ...] | ModulePattern, module: str) -> bool:
+    if isinstance(modules, ModulePattern):
+        return modules.matches_whole(module)
+    return any(module == name or module.endswith(f".{name}") for name in modules)
+
+
+def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, default: T) -> T:
+    return next((value for key, value in patterns if key.matches_suffix(module)), default)
+
+
+def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
+    for key, value in config.items():
+        if key in _UNSUPPORTED and value:
+            raise _unsupported(key, value)
+        if key not in _READ | _IGNORED | _UNSUPPORTED and value:
+            raise InvalidAdapter(
+                code="unknown_config_key",
+                message=f"{CONFIG_FILE} has the key {shown(key)}, which is not known; remove it.",
+                param=shown(key),
+            )
+    if config.get("peft_type") != "LORA":
+        raise _unsupported("peft_type", config.get("peft_type"))
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise _unsupported("task_type", config["task_type"])
+    if config.get("bias") not in (None, "none"):
+        raise _unsupported("bias", config["bias"])
+    init = config.get("init_lora_weights")
+    if not any(
+        init is plain or (isinstance(init, str) and init == plain) for plain in _PLAIN_INITS
+    ):
+        raise _unsupported("init_lora_weights", init)
+
+
+def _rank(key: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise _invalid(key, "must be a whole number from 1")
+    return value
+
+
+def _alpha(key: str, value: object) -> float:
+    # Compared as int or float, before float() could overflow.
+    if type(value) not in (int, float) or not 1e-6 <= value <= 1e6:  # type: ignore[operator]
+        raise _invalid(key, "must be a number between 1e-6 and 1e6")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _flag(key: str, value: object) -> bool:
+    if value not in (None, True, False):
+        raise _invalid(key, "must be true or false")
+    return bool(value)
+
+
+def _patterns(
+    key: str, value: object, read: Callable[[str, object], T]
+) -> tuple[tuple[ModulePattern, T], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise _invalid(key, "must map module names to numbers")
+    patterns = tuple((ModulePattern(k, param=key), read(key, v)) for k, v in value.items())
+    if sum(pattern.work for pattern, _ in patterns) > 4 * MAX_WORK:
+        raise _invalid(key, "has too many patterns; list the modules by name")
+    return patterns
+
+
+def _modules(key: str, value: object) -> tuple[str, ...] | ModulePattern:
+    if isinstance(value, str):
+        return ModulePattern(".*" if value == ALL_LINEAR else value, param=key)
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise _invalid(key, "must be a list of module names or one pattern")
+
+
+def _layers(value: object) -> frozenset[int] | None:
+    if value is None or value == []:
+        return None
+    layers = value if isinstance(value, list) else [value]
+    if not all(type(layer) is int for layer in layers):
+        raise _invalid("layers_to_transform", "must be a layer number or a list of them")
+    return frozenset(layers)
+
+
+def _invalid(key: str, rule: str) -> InvalidAdapter:
+    return InvalidAdapter(
+        code="invalid_config", message=f"{key} of {CONFIG_FILE} {rule}.", param=key
+    )
+
+
+def _unsupported(key: str, value: object) -> InvalidAdapter:
+    return InvalidAdapter(
+        code="unsupported_feature",
+        message=f"{key}={shown(str(value))} in {CONFIG_FILE} is not served; "
+        "train a plain LoRA for CAUSAL_LM without it.",
+        param=key,
+    )

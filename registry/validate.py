@@ -1,0 +1,277 @@
+"""Whether two uploaded files are an adapter of this base model, and what it is: its passport.
+
+Nothing here runs or imports a model: numpy and the bytes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import prod, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from registry.base_model import BaseModel
+from registry.errors import InvalidAdapter, TooLarge, shown
+from registry.peft_config import CONFIG_FILE, PeftConfig
+from registry.peft_format import (
+    ADAPTER_DTYPES,
+    WEIGHTS_FILE,
+    Header,
+    ModuleScale,
+    TensorInfo,
+    canonical_header,
+    lora_names,
+    read_header,
+    read_tensor_chunks,
+    split_lora_name,
+)
+
+# Chosen to be quiet on ordinary training runs: they only warn.
+_LARGE_SCALE = 64.0
+_OUTLIER_RATIO = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLimits:
+    """What one adapter may be. max_adapter_bytes: of adapter_model.safetensors."""
+
+    max_rank: int = 256
+    max_adapter_bytes: int = 2 << 30
+    max_header_bytes: int = 1 << 20
+    max_tensors: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """What an adapter is on the base model it was checked against.
+
+    rank: the largest.   ranks: number of modules by rank.   size_bytes: of the canonical object.
+    warnings: sentences; the adapter is served all the same.
+    """
+
+    rank: int
+    ranks: dict[str, int]
+    num_modules: int
+    targets: list[str]
+    dtype: str
+    num_parameters: int
+    size_bytes: int
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAdapter:
+    """An adapter that passed, with what is needed to write its canonical object."""
+
+    passport: Passport
+    header: Header
+    modules: dict[str, ModuleScale]
+
+
+def validate_adapter(
+    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+) -> Passport:
+    """The passport of the two uploaded files. Raises InvalidAdapter or TooLarge."""
+    return check_adapter(config_bytes, weights, base, limits).passport
+
+
+def check_adapter(
+    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+) -> CheckedAdapter:
+    """As validate_adapter, with the header and the effective ranks and scales."""
+    config = PeftConfig.parse(config_bytes)
+    with _opened(weights) as (file, file_size):
+        if file_size > limits.max_adapter_bytes:
+            raise TooLarge(
+                what=WEIGHTS_FILE, size_bytes=file_size, limit_bytes=limits.max_adapter_bytes
+            )
+        header = read_header(
+            file,
+            file_size,
+            max_header_bytes=limits.max_header_bytes,
+            max_tensors=limits.max_tensors,
+        )
+        names = _paired_modules(header, base)
+        _check_targets(names, config, base)
+        modules = {name: config.effect(name) for name in names}
+        for name, effect in modules.items():
+            _check_shapes(name, effect, header, base.modules[name], limits.max_rank)
+        norms = _scan(file, header, modules)
+    warnings = [*_config_warnings(config, names, base), *_weight_warnings(modules, norms)]
+    return CheckedAdapter(_passport(header, modules, warnings), header, modules)
+
+
+@contextmanager
+def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
+    """The file at its beginning, and its size."""
+    if isinstance(weights, Path):
+        with weights.open("rb") as file:
+            yield file, weights.stat().st_size
+    else:
+        size = weights.seek(0, 2)
+        weights.seek(0)
+        yield weights, size
+
+
+def _paired_modules(header: Header, base: BaseModel) -> list[str]:
+    """The modules that have tensors, in the base model's order. Raises on any other tensor."""
+    found = set()
+    for name, tensor in header.tensors.items():
+        parts = split_lora_name(name)
+        if parts is None:
+            raise _fault(
+                "unsupported_feature",
+                f"Tensor {shown(name)} is neither lora_A nor lora_B of a linear layer; "
+                "train without it",
+            )
+        if parts[0] not in base.modules:
+            raise _fault(
+                "unknown_module",
+                f"Tensor {shown(name)} changes a module that {base.model_id} does not have or that "
+                "is not served; train on this base model, on its attention and MLP projections",
+            )
+        if tensor.dtype not in ADAPTER_DTYPES:
+            raise _fault(
+                "unsupported_dtype",
+                f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
+            )
+        found.add(parts[0])
+    modules = [module for module in base.modules if module in found]
+    for name in (name for module in modules for name in lora_names(module)):
+        if name not in header.tensors:
+            raise _fault("unpaired_tensor", f"{name} is missing beside its pair; save it again")
+    if not modules:
+        raise _fault("no_effect", f"{WEIGHTS_FILE} has no tensors; save the trained adapter")
+    return modules
+
+
+def _check_targets(names: list[str], config: PeftConfig, base: BaseModel) -> None:
+    """PEFT would drop a tensor that is not targeted: config and tensors must say the same."""
+    targeted = {module for module in base.modules if config.targets(module)}
+    if not targeted:
+        raise InvalidAdapter(
+            code="target_mismatch",
+            message=f"target_modules of {CONFIG_FILE} matches no served module of {base.model_id}.",
+            param="target_modules",
+        )
+    for name in names:
+        if name not in targeted:
+            raise _fault(
+                "target_mismatch", f"{name} has tensors, but {CONFIG_FILE} does not target it"
+            )
+    missing = [module for module in base.modules if module in targeted and module not in names]
+    if missing:
+        raise _fault("target_mismatch", f"{CONFIG_FILE} targets {missing[0]}, which has no tensors")
+
+
+def _check_shapes(
+    module: str, effect: ModuleScale, header: Header, features: tuple[int, int], max_rank: int
+) -> None:
+    """A is [rank, in_features], B is [out_features, rank]."""
+    in_features, out_features = features
+    a, b = (header.tensors[name].shape for name in lora_names(module))
+    if len(a) != 2 or len(b) != 2 or a[1] != in_features or b[0] != out_features:
+        raise _fault(
+            "wrong_shape",
+            f"{module} has A {list(a)} and B {list(b)}; this base model needs A [rank, "
+            f"{in_features}] and B [{out_features}, rank]; train on this base model",
+        )
+    if not a[0] == b[1] == effect.rank:
+        raise _fault(
+            "rank_mismatch",
+            f"{module} has A of rank {a[0]} and B of rank {b[1]}, {CONFIG_FILE} says {effect.rank}",
+        )
+    if effect.rank > max_rank:
+        raise _fault("rank_too_large", f"{module} has rank {effect.rank}; the limit is {max_rank}")
+
+
+def _scan(file: BinaryIO, header: Header, modules: dict[str, ModuleScale]) -> dict[str, float]:
+    """By module, scale * |A| * |B| (Frobenius), a bound on the norm of what it adds.
+
+    Raises not_finite, and no_effect when every module adds zero.
+    """
+    norms = {}
+    for module, effect in modules.items():
+        a, b = (sqrt(_sum_squares(file, name, header.tensors[name])) for name in lora_names(module))
+        norms[module] = effect.scale * a * b
+    if not any(norms.values()):
+        raise _fault("no_effect", "Every lora_B or lora_A is zero; save the adapter after training")
+    return norms
+
+
+def _sum_squares(file: BinaryIO, name: str, tensor: TensorInfo) -> float:
+    total = 0.0
+    for chunk in read_tensor_chunks(file, tensor):
+        values = _decode(chunk, tensor.dtype)
+        if not np.isfinite(values).all():
+            raise _fault("not_finite", f"Tensor {name} has a NaN or an infinity; train again")
+        # float64: the square of a small float32 must not vanish, nor a large one overflow.
+        wide = values.astype(np.float64)
+        total += float(np.dot(wide, wide))
+    return total
+
+
+def _decode(chunk: bytes, dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "BF16":
+        # The upper half of a float32; numpy has no bfloat16.
+        return (np.frombuffer(chunk, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(chunk, "<f2" if dtype == "F16" else "<f4")
+
+
+def _config_warnings(config: PeftConfig, names: list[str], base: BaseModel) -> Iterator[str]:
+    trained_on = config.base_model_name
+    if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
+        yield f"It says it was trained on {shown(trained_on)}; served here is {base.model_id}."
+    if isinstance(config.target_modules, tuple):
+        for target in config.target_modules:
+            if not any(
+                module == target or module.endswith(f".{target}") for module in base.modules
+            ):
+                yield f"target_modules has {shown(target)}, which matches no served module."
+    for key, patterns in (
+        ("rank_pattern", config.rank_pattern),
+        ("alpha_pattern", config.alpha_pattern),
+    ):
+        for pattern, _ in patterns:
+            if not any(pattern.matches_suffix(name) for name in names):
+                yield f"{key} has {shown(pattern.pattern)}, which matches no module."
+
+
+def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -> Iterator[str]:
+    largest = max(modules, key=lambda module: modules[module].scale)
+    if modules[largest].scale > _LARGE_SCALE:
+        yield f"The scale of {largest} is {modules[largest].scale:g}; alpha is large for its rank."
+    zero = [module for module, norm in norms.items() if norm == 0]
+    if zero:
+        yield f"{len(zero)} of {len(norms)} modules are zero, the first is {zero[0]}."
+    # The bound is squared-in-two-factors: compare modules with each other, not with the base.
+    middle = median(norm for norm in norms.values() if norm > 0)
+    for module, norm in norms.items():
+        if norm > _OUTLIER_RATIO * middle:
+            yield f"The weights of {module} are {norm / middle:.0f} times the median module's."
+
+
+def _passport(header: Header, modules: dict[str, ModuleScale], warnings: list[str]) -> Passport:
+    ranks = Counter(effect.rank for effect in modules.values())
+    data_bytes = sum(tensor.size_bytes for tensor in header.tensors.values())
+    return Passport(
+        rank=max(ranks),
+        ranks={str(rank): count for rank, count in sorted(ranks.items())},
+        num_modules=len(modules),
+        targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
+        dtype="+".join(sorted({tensor.dtype for tensor in header.tensors.values()})),
+        num_parameters=sum(prod(tensor.shape) for tensor in header.tensors.values()),
+        size_bytes=len(canonical_header(header, modules)) + data_bytes,
+        warnings=warnings,
+    )
+
+
+def _fault(code: str, message: str) -> InvalidAdapter:
+    return InvalidAdapter(code=code, message=f"{message}.", param=WEIGHTS_FILE)
