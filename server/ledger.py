@@ -76,8 +76,12 @@ def extend_hold(
     return conn.execute(query).rowcount == 1
 
 
-def void_unsent(conn: Connection, request_id: str, now_ms: int) -> bool:
-    """Void a hold whose request never went to an engine. False when it is no longer open."""
+def void_refused(conn: Connection, request_id: str, now_ms: int) -> bool:
+    """Void a hold whose request was never sent, or was refused by the engine's own word.
+
+    Never after an engine died or fell silent: it may have journaled the request. False when the
+    hold is no longer open.
+    """
     return _resolve(conn, [request_id], "voided", now_ms) == 1
 
 
@@ -238,7 +242,8 @@ def _event(
 ) -> dict[str, Any]:
     """The usage event: who and what was asked from the hold, what ran from the record."""
     amount = 0
-    if price is not None and is_billable(record.finish_reason, record.stop_cause):
+    is_billed = is_billable(record.finish_reason, record.stop_cause) and _adds_up(record)
+    if price is not None and is_billed:
         amount = amount_nanousd(
             record.num_prompt_tokens, record.num_cached_tokens, record.num_completion_tokens, price
         )
@@ -285,10 +290,20 @@ def _doubts(
         for kind, pair in pairs.items()
         if pair[0] != pair[1]
     ]
+    if not _adds_up(record):
+        found.append(_incident("counts_differ", engine_id, record, record.num_cached_tokens))
     if amount > hold.amount_nanousd:
         pair = (hold.amount_nanousd, amount)
         found.append(_incident("amount_over_hold", engine_id, record, pair))
     return found
+
+
+def _adds_up(record: EndRecord) -> bool:
+    """Whether the counts can be priced; if not, a person has to look and nobody is charged."""
+    return (
+        0 <= record.num_cached_tokens <= record.num_prompt_tokens
+        and record.num_completion_tokens >= 0
+    )
 
 
 def _incident(kind: str, engine_id: str, record: EndRecord, detail: object) -> dict[str, Any]:

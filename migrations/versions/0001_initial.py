@@ -262,6 +262,7 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("adapter_id", sa.String(length=64), nullable=True),
         sa.Column("version", sa.Integer(), nullable=True),
+        sa.Column("discarded_at_ms", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(
             ["adapter_id", "version"],
             ["adapter_versions.adapter_id", "adapter_versions.version"],
@@ -270,7 +271,10 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("upload_id", name=op.f("pk_uploads")),
     )
     op.create_index(
-        op.f("ix_uploads_state_expires_at_ms"), "uploads", ["state", "expires_at_ms"], unique=False
+        op.f("ix_uploads_discarded_at_ms_expires_at_ms"),
+        "uploads",
+        ["discarded_at_ms", "expires_at_ms"],
+        unique=False,
     )
     op.create_index(
         op.f("ix_uploads_tenant_id_state"), "uploads", ["tenant_id", "state"], unique=False

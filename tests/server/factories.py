@@ -1,0 +1,83 @@
+"""Small makers of what the gateway's tests are about: tenants, keys, holds, end records."""
+
+from engine.messages import EndRecord, JournalRecords
+from server.auth import ApiKey, create_key
+from server.database import Database
+from server.ledger import Hold, insert_hold
+from server.prices import Price, amount_nanousd, ensure_price
+from server.tenants import Tenant, TenantLimits, create_tenant
+
+NOW_MS = 1_770_000_000_000
+PEPPER = "pepper"
+ENGINE = "engine-1"
+
+
+def make_tenant(database: Database, name: str = "acme", **limits: int | float) -> Tenant:
+    given = TenantLimits(**limits)
+    return database.write_sync(lambda c: create_tenant(c, name, now_ms=NOW_MS, limits=given))
+
+
+def make_key(database: Database, tenant: Tenant, **options: object) -> tuple[ApiKey, str]:
+    options = {"now_ms": NOW_MS, **options}
+    return database.write_sync(
+        lambda c: create_key(c, tenant.tenant_id, "a key", PEPPER, **options)
+    )
+
+
+def make_price(database: Database) -> Price:
+    return database.write_sync(lambda c: ensure_price(c, NOW_MS))
+
+
+def make_hold(price: Price, request_id: str = "r1", **fields: object) -> Hold:
+    tokens = {"num_prompt_tokens": 7, "token_lease": 33, **fields}
+    values = {
+        "request_id": request_id,
+        "tenant_id": "ten_1",
+        "key_id": "key1",
+        "model": "base",
+        "price_version": price.price_version,
+        "amount_nanousd": amount_nanousd(
+            tokens["num_prompt_tokens"], 0, tokens["token_lease"], price
+        ),
+        "engine_id": ENGINE,
+        "created_at_ms": NOW_MS,
+        "expires_at_ms": NOW_MS + 150_000,
+        **tokens,
+    }
+    return Hold(**values)
+
+
+def insert_holds(database: Database, *holds: Hold) -> None:
+    database.write_sync(lambda conn: [insert_hold(conn, hold) for hold in holds])
+
+
+def make_end(seq: int, request_id: str = "r1", **fields: object) -> EndRecord:
+    values = {
+        "seq": seq,
+        "at": NOW_MS / 1000 + seq,
+        "request_id": request_id,
+        "tenant_id": "ten_1",
+        "adapter_digest": None,
+        "base_revision": "b" * 64,
+        "num_prompt_tokens": 7,
+        "num_cached_tokens": 0,
+        "num_completion_tokens": 5,
+        "finish_reason": "stop",
+        "stop_cause": "eos",
+        "output_sha256": "0" * 64,
+        "started_at": NOW_MS / 1000,
+        "first_token_at": NOW_MS / 1000 + 0.5,
+        **fields,
+    }
+    return EndRecord(**values)
+
+
+def make_journal(*records: EndRecord, **fields: object) -> JournalRecords:
+    values = {
+        "engine_id": ENGINE,
+        "records": records,
+        "last_seq": max((record.seq for record in records), default=0),
+        "complete": True,
+        **fields,
+    }
+    return JournalRecords(**values)
