@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, false, func, insert, select, update
 
 from registry.ref import AdapterRef
 from registry.tables import adapter_aliases as aliases
@@ -174,6 +174,15 @@ def stored_bytes(conn: Connection, tenant_id: str) -> int:
         .subquery()
     )
     return int(conn.execute(select(func.coalesce(func.sum(objects.c.size_bytes), 0))).scalar_one())
+
+
+def lock_tenant(conn: Connection, tenant_id: str) -> None:
+    """Until the transaction ends nobody else changes this tenant's names, versions or quotas."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(tenant_id, 0))))
+    else:
+        # SQLite has one writer: a statement that writes, even nothing, waits to be it.
+        conn.execute(update(adapters).where(false()).values(deleted_at_ms=None))
 
 
 def open_adapter(

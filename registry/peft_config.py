@@ -1,4 +1,4 @@
-"""adapter_config.json as PEFT writes it; what it asks for and we do not serve is refused by name."""
+"""adapter_config.json as PEFT writes it; what it asks for and is not served is refused by name."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket. Endpoint, region and credentials come from the environment, as boto3 has it."""
+"""Objects in an S3 bucket. Endpoint, region and credentials come from the environment."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

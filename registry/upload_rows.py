@@ -54,12 +54,12 @@ class Upload:
     created_by_key: str
     created_at_ms: int
     expires_at_ms: int
-    error_code: str | None
-    error_param: str | None
-    error: str | None
-    adapter_id: str | None
-    version: int | None
     files: dict[str, UploadFile]
+    error_code: str | None = None
+    error_param: str | None = None
+    error: str | None = None
+    adapter_id: str | None = None
+    version: int | None = None
 
 
 def find_upload(conn: Connection, tenant_id: str, upload_id: str) -> Upload | None:
@@ -107,6 +107,13 @@ def open_upload_names(conn: Connection, tenant_id: str, now_ms: int) -> list[str
         uploads.c.expires_at_ms > now_ms,
     )
     return list(conn.execute(query).scalars())
+
+
+def open_upload_ids(conn: Connection, tenant_id: str) -> set[str]:
+    query = select(uploads.c.upload_id).where(
+        uploads.c.tenant_id == tenant_id, uploads.c.state == OPEN
+    )
+    return set(conn.execute(query).scalars())
 
 
 def declared_bytes(conn: Connection, tenant_id: str, now_ms: int) -> int:
