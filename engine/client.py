@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._disconnect()
-        self._context.term()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
 
     @property
     def is_ready(self) -> bool:
@@ -86,7 +86,7 @@ class EngineClient:
         assert self.welcome is not None
         return self.welcome
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, the last with `finish_reason`; leaving early aborts it.
 
         Raises RequestRefused, and EngineDeadError.
@@ -150,11 +150,6 @@ class EngineClient:
     @property
     def _endpoint(self) -> str:
         return f"ipc://{self.socket_path}"
-
-    def _disconnect(self) -> None:
-        self._socket.disable_monitor()
-        self._monitor.close()
-        self._socket.close()
 
     async def _send(self, message: object) -> None:
         # An engine that is gone has no requests to abort, and its successor gets a new numbering.

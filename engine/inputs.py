@@ -81,8 +81,11 @@ class InputBuilder:
             positions=self._ints([p for row in rows for p in _positions(row)]),
             slot_mapping=self._ints([s for row in rows for s in self._slots(row)]),
             logits_indices=self._ints(
-                [first + len(row.token_ids) - 1 for first, row in zip(firsts, rows, strict=True)
-                 if row.sampling is not None]
+                [
+                    first + len(row.token_ids) - 1
+                    for first, row in zip(firsts, rows, strict=True)
+                    if row.sampling is not None
+                ]
             ),  # fmt: skip
             decodes=self._decode_groups([(firsts[i], rows[i]) for i in decodes]),
             prefills=[

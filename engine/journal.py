@@ -144,7 +144,9 @@ class Journal:
             assert request.finish_reason is not None
             assert request.stop_cause is not None
             opened = self._open[request.request_id]
-            assert opened.output_token_ids == request.output_token_ids, "journal and engine disagree"
+            assert opened.output_token_ids == request.output_token_ids, (
+                "journal and engine disagree"
+            )
             self._end(opened, request.finish_reason, request.stop_cause)
         self._write(sync=bool(result.ended))
         return result
@@ -218,9 +220,12 @@ class Journal:
     # ---- recovery ----
 
     def _recover(self) -> None:
-        for path in sorted(self.directory.glob("*.journal")):
+        paths = sorted(self.directory.glob("*.journal"))
+        # A segment is named for its first record, so that numbers go on when all else is deleted.
+        self.last_seq = int(paths[0].stem) - 1 if paths else 0
+        for path in paths:
             for record in self._read_segment(path):
-                if self.last_seq and record.seq != self.last_seq + 1:
+                if record.seq != self.last_seq + 1:
                     raise JournalCorrupt(f"{path.name}: record {record.seq} after {self.last_seq}")
                 self.last_seq = record.seq
                 self._apply(record)

@@ -3,6 +3,7 @@
 ZMQ's own threads move the bytes, so the loop only ever takes what has already arrived.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -17,7 +18,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.messages import Heartbeat, Hello, Welcome
-from engine.wire import MessageLost, Numbering, decode
+from engine.wire import UNEXPECTED_NUMBER, MessageLost, Numbering, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def lock_directory(directory: Path) -> IO[str]:
 def engine_identity(directory: Path) -> tuple[str, int]:
     """(engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
     path = directory / "identity"
-    engine_id, epoch = (path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0))
+    engine_id, epoch = path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0)
     temporary = path.with_suffix(".part")
     temporary.write_text(f"{engine_id} {int(epoch) + 1}\n")
     temporary.rename(path)
@@ -134,11 +135,15 @@ class EngineProcess:
                 self._send(receiver, answer)
 
     def _greet(self, gateway_id: str, message: object, frame: bytes) -> None:
-        """Only Hello makes a gateway known; anything else was meant for an engine before this one."""
+        """Only Hello makes a gateway known; one that was forgotten is told to say it again."""
         if isinstance(message, Hello):
             gateway = self._gateways[gateway_id] = _Gateway(time.monotonic())
             gateway.numbering.decode(frame)
             self._send(gateway_id, self.welcome)
+        else:
+            with contextlib.suppress(zmq.ZMQError):
+                stranger = encode(UNEXPECTED_NUMBER, self.welcome)
+                self._socket.send_multipart([gateway_id.encode(), stranger], zmq.NOBLOCK)
 
     # ---- out ----
 

@@ -27,6 +27,9 @@ from engine.messages import (
     Welcome,
 )
 
+UNEXPECTED_NUMBER = (1 << 64) - 1
+"""A number that is never due: whoever receives it starts its connection anew."""
+
 _HEADER = struct.Struct("<QB")
 _TYPES: tuple[type, ...] = (
     Hello,

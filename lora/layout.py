@@ -103,7 +103,9 @@ class Layout:
     @cached_property
     def layout_id(self) -> str:
         """Names the byte layout: adapters packed under one id can be copied into any such arena."""
-        return hashlib.sha256(repr((self.shape, self.itemsize, self.block_size)).encode()).hexdigest()
+        return hashlib.sha256(
+            repr((self.shape, self.itemsize, self.block_size)).encode()
+        ).hexdigest()
 
     def tile_bytes(self, projection: int) -> int:
         return _round_up(
@@ -120,7 +122,9 @@ class Layout:
         for (layer, projection), rank in sorted(ranks.items()):
             size = self.tile_bytes(projection)
             for index in range(-(-rank // RANK_ROWS)):
-                slab = next((s for s, u in enumerate(used) if u + size <= self.slab_bytes), len(used))
+                slab = next(
+                    (s for s, u in enumerate(used) if u + size <= self.slab_bytes), len(used)
+                )
                 if slab == len(used):
                     used.append(0)
                 tiles.append(Tile(layer, projection, index, slab, used[slab]))

@@ -19,8 +19,6 @@ from lora.errors import AdapterRejected
 from lora.layout import Layout
 from lora.manager import Loaded
 from lora.weights import PackedAdapter, pack
-from registry.errors import InvalidAdapter
-from registry.peft_format import open_canonical
 from registry.ref import AdapterRef
 
 logger = logging.getLogger(__name__)
@@ -112,7 +110,12 @@ class ThreadLoader:
     """
 
     def __init__(
-        self, disk: DiskCache, fetcher: Path, layout: Layout, dtype: torch.dtype, arena: torch.Tensor
+        self,
+        disk: DiskCache,
+        fetcher: Path,
+        layout: Layout,
+        dtype: torch.dtype,
+        arena: torch.Tensor,
     ) -> None:
         self.disk = disk
         self.layout = layout
@@ -150,11 +153,10 @@ class ThreadLoader:
     def _load(self, ref: AdapterRef) -> Loaded:
         try:
             data = self.disk.open_verified(ref.digest)
-            adapter = open_canonical(self.disk.path(ref.digest))
-            packed = pack(ref.digest, adapter, data, self.layout, self.dtype)
+            packed = pack(ref.digest, data, self.layout, self.dtype)
         except OSError as error:
             return Loaded(ref.digest, "host", error=f"the disk cache lost it: {error}")
-        except (AdapterRejected, InvalidAdapter) as error:
+        except AdapterRejected as error:
             return Loaded(ref.digest, "host", error=str(error), permanent=True)
         return Loaded(ref.digest, "host", packed)
 

@@ -7,7 +7,8 @@ import torch
 
 from lora.errors import AdapterRejected
 from lora.layout import ADDRESS_UNIT_BYTES, PROJECTIONS, RANK_ROWS, Layout, Tile
-from registry.peft_format import CanonicalAdapter, lora_names
+from registry.errors import InvalidAdapter
+from registry.peft_format import CanonicalAdapter, lora_names, parse_canonical
 
 _MODULE = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
 _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
@@ -33,7 +34,9 @@ class PackedAdapter:
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
         """[layers, projections, tiles] int32 addresses once the slabs have places; -1 is no tile."""
         depth = max(tile.index for tile in self.tiles) + 1
-        table = torch.full((layout.shape.num_layers, len(PROJECTIONS), depth), -1, dtype=torch.int32)
+        table = torch.full(
+            (layout.shape.num_layers, len(PROJECTIONS), depth), -1, dtype=torch.int32
+        )
         for tile in self.tiles:
             start = slab_ids[tile.slab] * layout.units_per_slab
             offset = tile.offset_bytes // ADDRESS_UNIT_BYTES
@@ -41,13 +44,12 @@ class PackedAdapter:
         return table
 
 
-def pack(
-    digest: str, adapter: CanonicalAdapter, data: bytes, layout: Layout, dtype: torch.dtype
-) -> PackedAdapter:
-    """Pack a canonical object. Raises AdapterRejected when it is not one of this base model.
-
-    data: the whole object, which `adapter` describes and whose sha256 is `digest`.
-    """
+def pack(digest: str, data: bytes, layout: Layout, dtype: torch.dtype) -> PackedAdapter:
+    """Pack a canonical object. Raises AdapterRejected when it is not one of this base model."""
+    try:
+        adapter = parse_canonical(data)
+    except InvalidAdapter as error:
+        raise AdapterRejected(str(error)) from error
     places = {name: _place(name, layout) for name in adapter.modules}
     ranks = {places[name]: module.rank for name, module in adapter.modules.items()}
     tiles, num_slabs = layout.pack(ranks)
@@ -78,7 +80,9 @@ def _rows(
     a = _tensor(adapter, data, name_a).to(dtype)
     b = _tensor(adapter, data, name_b).T.to(dtype).contiguous()
     if (a.shape[1], b.shape[1]) != features or a.shape[0] != b.shape[0]:
-        raise AdapterRejected(f"{name} has shapes {tuple(a.shape)}, {tuple(b.shape)}, not {features}")
+        raise AdapterRejected(
+            f"{name} has shapes {tuple(a.shape)}, {tuple(b.shape)}, not {features}"
+        )
     return a, b
 
 

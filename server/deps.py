@@ -1,0 +1,81 @@
+"""What endpoints ask for: the gateway, who calls, and the body within its limit.
+
+Authentication is a dependency of every router; nothing here looks at a path.
+"""
+
+import hmac
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import ClientDisconnect
+
+from server import auth, errors
+from server.auth import Identity
+from server.gateway import Gateway, now_ms
+
+_bearer = HTTPBearer(auto_error=False)
+Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+def get_gateway(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+GatewayDep = Annotated[Gateway, Depends(get_gateway)]
+
+
+async def authenticate(gateway: GatewayDep, bearer: Bearer) -> Identity:
+    """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
+    if bearer is None:
+        raise errors.missing_api_key()
+    token = bearer.credentials
+    return await gateway.database.read(
+        lambda conn: auth.authenticate(conn, token, gateway.pepper, now_ms())
+    )
+
+
+IdentityDep = Annotated[Identity, Depends(authenticate)]
+
+
+class _Scoped:
+    """An identity whose key has one scope. Raises 403."""
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+
+    async def __call__(self, identity: IdentityDep) -> Identity:
+        if not identity.allows(self.scope):
+            raise errors.insufficient_permissions(self.scope)
+        return identity
+
+
+InferenceKey = Annotated[Identity, Depends(_Scoped(auth.INFERENCE))]
+AdaptersKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS))]
+UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE))]
+
+
+async def require_admin(gateway: GatewayDep, bearer: Bearer) -> None:
+    """Only the operator's admin key."""
+    if bearer is None:
+        raise errors.missing_api_key()
+    if not hmac.compare_digest(bearer.credentials.encode(), gateway.admin_key.encode()):
+        raise errors.invalid_api_key()
+
+
+async def limited_body(request: Request, gateway: GatewayDep) -> bytes:
+    """The body, refused at the first byte over the limit."""
+    limit = gateway.settings.max_body_bytes
+    received = bytearray()
+    try:
+        async for chunk in request.stream():
+            received += chunk
+            if len(received) > limit:
+                raise errors.request_too_large(limit)
+    except ClientDisconnect:
+        raise errors.invalid_request("The client left before the body was complete.") from None
+    return bytes(received)
+
+
+BodyDep = Annotated[bytes, Depends(limited_body)]

@@ -1,0 +1,108 @@
+"""The engines behind this gateway: today one, and callers do not know."""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from engine.client import EngineClient
+from engine.errors import EngineDeadError
+from engine.messages import (
+    AddRequest,
+    EngineStats,
+    JournalRecords,
+    Prefetch,
+    RequestOutput,
+    Residency,
+    Welcome,
+)
+from registry.ref import AdapterRef
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEATHS = 2
+_REMEMBERED_FINGERPRINTS = 10_000
+
+
+class Quarantined(Exception):
+    """A request just like this was in flight at two engine deaths: it is not tried a third time."""
+
+
+class Engines:
+    """Speaks to the engine on `socket_path`. on_end: called for every request that ended."""
+
+    def __init__(self, socket_path: Path, on_end: Callable[[], None]) -> None:
+        self._client = EngineClient(socket_path, on_end)
+        self._deaths: OrderedDict[str, int] = OrderedDict()
+
+    async def start(self) -> None:
+        await self._client.start()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    @property
+    def stats(self) -> EngineStats | None:
+        """The engine's latest figures."""
+        return self._client.stats
+
+    @property
+    def num_deaths(self) -> int:
+        return self._client.num_deaths
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """What the engine serves; None until it has been there once."""
+        return self._client.welcome
+
+    @property
+    def is_ready(self) -> bool:
+        return self._client.is_ready
+
+    def engine_ids(self) -> list[str]:
+        return [self.welcome.engine_id] if self.welcome else []
+
+    def residency(self, digest: str) -> Residency | None:
+        return self._client.residency.get(digest)
+
+    async def abort(self, request_id: str) -> None:
+        await self._client.abort(request_id)
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        await self._client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        assert engine_id in self.engine_ids()
+        return await self._client.read_journal(settled_seq, limit)
+
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Raises EngineDeadError, RequestRefused, Quarantined."""
+        fingerprint = _fingerprint(request)
+        if self._deaths.get(fingerprint, 0) >= _MAX_DEATHS:
+            raise Quarantined
+        was_ready = self.is_ready
+        try:
+            async with aclosing(self._client.generate(request)) as stream:
+                async for output in stream:
+                    yield output
+        except EngineDeadError:
+            # An engine that was not there to begin with did not die of this request.
+            if was_ready:
+                self._remember_death(fingerprint)
+            raise
+
+    def _remember_death(self, fingerprint: str) -> None:
+        deaths = self._deaths.pop(fingerprint, 0) + 1
+        self._deaths[fingerprint] = deaths
+        if deaths >= _MAX_DEATHS:
+            logger.error("request fingerprint %s is quarantined", fingerprint)
+        if len(self._deaths) > _REMEMBERED_FINGERPRINTS:
+            self._deaths.popitem(last=False)
+
+
+def _fingerprint(request: AddRequest) -> str:
+    digest = request.adapter.digest if request.adapter else None
+    shape = (request.tenant_id, digest, request.prompt_token_ids, request.sampling_params)
+    return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

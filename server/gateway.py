@@ -1,0 +1,81 @@
+"""What one gateway process holds: made at start, handed to every endpoint."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from registry.base_model import BaseModel
+from registry.service import Registry
+from registry.storage import open_storage
+from registry.upload_rules import RegistryLimits
+from server.database import Database
+from server.engines import Engines
+from server.limits import Limiter
+from server.metrics import Metrics
+from server.secrets_store import load_or_create_secret
+from server.settings import Settings
+from server.settler import Settler
+from server.tokenizer import Tokenizer
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One field a job; none of them knows another, but for the settler, which reads and posts.
+
+    running: request ids of answers under way here, by tenant; only their own tenant may cancel them.
+    """
+
+    settings: Settings
+    database: Database
+    base: BaseModel
+    registry: Registry
+    tokenizer: Tokenizer
+    engines: Engines
+    settler: Settler
+    limiter: Limiter
+    metrics: Metrics
+    pepper: str
+    admin_key: str
+    running: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, settings: Settings, model_dir: Path, admin_key: str) -> "Gateway":
+        """Everything but what needs a running event loop (see `app.lifespan`)."""
+        data_dir = settings.data_dir
+        database = Database(settings.database_url, data_dir=data_dir)
+        base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
+        limits = RegistryLimits(
+            max_adapter_bytes=settings.max_adapter_bytes, max_rank=settings.max_rank
+        )
+        storage = open_storage(settings.storage_url)
+        settler: Settler | None = None
+
+        def settle_soon() -> None:
+            if settler is not None:
+                settler.wake()
+
+        engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
+        settler = Settler(database, engines.read_journal, engine_ids=engines.engine_ids)
+        return cls(
+            settings=settings,
+            database=database,
+            base=base,
+            registry=Registry(base, storage, limits),
+            tokenizer=Tokenizer(model_dir),
+            engines=engines,
+            settler=settler,
+            limiter=Limiter(),
+            metrics=Metrics(engines, settler),
+            pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
+            admin_key=admin_key,
+        )
+
+    @property
+    def max_model_len(self) -> int:
+        """Of the engine once it is there; until then nothing is tokenized for it."""
+        welcome = self.engines.welcome
+        return welcome.max_model_len if welcome else 0

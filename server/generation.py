@@ -1,0 +1,319 @@
+"""One request from start to finish, top to bottom: begin here.
+
+    resolve -> request limit -> prefetch -> tokenize -> token limit -> hold -> engine -> answer
+
+Everything before the hold is free to fail. From the hold on the engine's journal decides what is paid;
+nothing here counts a token.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from engine.errors import EngineDeadError, RequestRefused
+from engine.messages import AddRequest, RequestOutput
+from registry.ref import AdapterRef
+from server import errors, openai
+from server.auth import Identity
+from server.database import LedgerUnavailable
+from server.engines import Quarantined
+from server.errors import ApiError
+from server.gateway import Gateway, now_ms
+from server.ledger import Hold, insert_hold, void_refused
+from server.limits import RateLimits, Reservation
+from server.openai import Answer, ChatRequest, CompletionRequest
+from server.prices import Price, amount_nanousd, current_price, is_billable
+from server.tokenizer import Detokenizer, TemplateError
+
+_INLINE_CHARACTERS = 4096
+"""Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which no stream notices."""
+_HOLD_SLACK_MS = 60_000
+"""A hold outlives its request's deadline, so that no clock difference lets it expire first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request that has been admitted and paid for."""
+
+    message: AddRequest
+    answer: Answer
+    price: Price
+    reservation: Reservation
+    arrived_at: float
+
+
+async def admit(
+    gateway: Gateway, identity: Identity, asked: ChatRequest | CompletionRequest
+) -> Generation:
+    """Everything up to the durable hold. Raises ApiError, RateLimited and the registry's errors."""
+    arrived_at = time.monotonic()
+    adapter, price = await _resolve(gateway, identity, asked.model)
+    limits = RateLimits(
+        requests_per_minute=identity.requests_per_minute,
+        tokens_per_minute=identity.tokens_per_minute,
+    )
+    reservation = gateway.limiter.acquire_request(identity.tenant_id, limits, time.monotonic())
+    try:
+        if not gateway.engines.is_ready:
+            raise errors.engine_unavailable()
+        if adapter:
+            await gateway.engines.prefetch(identity.tenant_id, adapter)
+        prompt = await _tokenize(gateway, asked)
+        max_tokens = _max_tokens(gateway, asked, len(prompt))
+        sampling = asked.sampling(max_tokens)
+        gateway.limiter.acquire_tokens(reservation, len(prompt) + max_tokens, time.monotonic())
+        message = AddRequest(
+            request_id=uuid.uuid4().hex,
+            tenant_id=identity.tenant_id,
+            prompt_token_ids=tuple(prompt),
+            sampling_params=sampling,
+            token_lease=max_tokens,
+            deadline_s=gateway.settings.request_timeout_s,
+            adapter=adapter,
+            cache_salt=identity.cache_salt,
+            weight=identity.weight,
+        )
+        await _hold(gateway, identity, asked.model, message, price)
+    except BaseException:
+        reservation.cancel(time.monotonic())
+        raise
+    is_chat = isinstance(asked, ChatRequest)
+    answer = Answer.of(message.request_id, asked.model, is_chat, gateway.base.base_revision)
+    return Generation(message, answer, price, reservation, arrived_at)
+
+
+async def outputs(
+    gateway: Gateway, generation: Generation
+) -> AsyncGenerator[RequestOutput, None]:
+    """The engine's outputs, failures as ApiError; leaving early aborts the request."""
+    request_id = generation.message.request_id
+    gateway.running[request_id] = generation.message.tenant_id
+    num_tokens = 0
+    try:
+        async with aclosing(gateway.engines.generate(generation.message)) as stream:
+            async for output in stream:
+                if num_tokens == 0:
+                    waited_s = time.monotonic() - generation.arrived_at
+                    gateway.metrics.time_to_first_token.observe(waited_s)
+                num_tokens = output.num_prompt_tokens + output.num_completion_tokens
+                if output.finish_reason == "error":
+                    raise _failure(output)
+                if output.stop_cause == "deadline" and not output.num_completion_tokens:
+                    raise errors.request_timeout(gateway.settings.request_timeout_s)
+                yield output
+    except RequestRefused as refused:
+        await _void(gateway, request_id)
+        raise _refusal(refused) from None
+    except Quarantined:
+        await _void(gateway, request_id)
+        raise errors.invalid_request(
+            "The engine died twice while serving exactly this request; change it.",
+            code="request_quarantined",
+        ) from None
+    except EngineDeadError:
+        raise errors.engine_unavailable() from None
+    finally:
+        del gateway.running[request_id]
+        generation.reservation.settle(num_tokens, time.monotonic())
+
+
+async def whole(
+    gateway: Gateway, generation: Generation, with_token_ids: bool
+) -> tuple[dict[str, object], str | None]:
+    """The complete answer, and the digest of the adapter that was applied."""
+    detokenizer, text, token_ids = Detokenizer(gateway.tokenizer.vocabulary), "", []
+    async with aclosing(outputs(gateway, generation)) as stream:
+        async for output in stream:
+            token_ids += output.new_token_ids
+            text += _text(detokenizer, output)
+    body = generation.answer.whole(
+        text,
+        openai.finish_reason(output),
+        _usage(generation, output),
+        token_ids if with_token_ids else None,
+        generation.message.prompt_token_ids,
+    )
+    return body, output.adapter_digest
+
+
+async def events(
+    gateway: Gateway,
+    generation: Generation,
+    first: RequestOutput,
+    rest: AsyncGenerator[RequestOutput, None],
+    asked: ChatRequest | CompletionRequest,
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events; a failure on the way is one error event, and the end."""
+    detokenizer = Detokenizer(gateway.tokenizer.vocabulary)
+    # With include_usage every chunk carries the key: null until the last one.
+    nothing = {"usage": None} if asked.includes_usage else {}
+    output = first
+    async with aclosing(rest):
+        try:
+            while True:
+                final = output.finish_reason is not None
+                chunk = generation.answer.chunk(
+                    _text(detokenizer, output),
+                    finish_reason=openai.finish_reason(output) if final else None,
+                    token_ids=output.new_token_ids if asked.return_token_ids else None,
+                    is_first=output is first,
+                )
+                yield openai.event(chunk | nothing)
+                if final:
+                    break
+                output = await anext(rest)
+        except ApiError as error:
+            yield openai.event(errors.error_body(error))
+            return
+    if asked.includes_usage:
+        yield openai.event(generation.answer.usage_chunk(_usage(generation, output)))
+    yield openai.DONE
+
+
+# ---- the steps, in order ----
+
+
+async def _resolve(
+    gateway: Gateway, identity: Identity, model: str
+) -> tuple[AdapterRef | None, Price]:
+    """The adapter that `model` means, None for the base; and the price of now."""
+
+    def read(conn: Connection) -> tuple[AdapterRef | None, Price]:
+        price = current_price(conn, now_ms())
+        if model == gateway.base.model_id:
+            return None, price
+        return gateway.registry.resolve(conn, identity.tenant_id, model), price
+
+    return await gateway.database.read(read)
+
+
+async def _tokenize(gateway: Gateway, asked: ChatRequest | CompletionRequest) -> list[int]:
+    """Exact prompt tokens, off the event loop when they are many."""
+    if isinstance(asked, ChatRequest):
+        messages = [message.plain() for message in asked.messages]
+        size = sum(len(message["content"]) for message in messages)
+
+        def encode() -> list[int]:
+            text = gateway.tokenizer.render(messages)
+            return gateway.tokenizer.encode(text, add_special_tokens=False)
+    else:
+        prompt = asked.prompt
+        if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
+            return _checked_ids(gateway, [token for token in prompt if isinstance(token, int)])
+        if isinstance(prompt, list) and len(prompt) != 1:
+            raise errors.invalid_request("Send one prompt per request.", param="prompt")
+        text = str(prompt[0]) if isinstance(prompt, list) else prompt
+        size = len(text)
+
+        def encode() -> list[int]:
+            return gateway.tokenizer.encode(text)
+
+    try:
+        ids = encode() if size <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
+    except TemplateError as error:
+        raise errors.invalid_request(str(error), param="messages") from None
+    return _checked_ids(gateway, ids)
+
+
+def _checked_ids(gateway: Gateway, ids: list[int]) -> list[int]:
+    if not ids:
+        raise errors.invalid_request("The prompt is empty.", param="prompt")
+    size = len(gateway.tokenizer.vocabulary)
+    if max(ids) >= size:
+        raise errors.invalid_request(f"Token ids must be below {size}.", param="prompt")
+    return ids
+
+
+def _max_tokens(
+    gateway: Gateway, asked: ChatRequest | CompletionRequest, num_prompt_tokens: int
+) -> int:
+    """What was asked for, or all that the context leaves. Raises context_length_exceeded."""
+    limit = gateway.max_model_len
+    wanted = asked.asked_tokens
+    if num_prompt_tokens + (wanted or 1) > limit:
+        param = "messages" if isinstance(asked, ChatRequest) else "prompt"
+        raise errors.context_length_exceeded(
+            limit=limit, asked=num_prompt_tokens + (wanted or 1), param=param
+        )
+    return wanted or limit - num_prompt_tokens
+
+
+async def _hold(
+    gateway: Gateway, identity: Identity, model: str, message: AddRequest, price: Price
+) -> None:
+    """One durable row before the engine hears of it; without it nothing is served."""
+    num_prompt_tokens, now = len(message.prompt_token_ids), now_ms()
+    adapter = message.adapter
+    hold = Hold(
+        request_id=message.request_id,
+        tenant_id=identity.tenant_id,
+        key_id=identity.key_id,
+        model=model,
+        price_version=price.price_version,
+        amount_nanousd=amount_nanousd(num_prompt_tokens, 0, message.token_lease, price),
+        num_prompt_tokens=num_prompt_tokens,
+        token_lease=message.token_lease,
+        engine_id=gateway.engines.engine_ids()[0],
+        created_at_ms=now,
+        expires_at_ms=now + int(message.deadline_s * 1000) + _HOLD_SLACK_MS,
+        adapter_id=adapter.adapter_id if adapter else None,
+        adapter_version=adapter.version if adapter else None,
+        adapter_digest=adapter.digest if adapter else None,
+    )
+    try:
+        await gateway.database.write(lambda conn: insert_hold(conn, hold))
+    except LedgerUnavailable:
+        raise errors.metering_unavailable() from None
+
+
+async def _void(gateway: Gateway, request_id: str) -> None:
+    """The engine never accepted it: the hold need not wait for its expiry."""
+    await gateway.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
+
+
+def _text(detokenizer: Detokenizer, output: RequestOutput) -> str:
+    return detokenizer.push(
+        output.new_token_ids,
+        final=output.finish_reason is not None,
+        cut_bytes=output.num_stop_bytes,
+    )
+
+
+def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
+    """The engine's counts and what they cost under the price that was held."""
+    assert final.finish_reason is not None
+    assert final.stop_cause is not None
+    cost = 0
+    if is_billable(final.finish_reason, final.stop_cause):
+        cost = amount_nanousd(
+            final.num_prompt_tokens,
+            final.num_cached_tokens,
+            final.num_completion_tokens,
+            generation.price,
+        )
+    return openai.usage(final, cost, generation.price.price_version)
+
+
+# ---- failures ----
+
+
+def _failure(output: RequestOutput) -> ApiError:
+    """A request that the engine accepted and could not serve; it is rated 0."""
+    if output.stop_cause == "adapter_failed":
+        return errors.adapter_failed()
+    if output.stop_cause == "gateway_lost":
+        return errors.engine_unavailable()
+    return errors.internal_error()
+
+
+def _refusal(refused: RequestRefused) -> ApiError:
+    if refused.reason == "queue_full":
+        return errors.overloaded()
+    if refused.reason == "metering_unavailable":
+        return errors.metering_unavailable()
+    return errors.internal_error()

@@ -1,0 +1,80 @@
+"""Figures for Prometheus: counted here, or read off the engine's last heartbeat when asked."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from server.engines import Engines
+from server.settler import Settler
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+_GAUGES = {
+    "running": "Requests in the running batch",
+    "waiting": "Requests queued in the engine",
+    "batch_requests": "Requests of the last step",
+    "batch_tokens": "Tokens of the last step",
+    "batch_adapters": "Distinct adapters of the last step",
+    "free_slabs": "Free slabs of the arena",
+    "total_slabs": "Slabs of the arena",
+    "adapter_slabs": "Slabs that hold adapters",
+    "unsettled_records": "End records that the ledger does not have yet",
+}
+_COUNTERS = {
+    "steps": "Steps since the engine started",
+    "prompt_tokens": "Prompt tokens of ended requests since the engine started",
+    "completion_tokens": "Tokens generated since the engine started",
+    "preemptions": "Requests that gave back their blocks",
+    "adapter_loads": "Adapters placed into the arena",
+    "adapter_evictions": "Adapters evicted from the arena",
+}
+
+
+class _EngineCollector(Collector):
+    """The engine's figures, as of a quarter of a second ago; nothing is reported while it is away."""
+
+    def __init__(self, engines: Engines, settler: Settler) -> None:
+        self._engines = engines
+        self._settler = settler
+
+    def collect(self) -> Iterator[Metric]:
+        ready = float(self._engines.is_ready)
+        yield GaugeMetricFamily("chorale_engine_ready", "1 while the engine serves", ready)
+        yield CounterMetricFamily(
+            "chorale_engine_deaths", "Engines lost since start", self._engines.num_deaths
+        )
+        for lag in self._settler.lags.values():
+            behind = lag.last_seq - lag.settled_seq
+            yield GaugeMetricFamily("chorale_settler_lag_records", "Unposted records", behind)
+        stats = self._engines.stats
+        if stats is None or not ready:
+            return
+        for name, help_text in _GAUGES.items():
+            yield GaugeMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
+        for name, help_text in _COUNTERS.items():
+            yield CounterMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
+
+
+class Metrics:
+    """One registry a gateway, so that tests may make several."""
+
+    def __init__(self, engines: Engines, settler: Settler) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(engines, settler))
+        self.requests = Counter(
+            "chorale_http_requests",
+            "Requests answered, by status",
+            ["method", "status"],
+            registry=self._registry,
+        )
+        self.time_to_first_token = Histogram(
+            "chorale_time_to_first_token_seconds",
+            "From the request's arrival at the gateway to its first tokens",
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)

@@ -1,0 +1,105 @@
+"""Every setting of `chorale serve`, from flags, environment (CHORALE_...) and chorale.toml.
+
+An unknown setting is an error, wherever it stands.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+ENV_PREFIX = "CHORALE_"
+# Read by the client commands and by the supervisor, no settings of the server.
+_OTHER_ENV = {"CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG"}
+
+
+class UnknownSetting(Exception):
+    """Where it stands, and its name."""
+
+
+class InvalidSetting(Exception):
+    """Which setting, and what it must be."""
+
+
+class Settings(BaseModel):
+    """Sizes in bytes, times in seconds; None is derived at start (see the field's comment)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    model_name: str | None = None  # what clients call the base model; the folder's or hub's name
+    data_dir: Path = Path(".chorale")
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    database_url: str | None = None  # SQLite in data_dir
+    storage: str | None = None  # a folder in data_dir
+
+    max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=16)
+    max_waiting: int = Field(1024, ge=1)
+    block_size: int = Field(16, ge=16)
+    arena_bytes: int = Field(1 << 30, ge=1 << 20)
+    threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
+
+    disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)
+    host_cache_bytes: int = Field(256 << 20, ge=1 << 20)
+    prefetch_per_tenant: int = Field(4, ge=1)
+    max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
+    max_rank: int = Field(256, ge=1, le=256)
+
+    request_timeout_s: float = Field(120.0, gt=0)
+    max_body_bytes: int = Field(4 << 20, ge=1 << 10)
+    drain_timeout_s: float = Field(30.0, ge=0)
+
+    @property
+    def model_id(self) -> str:
+        return self.model_name or Path(self.model).name
+
+    @property
+    def storage_url(self) -> str:
+        return self.storage or (self.data_dir.resolve() / "objects").as_uri()
+
+
+def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
+    """Flags win over the environment, the environment over the file. None flags were not given.
+
+    Raises UnknownSetting and InvalidSetting.
+    """
+    values = _from_file(config) | _from_environment()
+    values |= {name: value for name, value in flags.items() if value is not None}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise InvalidSetting(f"{name}: {first['msg']}") from None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    values = tomllib.loads(path.read_text())
+    _refuse_unknown(values, str(path))
+    return values
+
+
+def _from_environment() -> dict[str, Any]:
+    values = {
+        name.removeprefix(ENV_PREFIX).lower(): value
+        for name, value in os.environ.items()
+        if name.startswith(ENV_PREFIX) and name not in _OTHER_ENV
+    }
+    _refuse_unknown(values, "the environment", ENV_PREFIX)
+    return values
+
+
+def _refuse_unknown(values: dict[str, Any], where: str, prefix: str = "") -> None:
+    for name in values:
+        if name not in Settings.model_fields:
+            shown = prefix + (name.upper() if prefix else name)
+            raise UnknownSetting(f"{shown} in {where} is no setting of chorale serve")
