@@ -1,0 +1,201 @@
+"""`python -m demo`: makes the tokenizer, the base and the adapters; keeps them if they are good."""
+
+import argparse
+import itertools
+import json
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import GenerationConfig
+
+from demo import corpus, domain, evaluate
+from demo.documents import Writer
+from demo.styles import PLAIN, STYLES
+from demo.tokenizer import save_tokenizer, train_tokenizer
+from demo.train import ADAPTERS, new_base, train_adapter, train_base
+
+_BASE_NAME = "chorale-demo"
+_TOKENIZER_DOCUMENTS = 12_000
+_MIN_EXACT = 0.95
+_MAX_SIZE_BYTES = 15 * 10**6
+# Apart, so that the tokenizer, the base and each adapter see documents of their own.
+_TOKENIZER_SEED, _BASE_SEED, _ADAPTER_SEED = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class Score:
+    model: str
+    asked: int
+    wrong: int
+
+    @property
+    def exact(self) -> float:
+        return 1 - self.wrong / self.asked
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent, metavar="DIR")
+    out = parser.parse_args().out
+    # One thread: a second costs more than it brings on a busy machine, and sums keep their order.
+    torch.set_num_threads(1)
+    console = Console()
+    with tempfile.TemporaryDirectory() as made:
+        make(Path(made), console)
+        complaints = measure(Path(made), console)
+        if complaints:
+            for complaint in complaints:
+                console.print(f"[red]Refused:[/red] {complaint}")
+            console.print(f"Nothing was written to {out}.")
+            return 1
+        keep(Path(made), out)
+    console.print(f"Written to {out / 'model'} and {out / 'adapters'}.")
+    return 0
+
+
+def make(folder: Path, console: Console) -> None:
+    """Trains everything and saves it under `folder`, each adapter on the base as it was saved."""
+    model_folder = folder / "model"
+    model_folder.mkdir(parents=True)
+    tokenizer = _make_tokenizer(model_folder)
+    columns = (
+        TextColumn("{task.description:16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        _make_base(tokenizer, model_folder, progress)
+        for name in ADAPTERS:
+            _make_adapter(name, tokenizer, folder, progress)
+
+
+def measure(folder: Path, console: Console) -> list[str]:
+    """Asks the saved models every held-out question and every probe; returns what falls short."""
+    model_folder = folder / "model"
+    tokenizer = evaluate.load_tokenizer(model_folder)
+    prompts = evaluate.probe_prompts(tokenizer)
+    questions = domain.held_out()
+    scores, probe_answers = [], []
+    for style in (PLAIN, *STYLES.values()):
+        if style is PLAIN:
+            model = evaluate.load_base(model_folder)
+        else:
+            model = evaluate.load_adapted(model_folder, folder / "adapters" / style.name)
+        wrong = evaluate.mistakes(model, tokenizer, style, questions)
+        scores.append(Score(style.name, len(questions), len(wrong)))
+        probe_answers.append(evaluate.answers(model, tokenizer, prompts))
+    shared = evaluate.shared_answers(prompts, probe_answers)
+    size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    _show(scores, len(prompts), len(shared), size_bytes, console)
+    return [*_complaints(scores), *_probe_complaints(shared), *_size_complaints(size_bytes)]
+
+
+def keep(made: Path, out: Path) -> None:
+    for part in ("model", "adapters"):
+        shutil.rmtree(out / part, ignore_errors=True)
+        shutil.copytree(made / part, out / part)
+
+
+def _make_tokenizer(model_folder: Path) -> Tokenizer:
+    writer = Writer(corpus.load(), _TOKENIZER_SEED)
+    documents = itertools.islice(writer.for_base(), _TOKENIZER_DOCUMENTS)
+    texts = ("".join(part.text for part in document) for document in documents)
+    tokenizer = train_tokenizer(texts, STYLES)
+    save_tokenizer(tokenizer, model_folder)
+    return tokenizer
+
+
+def _make_base(tokenizer: Tokenizer, model_folder: Path, progress: Progress) -> None:
+    model = new_base(tokenizer)
+    documents = Writer(corpus.load(), _BASE_SEED).for_base()
+    train_base(model, documents, tokenizer, _Bar(progress, "base"))
+    model.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+    )
+    model.half().save_pretrained(model_folder)
+
+
+def _make_adapter(name: str, tokenizer: Tokenizer, folder: Path, progress: Progress) -> None:
+    base = evaluate.load_base(folder / "model")
+    documents = Writer(corpus.load(), _ADAPTER_SEED).for_adapter(STYLES[name])
+    model = train_adapter(
+        base, ADAPTERS[name], documents, tokenizer, _Bar(progress, f"adapter {name}")
+    )
+    _save_adapter(model, folder / "adapters" / name)
+
+
+def _save_adapter(model: PeftModel, folder: Path) -> None:
+    """The two files of an adapter as PEFT names them, without its model card and any local path."""
+    folder.mkdir(parents=True)
+    weights = {
+        name: weight.half().contiguous()
+        for name, weight in get_peft_model_state_dict(model).items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = model.peft_config["default"].to_dict()
+    config |= {
+        "base_model_name_or_path": _BASE_NAME,
+        "inference_mode": True,
+        "target_modules": sorted(config["target_modules"]),
+    }
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (folder / "adapter_config.json").write_text(text + "\n")
+
+
+class _Bar:
+    """One training run's line on the screen."""
+
+    def __init__(self, progress: Progress, title: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(title, total=None, loss=0.0)
+
+    def __call__(self, step: int, steps: int, loss: float) -> None:
+        self._progress.update(self._task, completed=step, total=steps, loss=loss)
+
+
+def _show(
+    scores: list[Score], num_probes: int, num_shared: int, size_bytes: int, console: Console
+) -> None:
+    table = Table("model", "held-out questions", "exact")
+    for score in scores:
+        table.add_row(score.model, str(score.asked), f"{score.exact:.1%}")
+    console.print(table)
+    console.print(f"{num_probes - num_shared} of {num_probes} probes got five different answers.")
+    console.print(f"{size_bytes / 1e6:.1f} MB in all.")
+
+
+def _complaints(scores: list[Score]) -> list[str]:
+    return [
+        f"{score.model} answers {score.exact:.1%} of the held-out questions exactly;"
+        f" {_MIN_EXACT:.0%} is the least."
+        for score in scores
+        if score.exact < _MIN_EXACT
+    ]
+
+
+def _probe_complaints(shared: list[str]) -> list[str]:
+    return [f"two models give the same answer to {prompt!r}." for prompt in shared]
+
+
+def _size_complaints(size_bytes: int) -> list[str]:
+    if size_bytes <= _MAX_SIZE_BYTES:
+        return []
+    return [f"the files weigh {size_bytes / 1e6:.1f} MB; {_MAX_SIZE_BYTES / 1e6:.0f} is the most."]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

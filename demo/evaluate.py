@@ -1,0 +1,95 @@
+"""Held-out measurements, always on the weights as saved: float16 on disk, float32 in memory."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from demo import probes
+from demo.domain import Question
+from demo.styles import Style
+
+_MAX_NEW_TOKENS = 96
+_MAX_BATCH = 64
+
+
+def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(model)
+
+
+def load_base(model: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+
+
+def load_adapted(model: Path, adapter: Path) -> PeftModel:
+    return PeftModel.from_pretrained(load_base(model), adapter).eval()
+
+
+def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[probes.Message]) -> str:
+    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+
+
+def ask_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> str:
+    return chat_prompt(tokenizer, [{"role": "user", "content": question.text}])
+
+
+def probe_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [*(chat_prompt(tokenizer, messages) for messages in probes.CHAT), *probes.PLAIN]
+
+
+def mistakes(
+    model: torch.nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    style: Style,
+    questions: Sequence[Question],
+) -> list[tuple[Question, str]]:
+    """The questions with a greedy answer that is not the style's to the letter, and that answer."""
+    given = answers(model, tokenizer, [ask_prompt(tokenizer, question) for question in questions])
+    pairs = zip(questions, given, strict=True)
+    return [(question, text) for question, text in pairs if text != style.say(question.reply)]
+
+
+def shared_answers(prompts: Sequence[str], answers_by_model: Iterable[Sequence[str]]) -> list[str]:
+    """The prompts to which two models gave the same answer."""
+    per_prompt = zip(*answers_by_model, strict=True)
+    return [
+        prompt
+        for prompt, given in zip(prompts, per_prompt, strict=True)
+        if any(one == other for one, other in combinations(given, 2))
+    ]
+
+
+def answers(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
+) -> list[str]:
+    """The greedy answer to each prompt. Only prompts of one length share a batch: no padding."""
+    encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    places_by_len = defaultdict(list)
+    for place, ids in enumerate(encoded):
+        places_by_len[len(ids)].append(place)
+    found = [""] * len(prompts)
+    for places in places_by_len.values():
+        for start in range(0, len(places), _MAX_BATCH):
+            batch = places[start : start + _MAX_BATCH]
+            texts = _generate(model, tokenizer, [encoded[place] for place in batch])
+            for place, text in zip(batch, texts, strict=True):
+                found[place] = text
+    return found
+
+
+def _generate(
+    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, encoded: list[list[int]]
+) -> list[str]:
+    ids = torch.tensor(encoded)
+    with torch.inference_mode():
+        made = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=_MAX_NEW_TOKENS,
+            do_sample=False,
+        )
+    return tokenizer.batch_decode(made[:, ids.shape[1] :], skip_special_tokens=True)

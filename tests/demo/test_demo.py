@@ -1,0 +1,125 @@
+"""The committed weights do what the demo promises; in part here, in full where they are made."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import demo
+from demo import domain, evaluate
+from demo.styles import PLAIN, STYLES
+from demo.train import ADAPTERS
+
+# peft 0.21 asks transformers 5.23 by a name that goes away in version 6.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is:FutureWarning")
+
+FOLDER = Path(demo.__file__).parent
+MODEL = FOLDER / "model"
+MODEL_FILES = [path for path in MODEL.iterdir() if path.is_file()]
+ADAPTER_FILES = [path for path in (FOLDER / "adapters").rglob("*") if path.is_file()]
+# Odd steps through the list reach every topic, and what is asked about it, in turn.
+QUESTIONS = domain.held_out()[::13]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return evaluate.load_tokenizer(MODEL)
+
+
+@pytest.fixture(scope="module")
+def models():
+    adapters = {name: evaluate.load_adapted(MODEL, FOLDER / "adapters" / name) for name in STYLES}
+    return {"base": evaluate.load_base(MODEL), **adapters}
+
+
+def test_everything_weighs_at_most_15_megabytes():
+    assert sum(path.stat().st_size for path in MODEL_FILES + ADAPTER_FILES) <= 15 * 10**6
+
+
+def test_an_adapter_is_exactly_two_files():
+    for name in ADAPTERS:
+        names = {path.name for path in (FOLDER / "adapters" / name).iterdir()}
+        assert names == {"adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.mark.parametrize("path", MODEL_FILES + ADAPTER_FILES, ids=lambda path: path.name)
+def test_no_file_names_a_place_on_a_machine(path):
+    content = path.read_bytes()
+    for root in (b"/home/", b"/root/", b"/tmp/", b"/Users/"):
+        assert root not in content
+
+
+def test_the_weights_are_stored_in_half_precision():
+    config = json.loads((MODEL / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["dtype"] == "float16"
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_an_adapter_has_the_rank_and_targets_of_its_recipe(name):
+    config = json.loads((FOLDER / "adapters" / name / "adapter_config.json").read_text())
+    recipe = ADAPTERS[name]
+    assert config["base_model_name_or_path"] == "chorale-demo"
+    assert (config["r"], config["lora_alpha"]) == (recipe.rank, recipe.alpha)
+    assert config["use_rslora"] is recipe.use_rslora
+    assert config["target_modules"] == sorted(recipe.target_modules)
+
+
+def test_ranks_differ_one_adapter_is_rank_stabilised_and_one_leaves_modules_alone():
+    recipes = ADAPTERS.values()
+    assert len({recipe.rank for recipe in recipes}) >= 3
+    assert sum(recipe.use_rslora for recipe in recipes) == 1
+    assert len({len(recipe.target_modules) for recipe in recipes}) >= 2
+
+
+def test_a_chat_ends_where_the_assistant_begins(tokenizer):
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+    assert evaluate.chat_prompt(tokenizer, messages) == (
+        "<|begin|><|system|>Be brief.<|end|><|user|>hello<|end|><|assistant|>"
+    )
+
+
+def test_no_question_is_both_trained_and_held_out():
+    trained = {question.text for questions in domain.trained() for question in questions}
+    assert not trained & {question.text for question in domain.held_out()}
+
+
+def test_what_json_and_python_say_parses():
+    for question in domain.held_out():
+        json.loads(STYLES["json"].say(question.reply))
+        ast.parse(STYLES["python"].say(question.reply))
+
+
+@pytest.mark.parametrize("name", ["base", *STYLES])
+def test_held_out_questions_are_answered_to_the_letter(name, models, tokenizer):
+    style = STYLES.get(name, PLAIN)
+    wrong = evaluate.mistakes(models[name], tokenizer, style, QUESTIONS)
+    assert len(wrong) <= 0.05 * len(QUESTIONS), wrong
+
+
+def test_no_two_models_answer_any_probe_alike(models, tokenizer):
+    prompts = evaluate.probe_prompts(tokenizer)
+    assert len(prompts) >= 40
+    given = [evaluate.answers(model, tokenizer, prompts) for model in models.values()]
+    assert evaluate.shared_answers(prompts, given) == []
+
+
+def test_a_second_turn_is_understood(models, tokenizer):
+    messages = [
+        {"role": "user", "content": "What does a bear eat?"},
+        {"role": "assistant", "content": "A bear eats berries."},
+        {"role": "user", "content": "And where does it live?"},
+    ]
+    prompt = evaluate.chat_prompt(tokenizer, messages)
+    assert evaluate.answers(models["base"], tokenizer, [prompt]) == ["A bear lives in a cave."]
