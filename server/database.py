@@ -12,6 +12,7 @@ import fcntl
 import os
 import queue
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -181,11 +182,25 @@ class Database:
         An exception of fn undoes fn alone. Raises LedgerUnavailable; after a commit whose answer
         was lost the write may still be there, so what is written is safe to write again.
         """
-        return await asyncio.wrap_future(self._submit(fn))
+        return await asyncio.wrap_future(self.submit(fn))
 
     def write_sync(self, fn: Callable[[Connection], T]) -> T:
         """`write` for threads and command-line tools; never called on an event loop."""
-        return self._submit(fn).result()
+        return self.submit(fn).result()
+
+    def submit(self, fn: Callable[[Connection], T]) -> "Future[T]":
+        """`write` as a future that any thread may wait for. Raises LedgerUnavailable at once."""
+        write = _Write(fn, Future())
+        with self._closing:
+            if self._closed:
+                raise LedgerUnavailable("it is closed")
+            try:
+                self._queue.put_nowait(write)
+            except queue.Full as error:
+                raise LedgerUnavailable(
+                    f"{self._config.max_queued_writes} writes wait already"
+                ) from error
+        return write.future
 
     def close(self) -> None:
         """Finish what is queued, then let go of the database and of its lock."""
@@ -203,19 +218,6 @@ class Database:
     def _read_once(self, fn: Callable[[Connection], T]) -> T:
         with self._reading.connect() as conn:
             return fn(conn)
-
-    def _submit(self, fn: Callable[[Connection], T]) -> "Future[T]":
-        write = _Write(fn, Future())
-        with self._closing:
-            if self._closed:
-                raise LedgerUnavailable("it is closed")
-            try:
-                self._queue.put_nowait(write)
-            except queue.Full as error:
-                raise LedgerUnavailable(
-                    f"{self._config.max_queued_writes} writes wait already"
-                ) from error
-        return write.future
 
     def _run_writer(self) -> None:
         while (first := self._queue.get()) is not None:
@@ -312,7 +314,11 @@ def _run_in_savepoint(conn: Connection, write: _Write[Any]) -> None:
             error.connection_invalidated or _sqlstate(error) in _RETRIED_SQLSTATES
         ):
             raise
-        savepoint.rollback()
+        try:
+            savepoint.rollback()
+        except exc.DBAPIError:
+            # A full disk has rolled back everything: that is the news, not the missing savepoint.
+            raise error from None
         raised = _unavailable(error) if isinstance(error, exc.OperationalError) else error
         write.outcome = lambda: write.future.set_exception(raised)
     else:
@@ -333,10 +339,11 @@ def _sqlstate(error: exc.DBAPIError) -> str | None:
 
 def _unavailable(error: Exception) -> Exception:
     """LedgerUnavailable for a fault of the database; a fault of the statement stays what it is."""
-    if isinstance(error, exc.DBAPIError) and not isinstance(
-        error, exc.OperationalError | exc.InterfaceError
-    ):
-        return error
+    if isinstance(error, exc.DBAPIError):
+        # SQLite calls a misspelled statement operational as well.
+        is_ours = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+        if is_ours or not isinstance(error, exc.OperationalError | exc.InterfaceError):
+            return error
     return LedgerUnavailable(str(getattr(error, "orig", None) or error).strip().splitlines()[0])
 
 

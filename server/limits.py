@@ -190,7 +190,7 @@ class _Bucket:
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def charge(self, units: int, per_minute: int, now: float) -> _Charge:
-        self._lower(now)
+        self._lower(self._backlog_s(now))
         s_per_unit = _WINDOW_S / per_minute
         self.full_at = max(self.full_at, now) + units * s_per_unit
         charge = _Charge(self, s_per_unit, units, low_s=self.full_at - now)
@@ -205,11 +205,27 @@ class _Bucket:
         """
         if self._charges.get(id(charge)) is not charge:
             return
-        self._lower(now)
-        del self._charges[id(charge)]
+        self._lower(self._backlog_s(now))
         unused_s = (charge.units - used) * charge.s_per_unit
-        self.full_at = max(self.full_at, now) - min(unused_s, charge.low_s)
-        self._lower(now)
+        if unused_s < 0:
+            self.full_at = max(self.full_at, now) - unused_s
+        else:
+            refund_s = min(unused_s, charge.low_s)
+            self.full_at = max(self.full_at - refund_s, now)
+            self._rewrite(charge, refund_s)
+        del self._charges[id(charge)]
+
+    def _rewrite(self, charge: _Charge, refund_s: float) -> None:
+        """Correct the other open charges, as if `charge` had been smaller from its first moment."""
+        for other in reversed(self._charges.values()):
+            if other is charge:
+                break
+            other.low_s -= refund_s
+        low_s = charge.low_s - refund_s
+        for other in self._charges.values():
+            if other is charge:
+                break
+            other.low_s = min(other.low_s, low_s)
 
     def status(self, per_minute: int, now: float) -> RateStatus:
         backlog_s = self._backlog_s(now)
@@ -219,9 +235,8 @@ class _Bucket:
     def _backlog_s(self, now: float) -> float:
         return max(self.full_at - now, 0.0)
 
-    def _lower(self, now: float) -> None:
+    def _lower(self, backlog_s: float) -> None:
         # The newer stand no lower than the older, so the walk ends at the first that is low enough.
-        backlog_s = self._backlog_s(now)
         for charge in reversed(self._charges.values()):
             if charge.low_s <= backlog_s:
                 break

@@ -1,0 +1,98 @@
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.prices import (
+    DEFAULT_PRICES,
+    TokenPrices,
+    add_price,
+    amount_nanousd,
+    current_price,
+    ensure_price,
+    format_usd,
+    get_price,
+    is_billable,
+)
+from tests.server.factories import NOW_MS
+
+counts = st.integers(0, 2**31 - 1)
+rates = st.integers(0, 10**6)
+books = st.builds(TokenPrices, prompt_nanousd=rates, cached_nanousd=rates, completion_nanousd=rates)
+
+
+@given(counts, counts, counts, books)
+def test_the_amount_is_the_sum_of_its_components(uncached, cached, completion, price):
+    amount = amount_nanousd(uncached + cached, cached, completion, price)
+    parts = [
+        amount_nanousd(uncached, 0, 0, price),
+        amount_nanousd(cached, cached, 0, price),
+        amount_nanousd(0, 0, completion, price),
+    ]
+    assert amount == sum(parts)
+    dollars = (
+        Decimal(uncached) * Decimal(price.prompt_nanousd)
+        + Decimal(cached) * Decimal(price.cached_nanousd)
+        + Decimal(completion) * Decimal(price.completion_nanousd)
+    ) / Decimal(10**9)
+    assert Decimal(format_usd(amount)) == dollars
+
+
+@given(counts, counts, counts, books)
+def test_a_cached_token_is_priced_once(prompt, cached, completion, price):
+    cached = min(cached, prompt)
+    difference = amount_nanousd(prompt, 0, completion, price) - amount_nanousd(
+        prompt, cached, completion, price
+    )
+    assert difference == cached * (price.prompt_nanousd - price.cached_nanousd)
+
+
+@given(st.integers(-(2**63), 2**63))
+def test_dollars_are_exact(nanousd):
+    assert Decimal(format_usd(nanousd)) * 10**9 == nanousd
+    assert "e" not in format_usd(nanousd).lower()
+
+
+def test_more_cached_than_prompt_is_a_bug_not_a_discount():
+    with pytest.raises(AssertionError):
+        amount_nanousd(1, 2, 0, DEFAULT_PRICES)
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_cause", "billed"),
+    [
+        ("stop", "eos", True),
+        ("length", "max_tokens", True),
+        ("length", "budget", True),
+        ("abort", "aborted", True),
+        ("abort", "deadline", True),
+        ("error", "deadline", True),
+        ("abort", "gateway_lost", False),
+        ("error", "engine_failure", False),
+        ("error", "adapter_failed", False),
+        ("error", "aborted", False),
+    ],
+)
+def test_what_we_broke_is_free_and_what_the_client_stopped_is_not(
+    finish_reason, stop_cause, billed
+):
+    assert is_billable(finish_reason, stop_cause) == billed
+
+
+def test_a_new_database_gets_one_default_price(database):
+    first = database.write_sync(lambda c: ensure_price(c, NOW_MS))
+    again = database.write_sync(lambda c: ensure_price(c, NOW_MS + 1))
+    assert first == again
+    assert first.completion_nanousd == DEFAULT_PRICES.completion_nanousd
+
+
+def test_a_price_takes_effect_at_its_time_and_older_versions_stay(database):
+    old = database.write_sync(lambda c: ensure_price(c, NOW_MS))
+    dearer = TokenPrices(prompt_nanousd=1000, cached_nanousd=1, completion_nanousd=2)
+    new = database.write_sync(
+        lambda c: add_price(c, dearer, effective_at_ms=NOW_MS + 10, now_ms=NOW_MS)
+    )
+    assert database.read_sync(lambda c: current_price(c, NOW_MS + 9)) == old
+    assert database.read_sync(lambda c: current_price(c, NOW_MS + 10)) == new
+    assert database.read_sync(lambda c: get_price(c, old.price_version)) == old
