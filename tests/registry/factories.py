@@ -1,0 +1,157 @@
+"""Small base models, adapters and damaged files, written by hand: no torch, no safetensors."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection
+
+from registry.base_model import BaseModel
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.service import Registry
+from registry.upload_rows import FileSpec, Upload
+
+Tensor = tuple[str, tuple[int, ...], bytes]
+
+HIDDEN, KV, INTERMEDIATE = 16, 8, 24
+WIDTHS = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, KV),
+    "self_attn.v_proj": (HIDDEN, KV),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INTERMEDIATE),
+    "mlp.up_proj": (HIDDEN, INTERMEDIATE),
+    "mlp.down_proj": (INTERMEDIATE, HIDDEN),
+}
+
+
+def encode_header(header: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
+    """A safetensors file with this header, sound or not."""
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def encode(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """A sound safetensors file with the tensors in this order."""
+    header: dict[str, Any] = {"__metadata__": metadata or {"format": "pt"}}
+    position, data = 0, []
+    for name, (dtype, shape, raw) in tensors.items():
+        end = position + len(raw)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+        data.append(raw)
+    return encode_header(header, b"".join(data))
+
+
+def make_tensor(values: np.ndarray, dtype: str = "F32") -> Tensor:
+    """Values as safetensors has them; BF16 by cutting float32."""
+    if dtype == "BF16":
+        bits = values.astype("<f4").view("<u4") >> 16
+        return dtype, values.shape, bits.astype("<u2").tobytes()
+    kind = {"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]
+    return dtype, values.shape, values.astype(kind).tobytes()
+
+
+def make_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> BaseModel:
+    """A Llama-architecture folder with random weights, loaded."""
+    write_base(folder, num_layers=num_layers, seed=seed)
+    return BaseModel.load(folder, "tiny-llama", folder.parent / "cache")
+
+
+def write_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {"model.embed_tokens.weight": make_tensor(rng.normal(size=(7, HIDDEN)))}
+    for layer in range(num_layers):
+        for projection, (in_features, out_features) in WIDTHS.items():
+            name = f"model.layers.{layer}.{projection}.weight"
+            tensors[name] = make_tensor(rng.normal(size=(out_features, in_features)))
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": num_layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(encode(tensors))
+    return tensors
+
+
+def make_config(**changes: object) -> bytes:
+    """adapter_config.json for q_proj and v_proj at rank 4, alpha 8."""
+    config: dict[str, object] = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "v_proj"],
+        "bias": "none",
+        "init_lora_weights": True,
+        "megatron_core": "megatron.core",
+        "qalora_group_size": 16,
+        "use_rslora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+    }
+    return json.dumps(config | changes).encode()
+
+
+def make_adapter(
+    base: BaseModel,
+    *,
+    targets: Iterable[str] = ("q_proj", "v_proj"),
+    rank: int = 4,
+    dtype: str = "F32",
+    seed: int = 1,
+) -> dict[str, Tensor]:
+    """Random A and B for every targeted module of the base."""
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for module, (in_features, out_features) in base.modules.items():
+        if module.rpartition(".")[2] in targets:
+            a, b = lora_names(module)
+            tensors[a] = make_tensor(rng.normal(size=(rank, in_features)), dtype)
+            tensors[b] = make_tensor(rng.normal(size=(out_features, rank)), dtype)
+    return tensors
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_files(config: bytes, weights: bytes) -> dict[str, bytes]:
+    return {CONFIG_FILE: config, WEIGHTS_FILE: weights}
+
+
+def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
+    return {name: FileSpec(len(data), sha256(data)) for name, data in files.items()}
+
+
+def put(
+    registry: Registry,
+    conn: Connection,
+    upload: Upload,
+    filename: str,
+    data: bytes,
+    folder: Path,
+    *,
+    start: int = 0,
+    total: int | None = None,
+) -> int:
+    """Send one part as the gateway would; returns received_bytes."""
+    path = folder / "received-part"
+    path.write_bytes(data)
+    try:
+        file = registry.put_part(
+            conn,
+            upload.tenant_id,
+            upload.upload_id,
+            filename,
+            start,
+            path,
+            len(data),
+            sha256(data),
+            upload.files[filename].size_bytes if total is None else total,
+        )
+    finally:
+        path.unlink()
+    return file.received_bytes

@@ -1,0 +1,211 @@
+import os
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from registry.errors import ObjectNotFound, StorageError
+from registry.storage import CHUNK_BYTES, LocalStorage, open_storage
+from registry.storage_s3 import S3Storage
+
+
+@pytest.fixture(scope="module")
+def s3_endpoint():
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def s3_environment(s3_endpoint):
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("NO_PROXY", "127.0.0.1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def bucket(s3_environment):
+    """A store on the whole bucket. One client for all tests: making one takes half a second."""
+    storage = open_storage("s3://bucket")
+    storage._client.create_bucket(Bucket="bucket")
+    return storage
+
+
+@pytest.fixture(params=["local", "s3"])
+def storage(request, tmp_path):
+    if request.param == "local":
+        return open_storage(f"file://{tmp_path / 'store'}")
+    bucket = request.getfixturevalue("bucket")
+    return S3Storage("bucket", prefix=f"tests{tmp_path}", client=bucket._client)
+
+
+@pytest.fixture
+def make_file(tmp_path):
+    def make(data):
+        path = tmp_path / "source"
+        path.write_bytes(data)
+        return path
+
+    return make
+
+
+def read(storage, key, *interval):
+    return b"".join(storage.read(key, *interval))
+
+
+def test_what_was_put_is_read(storage, make_file):
+    storage.put("tenants/t/abc", make_file(b"hello"))
+    assert read(storage, "tenants/t/abc") == b"hello"
+    assert storage.size("tenants/t/abc") == 5
+
+
+def test_the_file_that_was_put_stays_the_callers(storage, make_file):
+    source = make_file(b"hello")
+    storage.put("k", source)
+    source.write_bytes(b"other")
+    assert read(storage, "k") == b"hello"
+
+
+def test_the_same_put_again_is_harmless(storage, make_file):
+    for _ in range(2):
+        storage.put("k", make_file(b"hello"))
+    assert list(storage.list("")) == ["k"]
+
+
+def test_an_empty_object_is_an_object(storage, make_file):
+    storage.put("k", make_file(b""))
+    assert read(storage, "k") == b""
+    assert storage.size("k") == 0
+
+
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [((0,), b"0123456789"), ((3,), b"3456789"), ((3, 7), b"3456"), ((0, 1), b"0")]
+    + [((8, 99), b"89"), ((10,), b""), ((10, 12), b""), ((99, 100), b""), ((4, 4), b"")],
+)
+def test_a_range_is_read_and_cut_at_the_end(storage, make_file, interval, expected):
+    storage.put("k", make_file(b"0123456789"))
+    assert read(storage, "k", *interval) == expected
+
+
+def test_chunks_are_bounded(storage, make_file):
+    data = os.urandom(2 * CHUNK_BYTES + 7)
+    storage.put("k", make_file(data))
+    chunks = list(storage.read("k"))
+    assert max(len(chunk) for chunk in chunks) <= CHUNK_BYTES
+    assert b"".join(chunks) == data
+
+
+def test_an_absent_object_is_not_found(storage):
+    for ask in (
+        lambda: storage.size("a/b"),
+        lambda: list(storage.read("a/b")),
+        lambda: list(storage.read("a/b", 3)),
+        lambda: list(storage.read("a/b", 3, 5)),
+    ):
+        with pytest.raises(ObjectNotFound):
+            ask()
+
+
+def test_delete_is_idempotent(storage, make_file):
+    storage.put("a/b/c", make_file(b"x"))
+    for _ in range(2):
+        storage.delete("a/b/c")
+    assert list(storage.list("")) == []
+
+
+def test_list_finds_keys_by_prefix_in_order(storage, make_file):
+    for key in ("u/2/b", "u/2/a", "u/1/a", "u/10/a", "v"):
+        storage.put(key, make_file(b"x"))
+    assert list(storage.list("u/2/")) == ["u/2/a", "u/2/b"]
+    assert list(storage.list("u/1")) == ["u/1/a", "u/10/a"]
+    assert list(storage.list("w/")) == []
+    assert list(storage.list("")) == ["u/1/a", "u/10/a", "u/2/a", "u/2/b", "v"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "a/../../b", "..", ".", "a//b", "a/", "a\0b", "a b", ".incoming/x"]
+)
+def test_a_key_that_leaves_its_place_is_refused(storage, make_file, key):
+    for ask in (
+        lambda: storage.put(key, make_file(b"x")),
+        lambda: storage.size(key),
+        lambda: list(storage.read(key)),
+        lambda: storage.delete(key),
+    ):
+        with pytest.raises(StorageError):
+            ask()
+
+
+def test_a_source_that_is_gone_stores_nothing(storage, tmp_path):
+    with pytest.raises(StorageError):
+        storage.put("a/b", tmp_path / "gone")
+    assert list(storage.list("")) == []
+
+
+def test_a_failed_put_leaves_no_file_behind(tmp_path):
+    root = tmp_path / "store"
+    with pytest.raises(StorageError):
+        LocalStorage(root).put("a/b", tmp_path / "gone")
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_a_listing_does_not_leave_the_root(tmp_path):
+    (tmp_path / "secret").write_text("x")
+    with pytest.raises(StorageError):
+        list(LocalStorage(tmp_path / "store").list("../"))
+
+
+def test_delete_takes_empty_folders_with_it_but_not_the_root(tmp_path, make_file):
+    storage = LocalStorage(tmp_path / "store")
+    storage.put("a/b/c", make_file(b"x"))
+    storage.delete("a/b/c")
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [".incoming"]
+
+
+def test_a_full_or_forbidden_disk_is_a_storage_error(tmp_path, make_file):
+    (tmp_path / "file").write_text("not a folder")
+    storage = LocalStorage(tmp_path / "file")
+    with pytest.raises(StorageError):
+        storage.put("k", make_file(b"x"))
+
+
+def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
+    storage = S3Storage("no-such-bucket-here", client=bucket._client)
+    for ask in (
+        lambda: storage.put("k", make_file(b"x")),
+        lambda: list(storage.list("")),
+    ):
+        with pytest.raises(StorageError):
+            ask()
+
+
+def test_an_endpoint_that_does_not_answer_is_a_storage_error(monkeypatch, s3_environment):
+    # Nothing listens on port 1; the retries are bounded.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(StorageError):
+        S3Storage("bucket").size("k")
+
+
+@pytest.mark.parametrize("url", ["", "/tmp/x", "http://x/y", "s3://", "file://host/x", "file:"])
+def test_a_url_of_another_kind_is_refused(url):
+    with pytest.raises(ValueError, match="Storage is"):
+        open_storage(url)
+
+
+def test_an_s3_url_names_a_bucket_and_a_prefix(bucket, make_file):
+    open_storage("s3://bucket/some/prefix/").put("k", make_file(b"x"))
+    assert "some/prefix/k" in bucket.list("some/")
+
+
+def test_a_file_url_names_a_folder():
+    storage = open_storage("file:///tmp/a%20b")
+    assert isinstance(storage, LocalStorage)
+    assert storage._root == Path("/tmp/a b").resolve()

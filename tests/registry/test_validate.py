@@ -1,0 +1,194 @@
+import io
+
+import numpy as np
+import pytest
+
+from registry.errors import InvalidAdapter, TooLarge
+from registry.peft_format import ModuleScale, lora_names
+from registry.validate import AdapterLimits, check_adapter, validate_adapter
+from tests.registry.factories import encode, make_adapter, make_config, make_tensor
+
+LIMITS = AdapterLimits()
+A0, B0 = lora_names("model.layers.0.self_attn.q_proj")
+
+
+def check(base, tensors, config=None, limits=LIMITS):
+    weights = tensors if isinstance(tensors, bytes) else encode(tensors)
+    return check_adapter(config or make_config(), io.BytesIO(weights), base, limits)
+
+
+def refused(base, tensors, config=None, limits=LIMITS):
+    with pytest.raises(InvalidAdapter) as caught:
+        check(base, tensors, config, limits)
+    return caught.value
+
+
+def with_tensor(base, name, tensor):
+    return make_adapter(base) | {name: tensor}
+
+
+def test_the_passport_says_what_the_adapter_is(base, tmp_path):
+    path = tmp_path / "weights"
+    path.write_bytes(encode(make_adapter(base, dtype="BF16")))
+    passport = validate_adapter(make_config(), path, base, LIMITS)
+    assert passport.rank == 4
+    assert passport.ranks == {"4": 4}
+    assert passport.num_modules == 4
+    assert passport.targets == ["q_proj", "v_proj"]
+    assert passport.dtype == "BF16"
+    assert passport.num_parameters == 2 * (4 * 16 + 16 * 4 + 4 * 16 + 8 * 4)
+    assert passport.warnings == []
+
+
+def test_ranks_are_counted_per_module(base):
+    tensors = make_adapter(base, targets=["q_proj"], rank=2)
+    tensors |= make_adapter(base, targets=["v_proj"], rank=4)
+    checked = check(base, tensors, make_config(rank_pattern={"q_proj": 2}))
+    assert checked.passport.ranks == {"2": 2, "4": 2}
+    assert checked.modules["model.layers.0.self_attn.q_proj"] == ModuleScale(2, 4.0)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_nan_or_an_infinity_is_found_in_every_dtype(base, dtype, value):
+    tensors = make_adapter(base, dtype=dtype)
+    values = np.ones((4, 16), np.float32)
+    values[3, 15] = value
+    error = refused(base, tensors | {A0: make_tensor(values, dtype)})
+    assert error.code == "not_finite"
+    assert A0 in str(error)
+
+
+def test_the_largest_and_the_smallest_numbers_are_finite(base):
+    values = np.full((4, 16), np.finfo(np.float32).max)
+    values[0] = np.finfo(np.float32).smallest_subnormal
+    check(base, with_tensor(base, A0, make_tensor(values)))
+
+
+@pytest.mark.parametrize("half", ["lora_A", "lora_B"])
+def test_an_adapter_that_adds_zero_has_no_effect(base, half):
+    tensors = {
+        name: make_tensor(np.zeros(tensor[1])) if half in name else tensor
+        for name, tensor in make_adapter(base).items()
+    }
+    assert refused(base, tensors).code == "no_effect"
+
+
+def test_no_tensors_have_no_effect(base):
+    assert refused(base, {}).code == "no_effect"
+
+
+def test_a_single_zero_module_is_a_warning(base):
+    passport = check(base, with_tensor(base, B0, make_tensor(np.zeros((16, 4))))).passport
+    assert passport.warnings == ["1 of 4 modules are zero, the first is " + A0[17:-14] + "."]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [(A0, (4, 15)), (A0, (64,)), (A0, (4, 4, 4)), (B0, (15, 4)), (B0, (4, 16)), (A0, (16, 4))],
+)
+def test_a_shape_that_is_not_the_base_models_is_wrong(base, name, shape):
+    error = refused(base, with_tensor(base, name, make_tensor(np.ones(shape))))
+    assert error.code == "wrong_shape"
+    assert "[4, 16]" in str(error) or "rank, 16" in str(error)
+
+
+def test_half_a_pair_is_refused(base):
+    tensors = make_adapter(base)
+    del tensors[B0]
+    error = refused(base, tensors)
+    assert error.code == "unpaired_tensor"
+    assert B0 in str(error)
+
+
+def test_a_rank_other_than_the_configs_is_refused(base):
+    assert refused(base, make_adapter(base, rank=8)).code == "rank_mismatch"
+    error = refused(base, with_tensor(base, A0, make_tensor(np.ones((3, 16)))))
+    assert error.code == "rank_mismatch"
+
+
+def test_a_rank_over_the_limit_is_refused(base):
+    limits = AdapterLimits(max_rank=3)
+    assert refused(base, make_adapter(base), limits=limits).code == "rank_too_large"
+
+
+@pytest.mark.parametrize(
+    "module", ["model.layers.2.self_attn.q_proj", "lm_head", "model.layers.0.self_attn.qkv_proj"]
+)
+def test_a_module_that_the_base_does_not_have_is_refused_by_name(base, module):
+    name = lora_names(module)[0]
+    error = refused(base, with_tensor(base, name, make_tensor(np.ones((4, 16)))))
+    assert error.code == "unknown_module"
+    assert module in str(error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.lm_head.weight",
+        "model.layers.0.self_attn.q_proj.lora_A.weight",
+    ],
+)
+def test_a_tensor_of_another_method_is_refused_by_name(base, name):
+    error = refused(base, with_tensor(base, name, make_tensor(np.ones(4))))
+    assert error.code == "unsupported_feature"
+    assert name in str(error)
+
+
+def test_a_dtype_that_is_not_served_is_refused(base):
+    error = refused(base, with_tensor(base, A0, make_tensor(np.ones((4, 16)), "F64")))
+    assert error.code == "unsupported_dtype"
+
+
+def test_a_targeted_module_without_tensors_is_refused(base):
+    error = refused(base, make_adapter(base), make_config(target_modules="all-linear"))
+    assert error.code == "target_mismatch"
+    assert "k_proj" in str(error)
+
+
+def test_a_module_that_is_not_targeted_but_has_tensors_is_refused(base):
+    error = refused(base, make_adapter(base), make_config(target_modules=["q_proj"]))
+    assert error.code == "target_mismatch"
+    assert "v_proj" in str(error)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(base):
+    error = refused(base, make_adapter(base), make_config(target_modules="q_proj"))
+    assert (error.code, error.param) == ("target_mismatch", "target_modules")
+
+
+def test_a_file_over_the_limit_is_too_large(base):
+    with pytest.raises(TooLarge):
+        check(base, make_adapter(base), limits=AdapterLimits(max_adapter_bytes=100))
+
+
+def test_dora_is_refused_before_its_tensors_are_read(base):
+    assert refused(base, b"", make_config(use_dora=True)).param == "use_dora"
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (make_config(base_model_name_or_path="meta/other"), "meta/other"),
+        (make_config(target_modules=["q_proj", "v_proj", "query"]), "query"),
+        (make_config(rank_pattern={"k_proj": 8}), "k_proj"),
+        (make_config(alpha_pattern={"k_proj": 8}), "k_proj"),
+        (make_config(lora_alpha=1000), "alpha is large"),
+    ],
+)
+def test_what_is_odd_but_servable_is_a_warning(base, config, word):
+    (warning,) = check(base, make_adapter(base), config).passport.warnings
+    assert word in warning
+
+
+def test_the_base_models_name_is_compared_without_its_folder(base):
+    config = make_config(base_model_name_or_path="/home/me/tiny-llama/")
+    assert check(base, make_adapter(base), config).passport.warnings == []
+
+
+def test_a_module_far_larger_than_the_others_is_a_warning(base):
+    tensors = with_tensor(base, B0, make_tensor(np.full((16, 4), 1000.0)))
+    (warning,) = check(base, tensors).passport.warnings
+    assert "times the median" in warning
