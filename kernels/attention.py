@@ -23,7 +23,9 @@ def store_kv(
     kv[:, layer, 1].transpose(1, 2)[blocks, offsets] = v
 
 
-def _gather(kv: torch.Tensor, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(
+    kv: torch.Tensor, layer: int, blocks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of sequences, each [B, kv heads, blocks * block_size, head_dim].
 
     blocks: [B, blocks] int64.

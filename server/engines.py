@@ -67,6 +67,10 @@ class Engines:
     def residency(self, digest: str) -> Residency | None:
         return self._client.residency.get(digest)
 
+    def all_residency(self) -> list[Residency]:
+        """Every adapter that the engine has spoken of since it started."""
+        return list(self._client.residency.values())
+
     async def abort(self, request_id: str) -> None:
         await self._client.abort(request_id)
 

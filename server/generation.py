@@ -87,9 +87,7 @@ async def admit(
     return Generation(message, answer, price, reservation, arrived_at)
 
 
-async def outputs(
-    gateway: Gateway, generation: Generation
-) -> AsyncGenerator[RequestOutput, None]:
+async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
     """The engine's outputs, failures as ApiError; leaving early aborts the request."""
     request_id = generation.message.request_id
     gateway.running[request_id] = generation.message.tenant_id
@@ -126,7 +124,8 @@ async def whole(
     gateway: Gateway, generation: Generation, with_token_ids: bool
 ) -> tuple[dict[str, object], str | None]:
     """The complete answer, and the digest of the adapter that was applied."""
-    detokenizer, text, token_ids = Detokenizer(gateway.tokenizer.vocabulary), "", []
+    detokenizer, text = Detokenizer(gateway.tokenizer.vocabulary), ""
+    token_ids: list[int] = []
     async with aclosing(outputs(gateway, generation)) as stream:
         async for output in stream:
             token_ids += output.new_token_ids

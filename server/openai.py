@@ -135,7 +135,9 @@ def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]
         if value is not None and not any(_equal(value, n) for n in _NEUTRAL.get(name, ())):
             raise errors.unsupported_parameter(name)
     try:
-        return kind.model_validate_json(json.dumps({k: v for k, v in served.items() if v is not None}))
+        return kind.model_validate_json(
+            json.dumps({k: v for k, v in served.items() if v is not None})
+        )
     except ValidationError as error:
         raise _fault(error) from None
 

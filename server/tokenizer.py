@@ -54,7 +54,8 @@ class Tokenizer:
         if self._template is None:
             raise TemplateError("This model has no chat template; use /v1/completions.")
         special = {
-            name: _content(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")
+            name: _content(self._config.get(name))
+            for name in ("bos_token", "eos_token", "pad_token")
         }
         try:
             return self._template.render(

@@ -1,0 +1,143 @@
+"""The ASGI application: routers, errors, and the life of what one gateway process holds."""
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from registry.completion import sweep_uploads
+from registry.errors import RegistryError
+from server import errors
+from server.auth import AuthError
+from server.database import DatabaseError
+from server.deps import authenticate, require_admin
+from server.errors import ApiError
+from server.gateway import Gateway, now_ms
+from server.limits import RateLimited
+from server.metrics import Metrics
+from server.prices import ensure_price
+from server.routes import adapters, admin, inference, machines, models, uploads, usage
+from server.tenants import TenantError
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_S = 60.0
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """The application around a gateway; starting it connects to the engine and the database."""
+    app = FastAPI(
+        title="Chorale", version="0.1.0", lifespan=_lifespan, docs_url=None, redoc_url=None
+    )
+    app.state.gateway = gateway
+    tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
+    for module in (inference, models, adapters, uploads, usage):
+        app.include_router(module.router, prefix="/v1", dependencies=tenant)
+    app.include_router(admin.router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(machines.router)
+    _handle_errors(app)
+    app.add_middleware(_RequestIds, metrics=gateway.metrics)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    gateway: Gateway = app.state.gateway
+    await asyncio.to_thread(gateway.database.migrate)
+    await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
+    await gateway.engines.start()
+    settling = asyncio.create_task(gateway.settler.run())
+    sweeping = asyncio.create_task(_sweep(gateway))
+    try:
+        yield
+    finally:
+        sweeping.cancel()
+        await gateway.settler.drain(gateway.settings.drain_timeout_s)
+        await asyncio.gather(settling, sweeping, return_exceptions=True)
+        await gateway.engines.close()
+        gateway.database.close()
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Discard what abandoned uploads left, once a minute."""
+    while True:
+        with contextlib.suppress(RegistryError, DatabaseError):
+            await asyncio.to_thread(sweep_uploads, gateway.registry, gateway.database.begin)
+        await asyncio.sleep(_SWEEP_S)
+
+
+# ---- errors ----
+
+
+def _handle_errors(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, lambda _, error: _render(error))
+    app.add_exception_handler(RegistryError, lambda _, error: _render(errors.from_registry(error)))
+    app.add_exception_handler(AuthError, lambda _, error: _render(errors.from_auth(error)))
+    app.add_exception_handler(TenantError, lambda _, error: _render(errors.from_tenants(error)))
+    app.add_exception_handler(DatabaseError, lambda _, error: _render(errors.from_database(error)))
+    app.add_exception_handler(RateLimited, _render_rate_limited)
+    app.add_exception_handler(RequestValidationError, _render_validation)
+    app.add_exception_handler(HTTPException, _render_http)
+    app.add_exception_handler(Exception, _render_unexpected)
+
+
+def _render(error: ApiError) -> JSONResponse:
+    return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
+
+
+def _render_rate_limited(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RateLimited)
+    return _render(errors.from_rate_limit(error, getattr(request.state, "rate_headers", None)))
+
+
+def _render_validation(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    return _render(errors.invalid_request(f"{param}: {first['msg']}", param=param))
+
+
+def _render_http(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
+    code = "method_not_allowed" if error.status_code == 405 else None
+    return _render(ApiError(error.status_code, str(error.detail), code=code))
+
+
+def _render_unexpected(_: Request, error: Exception) -> JSONResponse:
+    logger.error("unexpected: %r", error, exc_info=error)
+    return _render(errors.internal_error())
+
+
+# ---- every answer ----
+
+
+class _RequestIds:
+    """Gives every answer its `x-request-id` and counts it. Pure ASGI: streams pass untouched."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{uuid.uuid4().hex}"
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-request-id", request_id.encode()))
+                self._metrics.requests.labels(scope["method"], message["status"]).inc()
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

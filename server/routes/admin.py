@@ -1,0 +1,192 @@
+"""The operator's side: tenants, keys, usage of all, residency."""
+
+import dataclasses
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server import auth, errors, tenants
+from server.auth import ApiKey
+from server.deps import GatewayDep
+from server.exports import ExportFormat
+from server.gateway import now_ms
+from server.routes.usage import GroupBy, render_usage, stream_export
+from server.tenants import Tenant, TenantLimits
+
+router = APIRouter()
+
+
+class _Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    max_concurrency: int | None = Field(None, ge=1)
+    weight: float = Field(1.0, gt=0)
+    max_adapters: int | None = Field(None, ge=0)
+    max_adapter_bytes_total: int | None = Field(None, ge=0)
+
+
+class _NewTenant(_Limits):
+    name: str = Field(min_length=1, max_length=64)
+
+
+class _NewKey(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field("", max_length=100)
+    scopes: list[str] | None = None
+    expires_at: int | None = None
+
+
+@router.post("/tenants", status_code=201)
+async def create_tenant(body: _NewTenant, gateway: GatewayDep) -> dict[str, Any]:
+    limits = TenantLimits(**body.model_dump(exclude={"name"}))
+    return _tenant(
+        await gateway.database.write(
+            lambda conn: tenants.create_tenant(conn, body.name, now_ms=now_ms(), limits=limits)
+        )
+    )
+
+
+@router.get("/tenants")
+async def list_tenants(gateway: GatewayDep) -> dict[str, Any]:
+    found = await gateway.database.read(tenants.list_tenants)
+    return {"object": "list", "data": [_tenant(t) for t in found], "has_more": False}
+
+
+@router.get("/tenants/{tenant}")
+async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    """By id or by name."""
+    return _tenant(await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant)))
+
+
+@router.patch("/tenants/{tenant}")
+async def set_limits(tenant: str, body: _Limits, gateway: GatewayDep) -> dict[str, Any]:
+    """What is not named stays as it is."""
+
+    def change(conn: Connection) -> Tenant:
+        found = tenants.get_tenant(conn, tenant)
+        limits = dataclasses.replace(found.limits, **body.model_dump(exclude_unset=True))
+        tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
+        return tenants.get_tenant(conn, found.tenant_id)
+
+    return _tenant(await gateway.database.write(change))
+
+
+@router.post("/tenants/{tenant}/suspend")
+async def suspend_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    def change(conn: Connection) -> Tenant:
+        found = tenants.get_tenant(conn, tenant)
+        tenants.suspend_tenant(conn, found.tenant_id, now_ms=now_ms())
+        return tenants.get_tenant(conn, found.tenant_id)
+
+    return _tenant(await gateway.database.write(change))
+
+
+@router.post("/tenants/{tenant}/resume")
+async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    def change(conn: Connection) -> Tenant:
+        found = tenants.get_tenant(conn, tenant)
+        tenants.resume_tenant(conn, found.tenant_id, now_ms=now_ms())
+        return tenants.get_tenant(conn, found.tenant_id)
+
+    return _tenant(await gateway.database.write(change))
+
+
+@router.post("/tenants/{tenant}/keys", status_code=201)
+async def create_key(tenant: str, body: _NewKey, gateway: GatewayDep) -> dict[str, Any]:
+    """The one answer that carries the key itself."""
+    scopes = auth.DEFAULT_SCOPES if body.scopes is None else frozenset(body.scopes)
+    if unknown := scopes - auth.SCOPES:
+        raise errors.invalid_request(
+            f"Unknown scopes {sorted(unknown)}; there are {sorted(auth.SCOPES)}.", param="scopes"
+        )
+
+    def create(conn: Connection) -> tuple[ApiKey, str]:
+        return auth.create_key(
+            conn,
+            tenants.get_tenant(conn, tenant).tenant_id,
+            body.name,
+            gateway.pepper,
+            now_ms=now_ms(),
+            scopes=scopes,
+            expires_at_ms=None if body.expires_at is None else body.expires_at * 1000,
+        )
+
+    key, plaintext = await gateway.database.write(create)
+    return {**_key(key), "api_key": plaintext}
+
+
+@router.get("/tenants/{tenant}/keys")
+async def list_keys(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    found = await gateway.database.read(
+        lambda conn: auth.list_keys(conn, tenants.get_tenant(conn, tenant).tenant_id)
+    )
+    return {"object": "list", "data": [_key(key) for key in found], "has_more": False}
+
+
+@router.delete("/tenants/{tenant}/keys/{key_id}")
+async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    await gateway.database.write(
+        lambda conn: auth.revoke_key(
+            conn, tenants.get_tenant(conn, tenant).tenant_id, key_id, now_ms=now_ms()
+        )
+    )
+    return {"key_id": key_id, "object": "key.revoked", "revoked": True}
+
+
+@router.get("/usage")
+async def get_usage(
+    gateway: GatewayDep,
+    start: str | None = None,
+    end: str | None = None,
+    group_by: GroupBy = None,
+) -> dict[str, Any]:
+    return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
+
+
+@router.get("/usage/export")
+async def export_usage(
+    gateway: GatewayDep,
+    format: ExportFormat = "csv",
+    start: str | None = None,
+    end: str | None = None,
+) -> StreamingResponse:
+    return stream_export(gateway.database, None, format, start, end)
+
+
+@router.get("/residency")
+async def residency(gateway: GatewayDep) -> dict[str, Any]:
+    """Where every adapter that the engine knows of is now."""
+    data = [dataclasses.asdict(entry) for entry in gateway.engines.all_residency()]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+def _tenant(tenant: Tenant) -> dict[str, Any]:
+    return {
+        "object": "tenant",
+        "tenant_id": tenant.tenant_id,
+        "name": tenant.name,
+        "status": tenant.status,
+        **dataclasses.asdict(tenant.limits),
+        "created_at": tenant.created_at_ms // 1000,
+    }
+
+
+def _key(key: ApiKey) -> dict[str, Any]:
+    def seconds(at_ms: int | None) -> int | None:
+        return None if at_ms is None else at_ms // 1000
+
+    return {
+        "object": "api_key",
+        "key_id": key.key_id,
+        "name": key.name,
+        "prefix": key.prefix,
+        "scopes": sorted(key.scopes),
+        "created_at": seconds(key.created_at_ms),
+        "expires_at": seconds(key.expires_at_ms),
+        "revoked_at": seconds(key.revoked_at_ms),
+        "last_used_at": seconds(key.last_used_at_ms),
+    }

@@ -1,0 +1,54 @@
+"""For machines: liveness, readiness, metrics. And the one page for people, which is static.
+
+The only endpoints without a key: they say nothing about any tenant.
+"""
+
+from importlib.resources import files
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from server.database import DatabaseError
+from server.deps import GatewayDep
+
+router = APIRouter(include_in_schema=False)
+
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@router.get("/")
+def page() -> HTMLResponse:
+    html = files("server").joinpath("static/index.html").read_text()
+    return HTMLResponse(html, headers=_PAGE_HEADERS)
+
+
+@router.get("/health")
+def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(gateway: GatewayDep) -> JSONResponse:
+    """The engine is up and the ledger can be written."""
+    try:
+        await gateway.database.write(lambda conn: conn.exec_driver_sql("SELECT 1").scalar())
+        ledger = True
+    except DatabaseError:
+        ledger = False
+    parts = {"engine": gateway.engines.is_ready, "ledger": ledger}
+    body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
+    return JSONResponse(body, 200 if all(parts.values()) else 503)
+
+
+@router.get("/metrics")
+def metrics(gateway: GatewayDep) -> Response:
+    return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,111 @@
+"""What a tenant used, as sums and as every single event."""
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+
+from server import errors, exports
+from server.database import Database
+from server.deps import GatewayDep, UsageKey
+from server.exports import ExportFormat
+from server.gateway import now_ms
+from server.prices import format_usd
+from server.usage import Dimension, summarize
+
+router = APIRouter()
+
+_MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
+
+GroupBy = Annotated[list[Dimension] | None, Query()]
+
+
+@router.get("/usage")
+async def get_usage(
+    gateway: GatewayDep,
+    identity: UsageKey,
+    start: str | None = None,
+    end: str | None = None,
+    group_by: GroupBy = None,
+) -> dict[str, Any]:
+    return await render_usage(gateway.database, identity.tenant_id, start, end, group_by or [])
+
+
+@router.get("/usage/export")
+async def export_usage(
+    gateway: GatewayDep,
+    identity: UsageKey,
+    format: ExportFormat = "csv",
+    start: str | None = None,
+    end: str | None = None,
+) -> StreamingResponse:
+    return stream_export(gateway.database, identity.tenant_id, format, start, end)
+
+
+async def render_usage(
+    database: Database,
+    tenant_id: str | None,
+    start: str | None,
+    end: str | None,
+    group_by: list[Dimension],
+) -> dict[str, Any]:
+    """tenant_id None is all tenants."""
+    start_ms, end_ms = parse_range(start, end)
+    sums = await database.read(lambda conn: summarize(conn, tenant_id, start_ms, end_ms, group_by))
+    data = []
+    for total in sums:
+        groups = {dimension: getattr(total, dimension) for dimension in group_by}
+        data.append(
+            groups
+            | {
+                "num_requests": total.num_requests,
+                "prompt_tokens": total.prompt_tokens,
+                "cached_tokens": total.cached_tokens,
+                "completion_tokens": total.completion_tokens,
+                "amount_nanousd": total.amount_nanousd,
+                "amount_usd": format_usd(total.amount_nanousd),
+            }
+        )
+    return {
+        "object": "list",
+        "start_time": start_ms // 1000,
+        "end_time": end_ms // 1000,
+        "data": data,
+        "has_more": False,
+    }
+
+
+def stream_export(
+    database: Database,
+    tenant_id: str | None,
+    format: ExportFormat,
+    start: str | None,
+    end: str | None,
+) -> StreamingResponse:
+    start_ms, end_ms = parse_range(start, end)
+    return StreamingResponse(
+        exports.stream(database, format, tenant_id, start_ms, end_ms),
+        media_type=_MEDIA_TYPES[format],
+        headers={"content-disposition": f'attachment; filename="usage.{format}"'},
+    )
+
+
+def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
+    """[start, end) in Unix milliseconds; without them this month until now."""
+    month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    start_ms = int(month.timestamp() * 1000) if start is None else _parse_time("start", start)
+    return start_ms, now_ms() + 1 if end is None else _parse_time("end", end)
+
+
+def _parse_time(name: str, text: str) -> int:
+    """Unix seconds, a date, or a date and time; UTC where no zone is given."""
+    try:
+        if text.lstrip("-").isdigit():
+            return int(text) * 1000
+        moment = datetime.fromisoformat(text)
+        return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise errors.invalid_request(
+            f"{name} must be Unix seconds or an ISO 8601 date, not {text[:40]!r}.", param=name
+        ) from None

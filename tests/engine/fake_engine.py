@@ -1,0 +1,58 @@
+"""`python -m tests.engine.fake_engine CONFIG.json`: the real engine process around a FakeRunner.
+
+Starts in a third of a second. Adapters "load" at once; `step_s` of the environment slows its steps.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.journal import Journal
+from engine.messages import Welcome
+from engine.meter import TokenMeter
+from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.scheduler import Scheduler
+from engine.wire import read_vocabulary
+from lora.arena import Arena
+from lora.manager import AdapterManager
+from tests.engine.fakes import LAYOUT, FakeLoader, FakeRunner
+
+
+class SlowRunner(FakeRunner):
+    def run(self, batch):
+        time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
+        return super().run(batch)
+
+
+def main() -> None:
+    config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    data_dir = Path(config.data_dir)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with lock_directory(data_dir):
+        engine_id, epoch = engine_identity(data_dir)
+        adapters = AdapterManager(Arena(2048), FakeLoader())
+        vocabulary = read_vocabulary(Path(config.vocabulary_path))
+        vocabulary += [b"?"] * (256 - len(vocabulary))
+        scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
+        journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+        core = EngineCore(scheduler, SlowRunner(TokenMeter(data_dir / "meter")), journal)
+        welcome = Welcome(
+            engine_id=engine_id,
+            epoch=epoch,
+            base_revision=config.base_revision,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            device="fake",
+            dtype="float32",
+        )
+        EngineProcess(
+            core, welcome, data_dir / "engine.sock", gateway_timeout_s=config.gateway_timeout_s
+        ).run()
+
+
+if __name__ == "__main__":
+    main()

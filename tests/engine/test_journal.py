@@ -1,0 +1,139 @@
+"""The journal: every token that left is in it, exactly once, whatever moment the engine died at."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import integers
+
+from engine.journal import Journal, JournalCorrupt, output_sha256
+from engine.meter import TokenMeter
+from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_of
+
+
+def reopen(directory, **options):
+    return Journal(directory / "journal", "eng-1", "base-1", **options)
+
+
+def test_an_end_record_says_all_that_a_bill_needs(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(prompt_len=9, max_tokens=5, tenant_id="acme"))
+    outputs = run_until_idle(core)["r1"]
+    (record,) = core.journal.read(0, 10).records
+    assert (record.tenant_id, record.request_id) == ("acme", "r1")
+    assert (record.num_prompt_tokens, record.num_completion_tokens) == (9, 5)
+    assert (record.finish_reason, record.stop_cause) == ("length", "max_tokens")
+    assert record.output_sha256 == output_sha256(tokens_of(outputs))
+    assert record.started_at <= record.first_token_at <= record.at
+
+
+def test_an_abort_is_counted_up_to_the_last_token_generated(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(max_tokens=50))
+    for _ in range(6):
+        core.step()
+    core.scheduler.abort(["r1"])
+    core.step()
+    (record,) = core.journal.read(0, 10).records
+    assert (record.stop_cause, record.num_completion_tokens) == ("aborted", 6)
+
+
+def test_progress_is_written_before_the_tokens_leave(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(max_tokens=50))
+    received = []
+    for _ in range(4):
+        received += [t for _, m in core.step() for o in m.outputs for t in o.new_token_ids]
+    # Nothing is closed or flushed: a killed process leaves exactly this behind.
+    (record,) = reopen(tmp_path).read(0, 10).records
+    assert (record.stop_cause, record.finish_reason) == ("engine_failure", "error")
+    assert record.output_sha256 == output_sha256(received)
+
+
+@given(integers(0, 400))
+@settings(max_examples=80, deadline=None)
+def test_a_write_cut_anywhere_loses_only_what_was_not_whole(tmp_path_factory, cut):
+    directory = tmp_path_factory.mktemp("engine")
+    core = make_core(directory)
+    for name in ("r1", "r2"):
+        core.handle("gw", make_message(name, max_tokens=6))
+    run_until_idle(core)
+    (path,) = (directory / "journal").glob("*.journal")
+    os.truncate(path, max(0, path.stat().st_size - cut))
+    recovered = reopen(directory)
+    first = recovered.read(0, 10).records
+    assert all(record.num_completion_tokens <= 6 for record in first)
+    assert len({record.request_id for record in first}) == len(first)
+    assert reopen(directory).read(0, 10).records == first, "recovering twice changes nothing"
+
+
+def test_damage_in_the_middle_is_an_incident_not_a_guess(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message())
+    run_until_idle(core)
+    (path,) = (tmp_path / "journal").glob("*.journal")
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(JournalCorrupt):
+        reopen(tmp_path)
+
+
+def test_numbers_go_on_after_everything_is_settled_and_deleted(tmp_path):
+    core = make_core(tmp_path)
+    core.journal.segment_bytes = 600
+    for i in range(10):
+        core.handle("gw", make_message(f"r{i}"))
+        run_until_idle(core)
+    last = core.journal.last_seq
+    assert len(list((tmp_path / "journal").iterdir())) > 3
+    read = core.journal.read(last, 10)
+    assert (read.records, read.complete) == ((), True)
+    assert len(list((tmp_path / "journal").iterdir())) == 1
+    assert reopen(tmp_path).last_seq == last
+
+
+def test_a_segment_stays_while_a_request_that_began_in_it_is_open(tmp_path):
+    core = make_core(tmp_path)
+    core.journal.segment_bytes = 400
+    core.handle("gw", make_message("long", max_tokens=200))
+    for i in range(5):
+        core.handle("gw", make_message(f"r{i}", max_tokens=2))
+        for _ in range(4):
+            core.step()
+    core.journal.read(core.journal.last_seq, 10)
+    assert reopen(tmp_path).read(0, 100).open_request_ids == ()
+    ends = {r.request_id: r for r in reopen(tmp_path).read(0, 100).records}
+    assert ends["long"].stop_cause == "engine_failure"
+    assert ends["long"].num_completion_tokens == 20
+
+
+def test_reading_is_paged_and_says_when_it_is_complete(tmp_path):
+    core = make_core(tmp_path)
+    for i in range(5):
+        core.handle("gw", make_message(f"r{i}"))
+    run_until_idle(core)
+    page = core.journal.read(0, 3)
+    assert (len(page.records), page.complete) == (3, False)
+    page = core.journal.read(page.records[-1].seq, 3)
+    assert (len(page.records), page.complete) == (2, True)
+
+
+def test_an_engine_whose_settler_is_gone_accepts_nothing_more(tmp_path):
+    core = make_core(tmp_path)
+    core.max_unsettled = 1
+    core.handle("gw", make_message("r1"))
+    run_until_idle(core)
+    ((_, refused),) = core.handle("gw", make_message("r2"))
+    assert refused.outputs[0].error == "metering_unavailable"
+
+
+def test_the_runners_own_meter_agrees_with_the_journal(tmp_path):
+    core = make_core(tmp_path)
+    for i in range(5):
+        core.handle("gw", make_message(f"r{i}", prompt_len=7 + i, max_tokens=3 * i + 1))
+    run_until_idle(core)
+    records = core.journal.read(0, 100).records
+    prompt, sampled, _, _ = TokenMeter.read(tmp_path / "meter")
+    assert prompt == sum(r.num_prompt_tokens for r in records)
+    assert sampled == sum(r.num_completion_tokens for r in records)

@@ -1,0 +1,199 @@
+"""The engine as a process: streams over the socket, dies cleanly, comes back with its journal."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import pytest
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import EngineDeadError, RequestRefused
+from engine.messages import Heartbeat
+from engine.meter import TokenMeter
+from engine.wire import write_vocabulary
+from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
+
+START_S = 20.0
+
+
+def write_config(directory, **changes):
+    write_vocabulary(directory / "vocabulary", VOCABULARY)
+    config = EngineConfig(
+        data_dir=str(directory / "engine"),
+        model_dir="",
+        base_revision="base-1",
+        vocabulary_path=str(directory / "vocabulary"),
+        eos_token_ids=(0,),
+        adapter_cache_dir="",
+        fetcher_socket="",
+        device="cpu",
+        dtype="float32",
+        arena_bytes=0,
+        threads=1,
+        max_model_len=512,
+        **changes,
+    )
+    path = directory / "engine.json"
+    path.write_text(json.dumps(asdict(config)))
+    return path
+
+
+def start_engine(config_path, step_s=0.0):
+    env = os.environ | {"FAKE_STEP_S": str(step_s)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.fake_engine", str(config_path)], env=env
+    )
+
+
+@asynccontextmanager
+async def connected(directory):
+    client = EngineClient(directory / "engine" / "engine.sock")
+    await client.start()
+    try:
+        await client.wait_ready(START_S)
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Starts an engine; the last one started is killed at the end."""
+    started = []
+
+    def start(step_s=0.0, **changes):
+        started.append(start_engine(write_config(tmp_path, **changes), step_s))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+async def collect(client, message):
+    return [t async for output in client.generate(message) for t in output.new_token_ids]
+
+
+def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):
+    engine()
+
+    async def run():
+        async with connected(tmp_path) as client:
+            messages = [
+                make_message(f"r{i}", 5 + i, 20, make_adapter("a") if i % 2 else None)
+                for i in range(20)
+            ]
+            results = await asyncio.gather(*(collect(client, m) for m in messages))
+            assert results == [expected_tokens(m) for m in messages]
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_says_why(engine, tmp_path):
+    engine()
+
+    async def run():
+        async with connected(tmp_path) as client:
+            with pytest.raises(RequestRefused, match="prompt_too_long"):
+                await collect(client, make_message(prompt_len=600))
+
+    asyncio.run(run())
+
+
+def test_leaving_a_stream_early_aborts_the_request(engine, tmp_path):
+    engine(step_s=0.01)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            stream = client.generate(make_message(max_tokens=400))
+            await anext(stream)
+            await stream.aclose()
+            for _ in range(100):
+                journal = await client.read_journal(0, 10)
+                if journal.records:
+                    break
+                await asyncio.sleep(0.02)
+            (record,) = journal.records
+            assert record.stop_cause == "aborted"
+            assert 0 < record.num_completion_tokens < 400
+
+    asyncio.run(run())
+
+
+def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(engine, tmp_path):
+    process = engine(step_s=0.01)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            received = {}
+
+            async def read(message):
+                received[message.request_id] = []
+                async for output in client.generate(message):
+                    received[message.request_id] += output.new_token_ids
+                    if len(received[message.request_id]) == 5:
+                        process.send_signal(signal.SIGKILL)
+
+            streams = [read(make_message(f"r{i}", max_tokens=300)) for i in range(4)]
+            ends = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 10)
+            assert all(isinstance(end, EngineDeadError) for end in ends)
+            assert not client.is_ready
+            with pytest.raises(EngineDeadError):
+                await collect(client, make_message("too-early"))
+
+            process.wait()
+            engine()
+            await client.wait_ready(START_S)
+            journal = await client.read_journal(0, 10)
+            assert {r.stop_cause for r in journal.records} == {"engine_failure"}
+            for record in journal.records:
+                assert record.num_completion_tokens >= len(received[record.request_id])
+            _, sampled, _, last = TokenMeter.read(tmp_path / "engine" / "meter")
+            journaled = sum(r.num_completion_tokens for r in journal.records)
+            # The step that was cut off is either whole in the journal or nobody saw it.
+            assert journaled in (sampled, sampled - last)
+            assert await collect(client, make_message("again")) == expected_tokens(
+                make_message("again")
+            )
+
+    asyncio.run(run())
+
+
+def test_only_one_engine_runs_on_a_data_directory(engine, tmp_path):
+    engine()
+
+    async def run():
+        async with connected(tmp_path):
+            second = start_engine(tmp_path / "engine.json")
+            assert second.wait(START_S) != 0
+
+    asyncio.run(run())
+
+
+def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine, tmp_path):
+    process = engine(step_s=0.01, gateway_timeout_s=2.0)
+
+    async def run():
+        async with connected(tmp_path) as other, connected(tmp_path) as silent:
+            stream = silent.generate(make_message(max_tokens=500))
+            await anext(stream)
+            silent._tasks[1].cancel()  # it hangs: no heartbeat any more
+            while not (journal := await other.read_journal(0, 10)).records:
+                await asyncio.sleep(0.05)
+            assert journal.records[0].stop_cause == "gateway_lost"
+            # When it speaks again it is told that the engine does not know it any more.
+            await silent._send(Heartbeat())
+            with pytest.raises(EngineDeadError):
+                while True:
+                    await anext(stream)
+            await silent.wait_ready(START_S)
+
+    asyncio.run(run())
+    assert process.wait(START_S) == 0
