@@ -1,10 +1,53 @@
 import pytest
+from sqlalchemy import Engine, create_engine, event
 
 from registry.base_model import BaseModel
-from tests.registry.factories import make_base
+from registry.service import Registry
+from registry.storage import LocalStorage
+from registry.tables import metadata
+from registry.upload_rules import RegistryLimits
+from tests.registry.factories import Clock, make_base
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     """Two layers, GQA: q and o are [16, 16], k and v [8, 16], gate and up [24, 16]."""
     return make_base(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def database(tmp_path):
+    """An empty database with our tables. Everything that needs SQL comes through here."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
+    event.listen(engine, "connect", _check_foreign_keys)
+    metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def _check_foreign_keys(connection, _record):
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+@pytest.fixture
+def connection(database: Engine):
+    with database.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def clock():
+    return Clock(1_000_000.0)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return LocalStorage(tmp_path / "store")
+
+
+@pytest.fixture
+def registry(base, storage, clock, tmp_path):
+    """Parts of 1000 bytes; a work folder of its own, so that tests see what is left in it."""
+    (tmp_path / "work").mkdir()
+    limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
+    return Registry(base, storage, limits, clock, tmp_path / "work")

@@ -7,13 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
+from registry.adapter_rows import Version
 from registry.base_model import BaseModel
+from registry.completion import complete_upload
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.service import Registry
 from registry.upload_rows import FileSpec, Upload
+
+
+class Clock:
+    """Time that moves when the test says so."""
+
+    def __init__(self, now_s: float) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
 
 Tensor = tuple[str, tuple[int, ...], bytes]
 
@@ -126,20 +139,21 @@ def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
     return {name: FileSpec(len(data), sha256(data)) for name, data in files.items()}
 
 
-def put(
+def send_part(
     registry: Registry,
     conn: Connection,
     upload: Upload,
     filename: str,
+    start: int,
     data: bytes,
     folder: Path,
     *,
-    start: int = 0,
     total: int | None = None,
 ) -> int:
     """Send one part as the gateway would; returns received_bytes."""
     path = folder / "received-part"
     path.write_bytes(data)
+    total = upload.files[filename].size_bytes if total is None else total
     try:
         file = registry.put_part(
             conn,
@@ -150,8 +164,37 @@ def put(
             path,
             len(data),
             sha256(data),
-            upload.files[filename].size_bytes if total is None else total,
+            total,
         )
     finally:
         path.unlink()
     return file.received_bytes
+
+
+def send_all(
+    registry: Registry, conn: Connection, upload: Upload, files: dict[str, bytes], folder: Path
+) -> None:
+    """Send every file in parts of the registry's size."""
+    part_bytes = registry.limits.part_bytes
+    for filename, data in files.items():
+        for start in range(0, len(data), part_bytes):
+            part = data[start : start + part_bytes]
+            send_part(registry, conn, upload, filename, start, part, folder)
+
+
+def upload_adapter(
+    registry: Registry,
+    database: Engine,
+    folder: Path,
+    *,
+    files: dict[str, bytes] | None = None,
+    tenant_id: str = "tenant-a",
+    name: str = "pirate",
+    alias: str | None = None,
+) -> Version:
+    """The whole road: create, send, complete. Without files, a sound small adapter."""
+    files = files or make_files(make_config(), encode(make_adapter(registry.base)))
+    with database.begin() as conn:
+        upload = registry.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
+        send_all(registry, conn, upload, files, folder)
+    return complete_upload(registry, database.begin, tenant_id, upload.upload_id)

@@ -1,0 +1,406 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from registry.completion import complete_upload, sweep_uploads
+from registry.errors import (
+    InvalidAdapter,
+    ObjectNotFound,
+    QuotaExceeded,
+    StorageError,
+    UploadNotComplete,
+    UploadNotFound,
+    UploadNotOpen,
+)
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE, lora_names, parse_canonical
+from registry.service import Registry
+from tests.registry.factories import (
+    declare,
+    encode,
+    encode_header,
+    make_adapter,
+    make_config,
+    make_files,
+    make_tensor,
+    send_all,
+    send_part,
+    sha256,
+    upload_adapter,
+)
+
+A = "tenant-a"
+A0, B0 = lora_names("model.layers.0.self_attn.q_proj")
+
+
+class FailingStorage:
+    """A store whose methods named in `broken` fail."""
+
+    def __init__(self, storage):
+        self._storage = storage
+        self.broken = set()
+
+    def __getattr__(self, name):
+        if name in self.broken:
+            raise StorageError(key="any", reason="the store is down")
+        return getattr(self._storage, name)
+
+
+@pytest.fixture
+def failing(registry, storage):
+    failing = FailingStorage(storage)
+    registry._storage = failing
+    return failing
+
+
+@pytest.fixture
+def send(registry, database, tmp_path, base):
+    """Create an upload and send its files; returns the upload, ready to be completed."""
+
+    def send(files=None, **options):
+        files = files or sound_files(base)
+        with database.begin() as conn:
+            upload = registry.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
+            send_all(registry, conn, upload, files, tmp_path)
+        return upload
+
+    return send
+
+
+def sound_files(base, **changes):
+    return make_files(make_config(), encode(make_adapter(base, **changes)))
+
+
+def files_left(tmp_path):
+    folders = (tmp_path / "store", tmp_path / "work")
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def complete(registry, database, upload):
+    return complete_upload(registry, database.begin, A, upload.upload_id)
+
+
+def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
+    registry, database, send, storage, base
+):
+    version = complete(registry, database, send())
+    raw = b"".join(storage.read(version.object_key))
+    assert version.digest == sha256(raw)
+    assert version.size_bytes == len(raw) == version.passport["size_bytes"]
+    assert version.base_revision == base.base_revision
+    assert version.object_key == f"tenants/{A}/{version.digest}"
+    assert parse_canonical(raw).rank == version.rank == 4
+
+
+def test_only_the_object_is_left(registry, database, send, tmp_path, storage):
+    version = complete(registry, database, send())
+    assert list(storage.list("")) == [version.object_key]
+    assert len(files_left(tmp_path)) == 1
+
+
+def test_complete_is_idempotent(registry, database, send):
+    upload = send()
+    version = complete(registry, database, upload)
+    assert complete(registry, database, upload) == version
+    with database.begin() as conn:
+        found = registry.get_upload(conn, A, upload.upload_id)
+        assert (found.state, found.version) == ("complete", 1)
+        assert len(registry.list_versions(conn, A, "pirate")) == 1
+
+
+def test_the_same_adapter_in_another_order_is_the_same_version(registry, database, send, base):
+    first = complete(registry, database, send())
+    turned = dict(reversed(make_adapter(base).items()))
+    again = complete(registry, database, send(make_files(make_config(), encode(turned))))
+    assert again == first
+
+
+def test_an_upload_of_old_bytes_moves_the_aliases_back(registry, database, send, base):
+    first = complete(registry, database, send())
+    complete(registry, database, send(sound_files(base, seed=2)))
+    complete(registry, database, send(alias="prod"))
+    with database.begin() as conn:
+        assert registry.resolve(conn, A, "pirate") == first.ref
+        assert registry.resolve(conn, A, "pirate@prod") == first.ref
+
+
+def test_another_alpha_is_another_version(registry, database, send, base):
+    first = complete(registry, database, send())
+    files = make_files(make_config(lora_alpha=16), encode(make_adapter(base)))
+    second = complete(registry, database, send(files))
+    assert (second.version, second.digest == first.digest) == (2, False)
+
+
+def test_missing_bytes_are_named_and_the_upload_stays_open(registry, database, base, tmp_path):
+    files = sound_files(base)
+    with database.begin() as conn:
+        upload = registry.create_upload(conn, A, "key", "pirate", declare(files))
+        send_part(registry, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+    with pytest.raises(UploadNotComplete) as caught:
+        complete(registry, database, upload)
+    assert caught.value.missing_bytes == {WEIGHTS_FILE: len(files[WEIGHTS_FILE])}
+    with database.begin() as conn:
+        send_all(registry, conn, upload, files, tmp_path)
+    assert complete(registry, database, upload).version == 1
+
+
+def test_another_tenant_cannot_complete(registry, database, send):
+    upload = send()
+    with pytest.raises(UploadNotFound):
+        complete_upload(registry, database.begin, "tenant-b", upload.upload_id)
+
+
+def damaged(base, kind):
+    """(the files, the code of the fault that they must be refused with)"""
+    tensors = make_adapter(base)
+    weights, config = encode(tensors), make_config()
+    header = json.loads(weights[8 : 8 + int.from_bytes(weights[:8], "little")])
+    data = weights[8 + int.from_bytes(weights[:8], "little") :]
+    infinite = make_tensor(np.full((4, 16), np.inf))
+    match kind:
+        case "truncated_file":
+            return make_files(config, weights[:-1]), kind
+        case "header_of_1_gb":
+            return make_files(config, (1 << 30).to_bytes(8, "little") + weights[8:]), (
+                "header_too_large"
+            )
+        case "pickle_refused":
+            return make_files(config, b"\x80\x02" + weights), kind
+        case "zip":
+            return make_files(config, b"PK\x03\x04" + weights), "pickle_refused"
+        case "duplicate_key":
+            raw = json.dumps(header).replace('{"__metadata__"', '{"a": 1, "a": 2, "__metadata__"')
+            return make_files(config, encode_header(raw.encode(), data)), kind
+        case "hole":
+            header[A0]["data_offsets"] = [n + 4 for n in header[A0]["data_offsets"]]
+            return make_files(config, encode_header(header, data)), "bad_offsets"
+        case "overlap":
+            header[B0]["data_offsets"] = [n - 4 for n in header[B0]["data_offsets"]]
+            return make_files(config, encode_header(header, data)), "bad_offsets"
+        case "not_finite":
+            return make_files(config, encode(tensors | {A0: infinite})), kind
+        case "wrong_shape":
+            wide = make_tensor(np.ones((4, 17)))
+            return make_files(config, encode(tensors | {A0: wide})), kind
+        case "unpaired_tensor":
+            del tensors[B0]
+            return make_files(config, encode(tensors)), kind
+        case "rank_mismatch":
+            return make_files(make_config(r=8), weights), kind
+        case "unknown_module":
+            far = lora_names("model.layers.99.self_attn.q_proj")[0]
+            return make_files(config, encode(tensors | {far: tensors[A0]})), kind
+        case "dora":
+            return make_files(make_config(use_dora=True), weights), "unsupported_feature"
+        case "unknown_config_key":
+            return make_files(make_config(surprise=1), weights), kind
+        case "duplicate_config_key":
+            return make_files(config[:-1] + b', "r": 4}', weights), "duplicate_key"
+        case "no_effect":
+            zero = {n: make_tensor(np.zeros(t[1])) for n, t in tensors.items() if "lora_B" in n}
+            return make_files(config, encode(tensors | zero)), kind
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["truncated_file", "header_of_1_gb", "pickle_refused", "zip", "duplicate_key", "hole"]
+    + ["overlap", "not_finite", "wrong_shape", "unpaired_tensor", "rank_mismatch", "no_effect"]
+    + ["unknown_module", "dora", "unknown_config_key", "duplicate_config_key"],
+)
+def test_a_hostile_upload_is_refused_by_name_and_leaves_nothing(
+    registry, database, send, base, tmp_path, kind
+):
+    files, code = damaged(base, kind)
+    upload = send(files)
+    for _ in range(2):
+        # Asked again, a failed upload gives the fault that it failed with.
+        with pytest.raises(InvalidAdapter) as caught:
+            complete(registry, database, upload)
+        assert caught.value.code == code
+        assert caught.value.param
+    assert files_left(tmp_path) == []
+    with database.begin() as conn:
+        found = registry.get_upload(conn, A, upload.upload_id)
+        assert (found.state, found.error_code) == ("failed", code)
+        assert found.error
+        assert registry.list_adapters(conn, A) == []
+        with pytest.raises(UploadNotOpen):
+            send_part(registry, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+
+
+@pytest.mark.parametrize("filename", [CONFIG_FILE, WEIGHTS_FILE])
+def test_bytes_other_than_declared_are_refused_and_leave_nothing(
+    registry, database, base, tmp_path, filename
+):
+    files = sound_files(base)
+    declared = declare(files)
+    declared[filename] = replace(declared[filename], sha256="0" * 64)
+    with database.begin() as conn:
+        upload = registry.create_upload(conn, A, "key", "pirate", declared)
+        send_all(registry, conn, upload, files, tmp_path)
+    with pytest.raises(InvalidAdapter) as caught:
+        complete(registry, database, upload)
+    assert (caught.value.code, caught.value.param) == ("digest_mismatch", filename)
+    assert files_left(tmp_path) == []
+
+
+@pytest.mark.parametrize("method", ["read", "put"])
+def test_a_store_that_is_down_fails_the_request_and_not_the_upload(
+    registry, database, send, tmp_path, failing, method
+):
+    upload = send()
+    failing.broken = {method}
+    with pytest.raises(StorageError):
+        complete(registry, database, upload)
+    assert list((tmp_path / "work").iterdir()) == []
+    failing.broken = set()
+    assert complete(registry, database, upload).version == 1
+    assert len(files_left(tmp_path)) == 1
+
+
+def test_a_part_that_the_store_damaged_is_the_stores_fault(
+    registry, database, send, storage, tmp_path
+):
+    upload = send()
+    key = next(iter(storage.list("uploads/")))
+    (tmp_path / "other").write_bytes(b"other")
+    storage.put(key, tmp_path / "other")
+    with pytest.raises(StorageError) as caught:
+        complete(registry, database, upload)
+    assert caught.value.key == key
+
+
+def test_parts_that_could_not_be_discarded_are_swept_later(
+    registry, database, send, tmp_path, failing
+):
+    upload = send()
+    failing.broken = {"delete"}
+    version = complete(registry, database, upload)
+    assert len(files_left(tmp_path)) > 1
+    assert sweep_uploads(registry, database.begin) == 0
+    failing.broken = set()
+    assert sweep_uploads(registry, database.begin) == 1
+    assert sweep_uploads(registry, database.begin) == 0
+    assert list(failing.list("")) == [version.object_key]
+
+
+def test_an_expired_upload_is_swept_and_leaves_nothing(registry, database, send, tmp_path, clock):
+    upload = send()
+    assert sweep_uploads(registry, database.begin) == 0
+    clock.now_s += 24 * 3600
+    assert sweep_uploads(registry, database.begin) == 1
+    assert files_left(tmp_path) == []
+    with pytest.raises(UploadNotOpen):
+        complete(registry, database, upload)
+
+
+def test_an_upload_that_expires_while_it_is_built_leaves_no_object(
+    registry, database, send, tmp_path, clock
+):
+    upload = send()
+    with database.begin() as conn:
+        plan = registry.prepare_complete(conn, A, upload.upload_id)
+    built = registry.build(plan)
+    clock.now_s += 24 * 3600
+    sweep_uploads(registry, database.begin)
+    with database.begin() as conn, pytest.raises(UploadNotOpen):
+        registry.finish_complete(conn, built)
+    with database.begin() as conn:
+        registry.discard_object(conn, built)
+    assert files_left(tmp_path) == []
+
+
+def test_an_object_that_another_upload_may_need_is_not_discarded(registry, database, send, storage):
+    first, second = send(), send()
+    plans = []
+    for upload in (first, second):
+        with database.begin() as conn:
+            plans.append(registry.prepare_complete(conn, A, upload.upload_id))
+    built = [registry.build(plan) for plan in plans]
+    with database.begin() as conn:
+        registry.discard_object(conn, built[0])
+    assert storage.size(built[0].object_key)
+    with database.begin() as conn:
+        registry.finish_complete(conn, built[1])
+        registry.discard_object(conn, built[0])
+    assert storage.size(built[0].object_key)
+
+
+def test_the_same_upload_completed_twice_at_once_is_one_version(registry, database, send):
+    upload = send()
+    with database.begin() as conn:
+        plans = [registry.prepare_complete(conn, A, upload.upload_id) for _ in range(2)]
+    built = [registry.build(plan) for plan in plans]
+    with database.begin() as conn:
+        first = registry.finish_complete(conn, built[0])
+    with database.begin() as conn:
+        assert registry.finish_complete(conn, built[1]) == first
+        registry.fail_complete(conn, upload, InvalidAdapter(code="late", message="Too late."))
+        assert registry.get_upload(conn, A, upload.upload_id).state == "complete"
+
+
+def test_the_slower_of_two_completes_gets_the_version_of_the_faster(
+    registry, base, database, send, storage, clock, tmp_path
+):
+    upload = send()
+
+    class SlowStorage:
+        """While we begin to read parts, another gateway completes the upload and discards them."""
+
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def read(self, key, start=0, end=None):
+            complete(registry, database, upload)
+            return storage.read(key, start, end)
+
+    slower = Registry(base, SlowStorage(), registry.limits, clock, tmp_path / "work")
+    version = complete(slower, database, upload)
+    assert version.version == 1
+
+
+def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
+    registry, database, send, storage
+):
+    upload = send()
+    registry.discard_parts(upload)
+    with pytest.raises(ObjectNotFound):
+        complete(registry, database, upload)
+
+
+def test_no_transaction_is_open_while_bytes_move(registry, base, database, send, storage, clock):
+    upload = send()
+    open_connections = []
+
+    class WatchingStorage:
+        def __getattr__(self, name):
+            open_connections.append(database.pool.checkedout())
+            return getattr(storage, name)
+
+    watched = Registry(base, WatchingStorage(), registry.limits, clock)
+    complete(watched, database, upload)
+    assert set(open_connections) == {0}
+
+
+def test_a_quota_counts_what_was_completed(registry, database, send, base, tmp_path):
+    complete(registry, database, send())
+    with database.begin() as conn, pytest.raises(QuotaExceeded):
+        registry.create_upload(conn, A, "key", "other", declare(sound_files(base)), max_adapters=1)
+
+
+def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(
+    registry, database, base, tmp_path
+):
+    from concurrent.futures import ThreadPoolExecutor
+
+    def push(seed):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        return upload_adapter(registry, database, folder, files=sound_files(base, seed=seed))
+
+    with ThreadPoolExecutor(3) as pool:
+        versions = list(pool.map(push, range(3)))
+    assert sorted(version.version for version in versions) == [1, 2, 3]
