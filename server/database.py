@@ -202,6 +202,18 @@ class Database:
                 ) from error
         return write.future
 
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A write transaction of a worker thread's own, beside the writer; keep it short.
+
+        For work in several steps, with long ones between them. Raises LedgerUnavailable.
+        """
+        try:
+            with self._writing.begin() as conn:
+                yield conn
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise _unavailable(error) from error
+
     def close(self) -> None:
         """Finish what is queued, then let go of the database and of its lock."""
         with self._closing:

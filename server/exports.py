@@ -68,7 +68,8 @@ async def stream(
     Events that are posted while it streams are not in it. tenant_id None is the operator's export.
     """
     through = await database.read(newest_event_id)
-    yield header(format)
+    if format == "csv":
+        yield csv_header()
     after: Cursor | None = None
     while True:
 
@@ -95,13 +96,14 @@ def export(
     conn: Connection, format: ExportFormat, tenant_id: str | None, start_ms: int, end_ms: int
 ) -> Iterator[bytes]:
     """The same file on one connection, for command-line tools."""
-    yield header(format)
+    if format == "csv":
+        yield csv_header()
     for event in iter_events(conn, tenant_id, start_ms, end_ms, page_size=PAGE_SIZE):
         yield encode(format, [event])
 
 
-def header(format: ExportFormat) -> bytes:
-    return _csv_lines([list(COLUMNS)]) if format == "csv" else b""
+def csv_header() -> bytes:
+    return _csv_lines([list(COLUMNS)])
 
 
 def encode(format: ExportFormat, events: Iterable[RowMapping]) -> bytes:

@@ -8,6 +8,7 @@ from registry.base_model import BaseModel
 from registry.service import Registry
 from registry.storage import open_storage
 from registry.upload_rules import RegistryLimits
+from registry.validate import AdapterLimits
 from server.database import Database
 from server.engines import Engines
 from server.limits import Limiter
@@ -49,7 +50,9 @@ class Gateway:
         database = Database(settings.database_url, data_dir=data_dir)
         base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
         limits = RegistryLimits(
-            max_adapter_bytes=settings.max_adapter_bytes, max_rank=settings.max_rank
+            adapter=AdapterLimits(
+                max_rank=settings.max_rank, max_adapter_bytes=settings.max_adapter_bytes
+            )
         )
         storage = open_storage(settings.storage_url)
         settler: Settler | None = None

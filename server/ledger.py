@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from engine.messages import EndRecord
-from server.prices import TokenPrices, amount_nanousd, is_billable
+from server.prices import TokenPrices, rated_nanousd
 from server.tables import holds, incidents, journal_positions, price_versions, usage_events
 
 HoldState = Literal["open", "posted", "voided"]
@@ -242,10 +242,14 @@ def _event(
 ) -> dict[str, Any]:
     """The usage event: who and what was asked from the hold, what ran from the record."""
     amount = 0
-    is_billed = is_billable(record.finish_reason, record.stop_cause) and _adds_up(record)
-    if price is not None and is_billed:
-        amount = amount_nanousd(
-            record.num_prompt_tokens, record.num_cached_tokens, record.num_completion_tokens, price
+    if price is not None and _adds_up(record):
+        amount = rated_nanousd(
+            record.finish_reason,
+            record.stop_cause,
+            record.num_prompt_tokens,
+            record.num_cached_tokens,
+            record.num_completion_tokens,
+            price,
         )
     return {
         "engine_id": engine_id,

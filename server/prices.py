@@ -45,8 +45,24 @@ def amount_nanousd(
     )
 
 
+def rated_nanousd(
+    finish_reason: str,
+    stop_cause: str,
+    prompt_tokens: int,
+    cached_tokens: int,
+    completion_tokens: int,
+    price: TokenPrices,
+) -> int:
+    """What a request that ended like this pays: its tokens' price, or nothing."""
+    # Nothing was generated before the deadline, so the client got an error, not an answer.
+    is_unanswered = stop_cause == "deadline" and completion_tokens == 0
+    if is_unanswered or not is_billable(finish_reason, stop_cause):
+        return 0
+    return amount_nanousd(prompt_tokens, cached_tokens, completion_tokens, price)
+
+
 def is_billable(finish_reason: str, stop_cause: str) -> bool:
-    """Whether the request is paid for: what we broke is counted and rated 0.
+    """Whether this end is paid for: what we broke is counted and rated 0.
 
     A client that hangs up pays for what was generated, and so does one that runs into its deadline.
     """

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from server.errors import invalid_request
 from server.tables import usage_events
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "day"]
@@ -19,6 +20,7 @@ DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 MAX_GROUPS = 10_000
 
 _DAY_MS = 86_400_000
+_MAX_MS = 2**62
 
 _events = usage_events.c
 _COLUMNS: dict[Dimension, sa.ColumnElement[Any]] = {
@@ -26,7 +28,7 @@ _COLUMNS: dict[Dimension, sa.ColumnElement[Any]] = {
     "model": _events.model,
     "key": _events.key_id,
     "adapter_digest": _events.adapter_digest,
-    "day": _events.ended_at_ms - _events.ended_at_ms % _DAY_MS,
+    "day": _events.ended_at_ms - _events.ended_at_ms % sa.literal_column(str(_DAY_MS)),
 }
 
 
@@ -61,7 +63,11 @@ def summarize(
     end_ms: int,
     group_by: Sequence[Dimension] = (),
 ) -> list[UsageSum]:
-    """One row per group, in the order of its dimensions; without any, one row in all."""
+    """One row per group, in the order of its dimensions; without any, one row in all.
+
+    Raises ApiError when there are more than MAX_GROUPS: a sum that is cut off is no sum.
+    """
+    group_by = tuple(dict.fromkeys(group_by))
     columns = [_COLUMNS[dimension].label(dimension) for dimension in group_by]
     sums = [
         sa.func.count().label("num_requests"),
@@ -72,8 +78,15 @@ def summarize(
     ]
     query = _in_range(sa.select(*columns, *sums), tenant_id, start_ms, end_ms)
     if columns:
-        query = query.group_by(*columns).order_by(*columns).limit(MAX_GROUPS)
-    return [_usage_sum(row._mapping, group_by) for row in conn.execute(query)]
+        # What has no key or adapter comes first, on both databases.
+        order = [column.nulls_first() for column in columns]
+        query = query.group_by(*columns).order_by(*order).limit(MAX_GROUPS + 1)
+    rows = conn.execute(query).mappings().all()
+    if len(rows) > MAX_GROUPS:
+        raise invalid_request(
+            f"There are more than {MAX_GROUPS} groups; ask for a shorter period.", param="group_by"
+        )
+    return [_usage_sum(row, group_by) for row in rows]
 
 
 def newest_event_id(conn: Connection) -> int:
@@ -133,6 +146,8 @@ def cursor_of(event: RowMapping) -> Cursor:
 def _in_range(
     query: sa.Select[Any], tenant_id: str | None, start_ms: int, end_ms: int
 ) -> sa.Select[Any]:
+    # A caller's number may be larger than any column.
+    start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
     query = query.where(_events.ended_at_ms >= start_ms, _events.ended_at_ms < end_ms)
     return query if tenant_id is None else query.where(_events.tenant_id == tenant_id)
 

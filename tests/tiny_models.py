@@ -1,0 +1,117 @@
+"""Random tiny Llama models, tokenizers and PEFT adapters on disk, as Hugging Face writes them."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from registry.base_model import BaseModel
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE, write_canonical
+from registry.validate import AdapterLimits, check_adapter
+
+ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+
+
+def save_tokenizer(folder: Path) -> int:
+    """A byte-level BPE with a few merges and a chat template; the size of its vocabulary."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the quick brown fox jumps over the lazy dog " * 20], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": CHAT_TEMPLATE, "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer.get_vocab_size()
+
+
+def save_model(
+    folder: Path, *, tied: bool = True, rope: dict[str, Any] | None = None, old_spelling: bool = False
+) -> Path:
+    """A Llama of two layers with GQA, random float32 weights that make lively logits."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=save_tokenizer(folder),
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        rope_parameters=rope or {"rope_type": "default", "rope_theta": 10000.0},
+        eos_token_id=0,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            scale = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
+            torch.nn.init.normal_(parameter, std=scale)
+    model.save_pretrained(folder)
+    if old_spelling:
+        _respell(folder / "config.json")
+    return folder
+
+
+def _respell(path: Path) -> None:
+    """config.json as transformers 4 wrote it."""
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config))
+
+
+def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Path:
+    """A PEFT adapter with random A and B, large enough to change what the model says."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    options = {"r": 8, "lora_alpha": 16, "target_modules": ALL_TARGETS} | config
+    peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+    for name, parameter in peft_model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.5 / parameter.shape[1] ** 0.5)
+    peft_model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    return folder
+
+
+def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
+    """The canonical object that an upload of this folder becomes."""
+    weights = adapter_dir / WEIGHTS_FILE
+    checked = check_adapter(
+        (adapter_dir / CONFIG_FILE).read_bytes(), weights, base, AdapterLimits()
+    )
+    written = io.BytesIO()
+    with weights.open("rb") as file:
+        write_canonical(written, file, checked.header, checked.modules)
+    return written.getvalue()
