@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from registry.adapter_rows import Version
+from registry.adapter_rows import READY, Version
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, StorageError
 from registry.peft_config import CONFIG_FILE
@@ -37,6 +37,21 @@ class BuiltAdapter:
     size_bytes: int
     base_revision: str
     passport: dict[str, Any]
+
+    def as_version(self, adapter_id: str, number: int, created_at_ms: int) -> Version:
+        return Version(
+            adapter_id=adapter_id,
+            version=number,
+            digest=self.digest,
+            object_key=self.object_key,
+            rank=self.rank,
+            size_bytes=self.size_bytes,
+            base_revision=self.base_revision,
+            passport=self.passport,
+            state=READY,
+            created_at_ms=created_at_ms,
+            created_by_key=self.upload.created_by_key,
+        )
 
 
 def object_key(tenant_id: str, digest: str) -> str:

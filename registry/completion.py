@@ -1,17 +1,9 @@
 """The end of an upload from a worker thread: short transactions around long work on bytes."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
-from sqlalchemy import Connection
-
 from registry.adapter_rows import Version
 from registry.errors import Invalid, ObjectNotFound, RegistryError, StorageError, TooLarge
-from registry.service import Registry
+from registry.service import Begin, Registry
 from registry.upload_rows import Upload
-
-# Opens a transaction of the caller's database: commits on leaving, rolls back on an exception.
-Begin = Callable[[], AbstractContextManager[Connection]]
 
 
 def complete_upload(registry: Registry, begin: Begin, tenant_id: str, upload_id: str) -> Version:

@@ -1,21 +1,22 @@
 """The registry: resumable uploads that become versions, and names that resolve to them.
 
-Methods take the caller's connection inside the caller's transaction and never commit. Where bytes
-move for long the work is split, so that no transaction stays open meanwhile; registry.completion
-puts the steps together.
+Methods take the caller's connection inside the caller's transaction and never commit. No
+transaction may stay open while bytes move: `put_part` opens its own, and completing an upload is
+split into steps that registry.completion puts together.
 """
 
 import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from registry import adapter_rows, upload_rows
-from registry.adapter_rows import LATEST, READY, Adapter, Version
+from registry.adapter_rows import LATEST, Adapter, Version
 from registry.base_model import BaseModel
 from registry.build import BuiltAdapter, CompletionPlan, build_adapter
 from registry.errors import (
@@ -43,6 +44,9 @@ from registry.upload_rows import (
     UploadPart,
 )
 from registry.upload_rules import RegistryLimits, check_files, check_part, check_quotas
+
+# Opens a transaction of the caller's database: commits on leaving, rolls back on an exception.
+Begin = Callable[[], AbstractContextManager[Connection]]
 
 _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
@@ -199,7 +203,7 @@ class Registry:
 
     def put_part(
         self,
-        conn: Connection,
+        begin: Begin,
         tenant_id: str,
         upload_id: str,
         filename: str,
@@ -211,27 +215,31 @@ class Registry:
     ) -> UploadFile:
         """Take the part that lies at `path`. The same part again changes nothing.
 
+        begin: opens one of two short transactions; none is open while the part goes to the store.
         size_bytes, sha256: of the part, as counted while it was received.   total_bytes: of the
         whole file, as the caller sent it. Raises UploadNotFound, UploadNotOpen, InvalidUpload,
         TooLarge, UploadOffsetMismatch, StorageError.
         """
-        upload = self.get_upload(conn, tenant_id, upload_id)
         key = f"uploads/{upload_id}/{filename}/{start:016d}"
         part = UploadPart(filename, start, size_bytes, sha256, key)
-        _check_open(upload)
-        file = check_part(upload, part, total_bytes, self.limits.part_bytes)
-        if start != file.received_bytes:
-            return _answer_repeated(conn, upload, part)
+        with begin() as conn:
+            upload = self.get_upload(conn, tenant_id, upload_id)
+            _check_open(upload)
+            file = check_part(upload, part, total_bytes, self.limits.part_bytes)
+            if start != file.received_bytes:
+                return _answer_repeated(conn, upload, part)
         # The object before the row: a part that is counted is there.
         self._storage.put(key, path)
-        if upload_rows.advance_file(conn, tenant_id, upload_id, part):
-            return self.get_upload(conn, tenant_id, upload_id).files[filename]
-        # Someone else moved first: another sender of this part, or the end of the upload.
-        upload = self.get_upload(conn, tenant_id, upload_id)
-        if upload.state != OPEN:
-            self._storage.delete(key)
-        _check_open(upload)
-        return _answer_repeated(conn, upload, part)
+        with begin() as conn:
+            is_counted = upload_rows.advance_file(conn, tenant_id, upload_id, part)
+            upload = self.get_upload(conn, tenant_id, upload_id)
+            if is_counted:
+                return upload.files[filename]
+            # Someone else moved first: another sender of this part, or the end of the upload.
+            if upload.state == OPEN:
+                return _answer_repeated(conn, upload, part)
+        self._storage.delete(key)
+        raise UploadNotOpen(upload_id=upload_id, state=upload.state)
 
     def prepare_complete(self, conn: Connection, tenant_id: str, upload_id: str) -> CompletionPlan:
         """What `build` needs. A complete upload's plan carries its version: nothing is left to do.
@@ -287,7 +295,7 @@ class Registry:
         )
         if version is None:
             number = adapter_rows.next_version(conn, adapter_id)
-            version = _new_version(adapter_id, number, built, now_ms)
+            version = built.as_version(adapter_id, number, now_ms)
             adapter_rows.insert_version(conn, tenant_id, version)
         for alias in {LATEST, upload.alias or LATEST}:
             adapter_rows.move_alias(conn, tenant_id, adapter_id, alias, version.version, now_ms)
@@ -359,19 +367,3 @@ def _version_of(conn: Connection, upload: Upload) -> Version:
     )
     assert version is not None, "versions are never removed"
     return version
-
-
-def _new_version(adapter_id: str, number: int, built: BuiltAdapter, now_ms: int) -> Version:
-    return Version(
-        adapter_id=adapter_id,
-        version=number,
-        digest=built.digest,
-        object_key=built.object_key,
-        rank=built.rank,
-        size_bytes=built.size_bytes,
-        base_revision=built.base_revision,
-        passport=built.passport,
-        state=READY,
-        created_at_ms=now_ms,
-        created_by_key=built.upload.created_by_key,
-    )

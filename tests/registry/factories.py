@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def send_part(
     total = upload.files[filename].size_bytes if total is None else total
     try:
         file = registry.put_part(
-            conn,
+            lambda: nullcontext(conn),
             upload.tenant_id,
             upload.upload_id,
             filename,

@@ -371,8 +371,9 @@ def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
         complete(registry, database, upload)
 
 
-def test_no_transaction_is_open_while_bytes_move(registry, base, database, send, storage, clock):
-    upload = send()
+def test_no_transaction_is_open_while_bytes_move(
+    registry, base, database, storage, clock, tmp_path
+):
     open_connections = []
 
     class WatchingStorage:
@@ -380,8 +381,19 @@ def test_no_transaction_is_open_while_bytes_move(registry, base, database, send,
             open_connections.append(database.pool.checkedout())
             return getattr(storage, name)
 
-    watched = Registry(base, WatchingStorage(), registry.limits, clock)
+    watched = Registry(base, WatchingStorage(), clock=clock)
+    files = sound_files(base)
+    with database.begin() as conn:
+        upload = watched.create_upload(conn, A, "key", "pirate", declare(files))
+    for filename, data in files.items():
+        path = tmp_path / filename
+        path.write_bytes(data)
+        size = len(data)
+        watched.put_part(
+            database.begin, A, upload.upload_id, filename, 0, path, size, sha256(data), size
+        )
     complete(watched, database, upload)
+    assert len(open_connections) > 4
     assert set(open_connections) == {0}
 
 
