@@ -14,6 +14,7 @@ from server.prices import (
     format_usd,
     get_price,
     is_billable,
+    rated_nanousd,
 )
 from tests.server.factories import NOW_MS
 
@@ -78,6 +79,13 @@ def test_what_we_broke_is_free_and_what_the_client_stopped_is_not(
     finish_reason, stop_cause, billed
 ):
     assert is_billable(finish_reason, stop_cause) == billed
+
+
+def test_a_deadline_before_the_first_token_is_free():
+    assert rated_nanousd("abort", "deadline", 7, 0, 0, DEFAULT_PRICES) == 0
+    some = rated_nanousd("abort", "deadline", 7, 2, 1, DEFAULT_PRICES)
+    assert some == amount_nanousd(7, 2, 1, DEFAULT_PRICES)
+    assert rated_nanousd("error", "engine_failure", 7, 2, 1, DEFAULT_PRICES) == 0
 
 
 def test_a_new_database_gets_one_default_price(database):

@@ -1,0 +1,227 @@
+import asyncio
+import csv
+import io
+import json
+
+import pytest
+import sqlalchemy as sa
+
+from server import exports, ledger, usage
+from server.errors import ApiError
+from server.prices import amount_nanousd
+from server.tables import usage_events
+from server.usage import UsageSum, get_event, page_events, summarize
+from tests.server.factories import ENGINE, NOW_MS, insert_holds, make_end, make_hold, make_price
+
+DAY_MS = 86_400_000
+FOREVER = (0, 2**62)
+
+
+@pytest.fixture
+def price(database):
+    return make_price(database)
+
+
+def use(database, price, *requests):
+    """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
+    first = 1 + (database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)))
+    records = []
+    for seq, given in enumerate(requests, first):
+        fields = dict(given)
+        request_id = fields.pop("request_id", f"r{seq}")
+        who = {"tenant_id": fields.pop("tenant", "ten_1"), "model": fields.pop("model", "base")}
+        insert_holds(
+            database, make_hold(price, request_id, key_id=fields.pop("key", "key1"), **who)
+        )
+        at = fields.pop("at_ms", NOW_MS + seq) / 1000
+        records.append(make_end(seq, request_id, tenant_id=who["tenant_id"], at=at, **fields))
+    database.write_sync(lambda c: ledger.post(c, ENGINE, records, NOW_MS))
+
+
+def sums(database, tenant_id, group_by=(), period=FOREVER):
+    return database.read_sync(lambda c: summarize(c, tenant_id, *period, group_by))
+
+
+def exported(database, format, tenant_id="ten_1", period=FOREVER, **options):
+    async def run():
+        stream = exports.stream(database, format, tenant_id, *period, **options)
+        return [chunk async for chunk in stream]
+
+    return asyncio.run(run())
+
+
+def csv_rows(chunks):
+    return list(csv.DictReader(io.StringIO(b"".join(chunks).decode(), newline="")))
+
+
+def test_a_tenants_sum_is_its_own(database, price):
+    use(database, price, {}, {"num_cached_tokens": 3}, {"tenant": "ten_2"})
+    amount = amount_nanousd(7, 0, 5, price) + amount_nanousd(7, 3, 5, price)
+    assert sums(database, "ten_1") == [
+        UsageSum(
+            num_requests=2,
+            prompt_tokens=14,
+            cached_tokens=3,
+            completion_tokens=10,
+            amount_nanousd=amount,
+        )
+    ]
+    assert sums(database, None)[0].num_requests == 3
+    assert sums(database, "ten_9")[0].num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("group_by", "expected"),
+    [
+        (("model",), [("a", 2), ("b", 1)]),
+        (("key",), [("key1", 1), ("key2", 2)]),
+        (("adapter_digest",), [(None, 2), ("d" * 64, 1)]),
+        (("day",), [("2026-02-02", 2), ("2026-02-03", 1)]),
+        (("tenant",), [("ten_1", 3)]),
+        (("model", "model"), [("a", 2), ("b", 1)]),
+    ],
+)
+def test_sums_are_grouped(database, price, group_by, expected):
+    use(
+        database,
+        price,
+        {"model": "a"},
+        {"model": "a", "key": "key2", "adapter_digest": "d" * 64},
+        {"model": "b", "key": "key2", "at_ms": NOW_MS + DAY_MS},
+        {"tenant": "ten_2"},
+    )
+    found = sums(database, "ten_1", group_by)
+    assert [(getattr(row, group_by[0]), row.num_requests) for row in found] == expected
+
+
+def test_groups_add_up_to_the_whole(database, price):
+    models = ["a", "b", "b"]
+    use(database, price, *({"model": m, "key": f"k{i % 2}"} for i, m in enumerate(models * 3)))
+    [whole] = sums(database, "ten_1")
+    groups = sums(database, "ten_1", ("model", "key", "day"))
+    assert len(groups) > 2
+    for name in ("num_requests", "prompt_tokens", "completion_tokens", "amount_nanousd"):
+        assert sum(getattr(group, name) for group in groups) == getattr(whole, name)
+
+
+def test_too_many_groups_are_refused_not_cut_off(database, price, monkeypatch):
+    monkeypatch.setattr(usage, "MAX_GROUPS", 2)
+    use(database, price, {"model": "a"}, {"model": "b"}, {"model": "c"})
+    with pytest.raises(ApiError) as caught:
+        sums(database, "ten_1", ("model",))
+    assert (caught.value.status, caught.value.param) == (400, "group_by")
+
+
+def test_a_period_includes_its_start_and_not_its_end(database, price):
+    use(database, price, {"at_ms": NOW_MS}, {"at_ms": NOW_MS + 10}, {"at_ms": NOW_MS + 20})
+    assert sums(database, "ten_1", period=(NOW_MS, NOW_MS + 20))[0].num_requests == 2
+    assert sums(database, "ten_1", period=(-(2**70), 2**70))[0].num_requests == 3
+
+
+def test_pages_hold_every_event_once_in_the_order_they_ended(database, price):
+    use(database, price, *({"at_ms": NOW_MS + 10 - i // 2} for i in range(9)))
+    pages, after = [], None
+    while True:
+        page = database.read_sync(
+            lambda c, after=after: page_events(c, "ten_1", *FOREVER, after=after, limit=2)
+        )
+        if not page:
+            break
+        pages += page
+        after = usage.cursor_of(page[-1])
+    keys = [(event["ended_at_ms"], event["event_id"]) for event in pages]
+    assert keys == sorted(set(keys))
+    assert len(keys) == 9
+    whole = database.read_sync(lambda c: list(usage.iter_events(c, "ten_1", *FOREVER, page_size=3)))
+    assert whole == pages
+
+
+def test_one_event_is_found_by_its_own_tenant_only(database, price):
+    use(database, price, {})
+    assert database.read_sync(lambda c: get_event(c, "ten_1", "r1"))["request_id"] == "r1"
+    assert database.read_sync(lambda c: get_event(c, "ten_2", "r1")) is None
+    assert database.read_sync(lambda c: get_event(c, None, "r1")) is not None
+
+
+def test_the_exports_sums_are_the_ledgers(database, price):
+    use(database, price, *({"num_completion_tokens": i} for i in range(12)), {"tenant": "ten_2"})
+    [whole] = sums(database, "ten_1")
+    rows = csv_rows(exported(database, "csv", page_size=5))
+    lines = b"".join(exported(database, "jsonl", page_size=5)).splitlines()
+    for found in (rows, [json.loads(line) for line in lines]):
+        assert len(found) == whole.num_requests == 12
+        assert sum(int(r["completion_tokens"]) for r in found) == whole.completion_tokens
+        assert sum(int(r["amount_nanousd"]) for r in found) == whole.amount_nanousd
+        assert {r["tenant_id"] for r in found} == {"ten_1"}
+    operators = csv_rows(exported(database, "csv", tenant_id=None))
+    assert {row["tenant_id"] for row in operators} == {"ten_1", "ten_2"}
+
+
+def test_an_exported_row_says_what_ran_and_what_it_cost(database, price):
+    use(database, price, {"model": "acme-bot", "at_ms": NOW_MS + 1234, "num_completion_tokens": 9})
+    [row] = csv_rows(exported(database, "csv"))
+    assert tuple(row) == exports.COLUMNS
+    amount = amount_nanousd(7, 0, 9, price)
+    assert (row["amount_nanousd"], row["amount_usd"]) == (str(amount), f"0.{amount:09d}")
+    assert row["ended_at"] == "2026-02-02T02:40:01.234Z"
+    assert (row["model"], row["adapter_digest"]) == ("acme-bot", "")
+    [line] = exported(database, "jsonl")
+    parsed = json.loads(line)
+    assert tuple(parsed) == exports.COLUMNS
+    assert (parsed["amount_nanousd"], parsed["adapter_digest"]) == (amount, None)
+
+
+def test_a_model_name_cannot_become_a_formula(database, price):
+    names = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", 'say "hi",\nnow', "plain"]
+    use(database, price, *({"model": name} for name in names))
+    models = [row["model"] for row in csv_rows(exported(database, "csv"))]
+    assert models == [*("'" + name for name in names[:6]), *names[6:]]
+    lines = b"".join(exported(database, "jsonl")).splitlines()
+    assert [json.loads(line)["model"] for line in lines] == names
+
+
+def test_an_export_is_streamed_a_page_at_a_time(database, price):
+    use(database, price, *({} for _ in range(7)))
+    chunks = exported(database, "csv", page_size=3)
+    assert [chunk.count(b"\r\n") for chunk in chunks] == [1, 3, 3, 1]
+    assert all(exported(database, "jsonl", page_size=3))
+
+
+def test_an_empty_export_is_a_header(database, price):
+    assert csv_rows(exported(database, "csv")) == []
+    assert b"".join(exported(database, "csv")).startswith(b"event_id,request_id,tenant_id")
+    assert exported(database, "jsonl") == []
+
+
+def test_what_is_posted_during_an_export_is_not_in_it(database, price):
+    use(database, price, {}, {})
+
+    async def run():
+        stream = exports.stream(database, "jsonl", "ten_1", *FOREVER, page_size=1)
+        first = await anext(stream)
+        await asyncio.to_thread(use, database, price, {}, {})
+        return [first, *[chunk async for chunk in stream]]
+
+    assert len(asyncio.run(run())) == 2
+    assert len(exported(database, "jsonl", page_size=1)) == 4
+
+
+@pytest.mark.parametrize("format", exports.FORMATS)
+def test_the_command_lines_export_is_the_same_file(database, price, format):
+    use(database, price, {}, {"model": "=x"}, {"tenant": "ten_2"})
+    offline = database.read_sync(lambda c: list(exports.export(c, format, "ten_1", *FOREVER)))
+    assert b"".join(offline) == b"".join(exported(database, format))
+
+
+def test_every_column_of_the_ledger_is_exported():
+    shown = {column.name.removesuffix("_ms") for column in usage_events.c}
+    assert shown | {"amount_usd"} == set(exports.COLUMNS)
+
+
+def test_a_tenants_page_uses_its_index(sqlite_database):
+    query = "EXPLAIN QUERY PLAN SELECT * FROM usage_events WHERE tenant_id = 'a' "
+    query += "AND ended_at_ms >= 5 AND ended_at_ms < 9 AND (ended_at_ms > 5 OR event_id > 3) "
+    query += "ORDER BY ended_at_ms, event_id LIMIT 10"
+    plan = sqlite_database.read_sync(lambda c: str(c.execute(sa.text(query)).all()))
+    assert "ix_usage_events_tenant" in plan
+    assert "TEMP B-TREE" not in plan
