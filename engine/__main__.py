@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,16 +28,53 @@ from lora.manager import AdapterManager
 logger = logging.getLogger(__name__)
 
 
-def build_core(config: EngineConfig, engine_id: str) -> EngineCore:
-    """Weights, arena, adapters, scheduler, runner, journal."""
+_DEFAULT_MAX_MODEL_LEN = 8192
+
+
+def resolve_device(config: EngineConfig) -> EngineConfig:
+    """`config` with the device and dtype that "auto" stands for here."""
+    device, dtype = config.device, config.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else _half_dtype(Path(config.model_dir))
+    return replace(config, device=device, dtype=dtype)
+
+
+def _half_dtype(model_dir: Path) -> str:
+    """The checkpoint's own 16-bit type; `torch_dtype` is how transformers 4 spelled it."""
+    checkpoint = load_config(model_dir)
+    saved = checkpoint.get("dtype") or checkpoint.get("torch_dtype")
+    return str(saved) if saved in ("float16", "bfloat16") else "bfloat16"
+
+
+def resolve_max_model_len(
+    config: EngineConfig, model_config: LlamaConfig, num_slabs: int
+) -> EngineConfig:
+    """Without a wish: what the model was made for, within reason and within the arena."""
+    if config.max_model_len is not None:
+        return config
+    longest = min(
+        model_config.max_position_embeddings,
+        _DEFAULT_MAX_MODEL_LEN,
+        num_slabs * config.block_size,
+    )
+    return replace(config, max_model_len=longest)
+
+
+def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, EngineConfig]:
+    """Weights, arena, adapters, scheduler, runner, journal; and the config without open ends."""
+    config = resolve_device(config)
     data_dir, device = Path(config.data_dir), torch.device(config.device)
     dtype: torch.dtype = getattr(torch, config.dtype)
     model_config = LlamaConfig.parse(load_config(Path(config.model_dir)))
-    weights = load_weights(Path(config.model_dir), device, dtype)
-    model = Llama(model_config, weights, config.max_model_len)
-
     layout = Layout.of(model_config.shape, dtype.itemsize, config.block_size)
     num_slabs = config.arena_bytes // layout.slab_bytes
+    config = resolve_max_model_len(config, model_config, num_slabs)
+    assert config.max_model_len is not None
+
+    weights = load_weights(Path(config.model_dir), device, dtype)
+    model = Llama(model_config, weights, config.max_model_len)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=device)
     disk = DiskCache(Path(config.adapter_cache_dir), config.disk_cache_bytes)
     adapters = AdapterManager(
@@ -56,7 +94,7 @@ def build_core(config: EngineConfig, engine_id: str) -> EngineCore:
         "%d slabs of %d kB, %d KV tokens, %s on %s",
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, dtype, device,
     )  # fmt: skip
-    return EngineCore(scheduler, runner, journal, config.max_unsettled_records)
+    return EngineCore(scheduler, runner, journal, config.max_unsettled_records), config
 
 
 def main() -> None:
@@ -67,7 +105,8 @@ def main() -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        core = build_core(config, engine_id)
+        core, config = build_core(config, engine_id)
+        assert config.max_model_len is not None
         welcome = Welcome(
             engine_id=engine_id,
             epoch=epoch,

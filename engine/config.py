@@ -23,6 +23,8 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
+    device and dtype may be "auto", max_model_len None: `engine.__main__` replaces them by what the
+    machine, the checkpoint and the arena give.
     """
 
     data_dir: str
@@ -36,7 +38,7 @@ class EngineConfig:
     dtype: str
     arena_bytes: int
     threads: int
-    max_model_len: int
+    max_model_len: int | None
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512
@@ -52,6 +54,7 @@ class EngineConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
+        assert self.max_model_len is not None, "not resolved yet"
         return SchedulerConfig(
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

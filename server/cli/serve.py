@@ -1,0 +1,133 @@
+"""`chorale serve`: engine, fetcher and gateway, until a signal."""
+
+import logging
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from server.cli.terminal import CommandFailed, say
+
+if TYPE_CHECKING:
+    from server.settings import Settings
+    from server.supervisor import Supervisor
+
+_PROBE_TIMEOUT_S = 1.0
+_PROBE_INTERVAL_S = 0.2
+
+
+def serve(
+    model: Annotated[
+        str | None, typer.Option(help="A Llama-architecture folder, or a hub id.")
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="What clients call it.  [dim]default: its own name[/dim]")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Database, journal, caches, keys.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
+    database_url: Annotated[
+        str | None, typer.Option(help="sqlite:///file or postgresql://...")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Object store: file:///folder or s3://bucket/prefix.")
+    ] = None,
+    arena_bytes: Annotated[
+        int | None, typer.Option(help="Memory for KV and adapters together.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Tokens of the longest request, answer included.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests in one step.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(envvar="CHORALE_CONFIG", help="A chorale.toml.")
+    ] = None,
+) -> None:
+    """Serve a base model and its tenants' adapters until Ctrl-C.
+
+    Every flag is also a key of chorale.toml (--config) and a variable CHORALE_<FLAG>; there are
+    more settings there than flags here. Flags win over variables, variables over the file.
+    """
+    flags = dict(locals())
+    del flags["config"]
+    started_at = time.monotonic()
+    with start_serving(load(flags, config)) as (supervisor, settings):
+        supervisor.run(until=Readiness(base_url(settings)))
+        if not supervisor.is_stopping:
+            where, took_s = base_url(settings), time.monotonic() - started_at
+            say(f"Serving [bold]{settings.model_id}[/bold] at {where}, after {took_s:.1f} s.")
+        supervisor.run()
+
+
+def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
+    """Settings, or a failure of the command that says which one is wrong."""
+    import tomllib
+
+    from server.settings import InvalidSetting, UnknownSetting, load_settings
+
+    try:
+        return load_settings(flags, config)
+    except (InvalidSetting, UnknownSetting) as error:
+        raise CommandFailed(str(error), exit_code=2) from error
+    except tomllib.TOMLDecodeError as error:
+        raise CommandFailed(f"{config} is not TOML: {error}", exit_code=2) from error
+    except OSError as error:
+        raise CommandFailed(f"{config}: {error.strerror}", exit_code=2) from error
+
+
+@contextmanager
+def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]]":
+    """The three processes, stopped at the end, and the settings with what was derived."""
+    from server.launch import ServeError, make_admin_key, prepare, settle_settings
+    from server.secrets_store import EmptySecret
+    from server.supervisor import DataDirInUse, Supervisor, lock_data_dir
+
+    logging.basicConfig(level=logging.INFO, format="supervisor: %(message)s")
+    try:
+        settings = settle_settings(settings)
+        with lock_data_dir(settings.data_dir):
+            admin_key = make_admin_key(settings.data_dir)
+            if admin_key.path:
+                say(f"The admin key is in {admin_key.path}")
+            if admin_key.is_new and sys.stderr.isatty():
+                say(f"It was made just now: [bold]{admin_key.key}[/bold]")
+            with Supervisor(prepare(settings)) as supervisor:
+                yield supervisor, settings
+    except (ServeError, DataDirInUse, EmptySecret) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def base_url(settings: "Settings") -> str:
+    """Where a client on this machine reaches it."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    return f"http://{host}:{settings.port}"
+
+
+class Readiness:
+    """Called again and again: whether the gateway answers and its engine is up."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/ready"
+        self._due_at = 0.0
+        # A proxy of the environment is not for this machine's own address.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def __call__(self) -> bool:
+        if time.monotonic() < self._due_at:
+            return False
+        try:
+            with self._opener.open(self._url, timeout=_PROBE_TIMEOUT_S) as answer:
+                return bool(answer.status == 200)
+        except OSError:  # nobody listens yet; an HTTP error is one of these too
+            return False
+        finally:
+            self._due_at = time.monotonic() + _PROBE_INTERVAL_S

@@ -1,0 +1,228 @@
+"""From settings to the three processes of `chorale serve`: what each is given, and nothing more.
+
+    fetcher   python -m lora.fetch    object store to disk; has the store's credentials
+    engine    python -m engine        has the model; no credentials, no database
+    gateway   python -m server        HTTP; has the database, the store and the admin key
+
+ServeError
+├── ModelNotFound         neither a folder nor a model that the hub would give
+├── ModelNotServed        it is there, and cannot be served as it is
+├── AddressInUse          something else listens there
+└── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
+"""
+
+import dataclasses
+import json
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.wire import write_vocabulary
+from registry.base_model import BaseModel
+from registry.errors import UnsupportedBaseModel
+from server.secrets_store import load_or_create_secret
+from server.settings import Settings
+from server.supervisor import ChildSpec
+from server.tokenizer import Tokenizer, UnsupportedTokenizer
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_MAX_SOCKET_PATH = 100
+"""Linux has room for 107 bytes."""
+_SETTLE_S = 10.0
+"""What a gateway may take after the drain: the last journal records are read and posted."""
+
+# Of the environment, what only some of the processes may see.
+_STORE_CREDENTIALS = ("AWS_",)
+_GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
+
+
+class ServeError(Exception):
+    """Why nothing was started; str() is for the operator."""
+
+
+class ModelNotFound(ServeError):
+    def __init__(self, model: str, reason: str) -> None:
+        self.model = model
+        super().__init__(f"There is no model {model!r}: {reason}.")
+
+
+class ModelNotServed(ServeError):
+    pass
+
+
+class AddressInUse(ServeError):
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        self.host, self.port = host, port
+        super().__init__(f"Cannot listen on {host}:{port} ({reason}); choose another --port.")
+
+
+class DataDirTooLong(ServeError):
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            f"The path {data_dir} is too long for the sockets in it; choose a shorter --data-dir."
+        )
+
+
+def settle_settings(settings: Settings) -> Settings:
+    """The same with an absolute data directory, which is made, and a port that is free now.
+
+    Raises AddressInUse, DataDirTooLong.
+    """
+    data_dir = settings.data_dir.expanduser().resolve()
+    if len(os.fsencode(data_dir / "engine" / "engine.sock")) > _MAX_SOCKET_PATH:
+        raise DataDirTooLong(data_dir)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    port = _free_port(settings.host, settings.port)
+    return settings.model_copy(update={"data_dir": data_dir, "port": port})
+
+
+def prepare(
+    settings: Settings,
+    *,
+    engine_module: str = "engine",
+    gateway_module: str = "server",
+) -> list[ChildSpec]:
+    """Write what the processes read at start; the processes, in the order of their start.
+
+    settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError.
+    """
+    data_dir = settings.data_dir
+    model_dir = find_model(settings.model)
+    try:
+        base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
+        tokenizer = Tokenizer(model_dir)
+    except (UnsupportedBaseModel, UnsupportedTokenizer) as error:
+        raise ModelNotServed(str(error)) from error
+    _check_length(settings, base)
+    (data_dir / "engine").mkdir(exist_ok=True)
+    write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
+    engine_config = _engine_config(settings, base, tokenizer.eos_token_ids)
+    _write_private(data_dir / "engine.json", engine_config)
+    gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
+    _write_private(data_dir / "gateway.json", gateway_config)
+    return [
+        _fetcher(settings),
+        _engine(settings, engine_module),
+        _gateway(settings, gateway_module),
+    ]
+
+
+def find_model(model: str) -> Path:
+    """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not _HUB_ID.fullmatch(model):
+        raise ModelNotFound(model, "no such folder, and no hub id either")
+    # Only here: its import takes longer than all the rest of a start from a folder.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = f"no such folder, and the hub does not give it ({first_line})"
+        raise ModelNotFound(model, reason) from error
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdminKey:
+    """path: where it lies; None if it came from the environment. is_new: made just now."""
+
+    path: Path | None
+    key: str
+    is_new: bool
+
+
+def make_admin_key(data_dir: Path) -> AdminKey:
+    """The operator's key: CHORALE_ADMIN_KEY, or the one in the data directory, made if missing."""
+    if given := os.environ.get("CHORALE_ADMIN_KEY"):
+        return AdminKey(None, given, is_new=False)
+    path = data_dir / "admin.key"
+    is_new = not path.exists()
+    return AdminKey(path, load_or_create_secret(path), is_new)
+
+
+def _check_length(settings: Settings, base: BaseModel) -> None:
+    longest = base.config.get("max_position_embeddings")
+    if settings.max_model_len and longest and settings.max_model_len > longest:
+        raise ModelNotServed(
+            f"max_model_len is {settings.max_model_len}; {base.model_id} was made for {longest}."
+        )
+
+
+def _engine_config(
+    settings: Settings, base: BaseModel, eos_token_ids: tuple[int, ...]
+) -> dict[str, Any]:
+    """The fields of engine.config.EngineConfig, by name: the file is the interface."""
+    data_dir = settings.data_dir
+    same = (
+        "device", "dtype", "arena_bytes", "threads", "max_model_len", "block_size", "max_num_seqs",
+        "max_num_batched_tokens", "max_waiting", "disk_cache_bytes", "host_cache_bytes",
+        "prefetch_per_tenant",
+    )  # fmt: skip
+    return {
+        "data_dir": str(data_dir / "engine"),
+        "model_dir": str(base.path),
+        "base_revision": base.base_revision,
+        "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
+        "eos_token_ids": list(eos_token_ids),
+        "adapter_cache_dir": str(data_dir / "cache" / "adapters"),
+        "fetcher_socket": str(data_dir / "engine" / "fetch.sock"),
+        **{name: getattr(settings, name) for name in same},
+    }
+
+
+def _fetcher(settings: Settings) -> ChildSpec:
+    data_dir = settings.data_dir
+    command = (
+        sys.executable, "-m", "lora.fetch",
+        "--socket", str(data_dir / "engine" / "fetch.sock"),
+        "--storage", settings.storage_url,
+        "--cache", str(data_dir / "cache" / "adapters"),
+        "--quota-bytes", str(settings.disk_cache_bytes),
+    )  # fmt: skip
+    return ChildSpec("fetcher", command, _environment(without=_GATEWAY_ONLY))
+
+
+def _engine(settings: Settings, module: str) -> ChildSpec:
+    command = (sys.executable, "-m", module, str(settings.data_dir / "engine.json"))
+    environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS))
+    environment["OMP_NUM_THREADS"] = str(settings.threads)
+    return ChildSpec("engine", command, environment)
+
+
+def _gateway(settings: Settings, module: str) -> ChildSpec:
+    command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
+    stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
+    return ChildSpec("gateway", command, _environment(without=()), stop_timeout_s)
+
+
+def _environment(without: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(without)}
+
+
+def _write_private(path: Path, content: dict[str, Any]) -> None:
+    """A database URL can hold a password."""
+    draft = path.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file, indent=2)
+    draft.rename(path)
+
+
+def _free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. The gateway binds it later; this only complains early."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise AddressInUse(host, port, error.strerror or str(error)) from None
+        return int(probe.getsockname()[1])

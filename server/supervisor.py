@@ -1,0 +1,222 @@
+"""Keeps the processes of `chorale serve` running: starts, restarts with back-off, stops in order.
+
+Knows nothing of what they do (see `server.launch`). One thread, no event loop: children are polled.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+
+
+class DataDirInUse(Exception):
+    """Another supervisor runs on this data directory."""
+
+    def __init__(self, data_dir: Path, holder: str) -> None:
+        self.data_dir = data_dir
+        super().__init__(
+            f"{data_dir} is in use by another `chorale serve` ({holder}); "
+            "stop it, or choose another --data-dir."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process to keep running. stop_timeout_s: between SIGTERM and SIGKILL."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    stop_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig:
+    """Back-off doubles from first to max; a child that lived for healthy_s starts over."""
+
+    first_delay_s: float = 0.1
+    max_delay_s: float = 10.0
+    healthy_s: float = 30.0
+    poll_s: float = 0.05
+
+
+class Supervisor:
+    """`with Supervisor(specs) as supervisor: supervisor.run()`.
+
+    Children start in the given order and stop in reverse, one after the other. SIGTERM and SIGINT
+    ask for the end; a second one kills. Children have sessions of their own, so that a terminal's
+    Ctrl-C reaches them only through here, and on Linux they die with this process even if it is
+    killed.
+    """
+
+    def __init__(self, specs: Sequence[ChildSpec], config: SupervisorConfig | None = None) -> None:
+        self._config = config or SupervisorConfig()
+        self._children = [_Child(spec, Backoff(self._config)) for spec in specs]
+        self._num_signals = 0
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Supervisor":
+        for number in _SIGNALS:
+            self._previous_handlers[number] = signal.signal(number, self._on_signal)
+        self.tend()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._stop()
+        finally:
+            for number, handler in self._previous_handlers.items():
+                signal.signal(number, handler)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._num_signals > 0
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run now, by name."""
+        return {c.spec.name: c.process.pid for c in self._children if c.process}
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until a signal, or until `until` says so, asked at every poll."""
+        while not self.is_stopping and not until():
+            self.tend()
+            time.sleep(self._config.poll_s)
+
+    def tend(self) -> None:
+        """Start whatever does not run and is due."""
+        for child in self._children:
+            child.tend(time.monotonic())
+
+    def _stop(self) -> None:
+        for child in reversed(self._children):
+            child.terminate()
+            deadline = time.monotonic() + child.spec.stop_timeout_s
+            while child.is_running and time.monotonic() < deadline and self._num_signals < 2:
+                time.sleep(self._config.poll_s)
+            child.kill()
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._num_signals += 1
+        again = "killing" if self._num_signals > 1 else "stopping; once more kills"
+        logger.info("%s: %s", signal.Signals(number).name, again)
+
+
+class Backoff:
+    """How long to wait before the next start of one child."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
+        self._delay_s = config.first_delay_s
+
+    def next_delay_s(self, lived_s: float) -> float:
+        """After a child that lived for so long."""
+        if lived_s >= self._config.healthy_s:
+            self._delay_s = self._config.first_delay_s
+        delay_s = self._delay_s
+        self._delay_s = min(2 * delay_s, self._config.max_delay_s)
+        return delay_s
+
+
+class _Child:
+    """One process and its successors."""
+
+    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
+        self.spec = spec
+        self.process: subprocess.Popen[bytes] | None = None
+        self._backoff = backoff
+        self._started_at = 0.0
+        self._due_at = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def tend(self, now: float) -> None:
+        if self.process and self.process.poll() is not None:
+            delay_s = self._backoff.next_delay_s(now - self._started_at)
+            logger.warning(
+                "%s ended (%s); again in %.1f s",
+                self.spec.name, _describe(self.process.returncode), delay_s,
+            )  # fmt: skip
+            self.process, self._due_at = None, now + delay_s
+        if self.process is None and now >= self._due_at:
+            self._start(now)
+
+    def terminate(self) -> None:
+        if self.process and self.is_running:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """It and whatever it started."""
+        if self.process is None:
+            return
+        if self.is_running:
+            logger.warning("%s did not stop in time: killed", self.spec.name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def _start(self, now: float) -> None:
+        self._started_at = now
+        self.process = subprocess.Popen(
+            self.spec.command,
+            env=self.spec.environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        logger.info("%s started (process %d)", self.spec.name, self.process.pid)
+
+
+def _describe(returncode: int) -> str:
+    if returncode < 0:
+        return signal.Signals(-returncode).name
+    return f"exit code {returncode}"
+
+
+def _die_with_parent(parent_pid: int) -> Callable[[], None] | None:
+    """What a child does first, so that the kernel kills it with its supervisor; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    # Loaded here: between fork and exec nothing may be imported.
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+@contextmanager
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """One supervisor a data directory. Raises DataDirInUse."""
+    with (data_dir / "supervisor.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise DataDirInUse(data_dir, file.read().strip() or "unknown") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        yield
