@@ -7,6 +7,7 @@ dtype, and in its header the effective rank and scale of every module. Its sha25
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -124,14 +125,17 @@ def read_header(
         return InvalidAdapter(code=code, message=message, param=filename)
 
     prefix = file.read(8)
+    header_bytes = int.from_bytes(prefix, "little")
+    # Only where byte 8 is no header: a length whose low byte is 0x80 looks like a pickle, too.
     if prefix[:1] == b"\x80" or prefix[:2] == b"PK":
-        raise fault(
-            "pickle_refused",
-            f"{filename} is a pickle or a zip archive; save the adapter as safetensors.",
-        )
+        if file.read(1) != b"{":
+            raise fault(
+                "pickle_refused",
+                f"{filename} is a pickle or a zip archive; save the adapter as safetensors.",
+            )
+        file.seek(-1, os.SEEK_CUR)
     if len(prefix) < 8:
         raise fault("truncated_file", f"{filename} ends inside its header; send the whole file.")
-    header_bytes = int.from_bytes(prefix, "little")
     if header_bytes > max_header_bytes:
         raise fault(
             "header_too_large",

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,8 +25,6 @@ from server.metrics import Metrics
 from server.prices import ensure_price
 from server.routes import adapters, admin, inference, machines, models, uploads, usage
 from server.tenants import TenantError
-
-logger = logging.getLogger(__name__)
 
 _SWEEP_S = 60.0
 
@@ -113,8 +110,8 @@ def _render_http(_: Request, error: Exception) -> JSONResponse:
     return _render(ApiError(error.status_code, str(error.detail), code=code))
 
 
-def _render_unexpected(_: Request, error: Exception) -> JSONResponse:
-    logger.error("unexpected: %r", error, exc_info=error)
+def _render_unexpected(_: Request, __: Exception) -> JSONResponse:
+    # The server logs it, with its trace; the customer learns nothing of our insides.
     return _render(errors.internal_error())
 
 

@@ -108,6 +108,12 @@ def test_a_damaged_file_is_refused_by_the_name_of_its_fault(data, code):
     assert refused(data) == code
 
 
+@pytest.mark.parametrize("header_bytes", [0x80, 0x180, 0x4B50])
+def test_a_header_whose_length_begins_like_a_pickle_or_a_zip_is_read(header_bytes):
+    header = json.dumps({"x": FOUR_FLOATS}).encode().ljust(header_bytes)
+    assert list(read(encode_header(header, b"0123456789abcdef")).tensors) == ["x"]
+
+
 def test_the_number_of_tensors_is_limited():
     entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
     data = encode_header({str(n): entry for n in range(4)})
