@@ -1,4 +1,4 @@
-"""A fresh migrated database for every test, on SQLite and on a real PostgreSQL."""
+"""An empty migrated database for every test, on SQLite and on a real PostgreSQL."""
 
 import itertools
 import shutil
@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.database import DEFAULT_FILE, Database
+from server.tables import metadata
 
 _numbers = itertools.count()
 
@@ -65,14 +66,29 @@ def migrated_postgres(make_postgres: Callable[[str], str], tmp_path_factory) -> 
     return str(sa.engine.make_url(url).database)
 
 
+@pytest.fixture(scope="session")
+def empty_postgres(make_postgres, migrated_postgres: str) -> Iterator[Callable[[], str]]:
+    """Empties the tables of one database and gives its URL: to make one takes 50 times as long."""
+    url = make_postgres(migrated_postgres)
+    engine = sa.create_engine(sa.engine.make_url(url))
+
+    def empty() -> str:
+        with engine.begin() as conn:
+            for table in reversed(metadata.sorted_tables):
+                conn.execute(sa.delete(table))
+        return url
+
+    yield empty
+    engine.dispose()
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A migrated database of the test's own."""
+    """A migrated database with nothing in it."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / DEFAULT_FILE)
         return f"sqlite:///{tmp_path / DEFAULT_FILE}"
-    make = request.getfixturevalue("make_postgres")
-    return make(request.getfixturevalue("migrated_postgres"))
+    return request.getfixturevalue("empty_postgres")()
 
 
 @pytest.fixture

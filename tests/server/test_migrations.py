@@ -25,13 +25,18 @@ def test_migrating_twice_changes_nothing(database):
         assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
 
 
-def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(database):
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(kind, make_postgres, tmp_path):
+    url = None if kind == "sqlite" else make_postgres("template1")
+    database = Database(url, data_dir=tmp_path)
+    database.migrate()
     with database.engine.execution_options(chorale_writes=True).begin() as conn:
         alembic.command.downgrade(migration_config(conn), "base")
         assert sa.inspect(conn).get_table_names() == ["alembic_version"]
     database.migrate()
     with database.engine.connect() as conn:
         assert set(metadata.tables) <= set(sa.inspect(conn).get_table_names())
+    database.close()
 
 
 def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
