@@ -1,0 +1,74 @@
+"""Stacks that several tests share: the tiny random model with adapters, and the demo."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.stack import Stack, Tenant, running
+from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
+
+DEMO = Path(__file__).parents[2] / "demo"
+
+
+@dataclass
+class TinyWorld:
+    """A stack on a random model, and one tenant with three adapters; dirs by model name."""
+
+    stack: Stack
+    tenant: Tenant
+    model_dir: Path
+    dirs: dict[str, Path]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("tiny") / "model", rope=LLAMA3_ROPE)
+
+
+@pytest.fixture(scope="session")
+def tiny_adapters(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Ranks 4, 8 and 16, one with rsLoRA and few targets, one with a rank pattern."""
+    folder = tmp_path_factory.mktemp("adapters")
+    specs = {
+        "alpha": {"r": 4, "lora_alpha": 16},
+        "beta": {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ["q_proj", "up_proj"]},
+        "gamma": {"r": 8, "lora_alpha": 16, "rank_pattern": {"v_proj": 3}},
+    }  # fmt: skip
+    return {
+        name: save_adapter(tiny_model, folder / name, seed=100 + i, **spec)
+        for i, (name, spec) in enumerate(specs.items())
+    }
+
+
+@pytest.fixture(scope="session")
+def tiny(
+    tiny_model: Path,
+    tiny_adapters: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TinyWorld]:
+    with running(tmp_path_factory.mktemp("tiny-stack"), tiny_model) as stack:
+        tenant = stack.tenant("acme")
+        for name, folder in tiny_adapters.items():
+            tenant.push(name, folder)
+        yield TinyWorld(stack, tenant, tiny_model, tiny_adapters)
+
+
+@pytest.fixture(scope="session")
+def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo's model and adapters, for two tenants as in `chorale demo`."""
+    with running(tmp_path_factory.mktemp("demo-stack"), DEMO / "model") as stack:
+        for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
+            tenant = stack.tenant(name)
+            for adapter in adapters:
+                tenant.push(adapter, DEMO / "adapters" / adapter)
+        yield stack

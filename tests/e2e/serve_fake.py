@@ -1,0 +1,18 @@
+"""`python -m tests.e2e.serve_fake SETTINGS.json`: `chorale serve` around the fake engine."""
+
+import sys
+from pathlib import Path
+
+from server.launch import prepare, settle_settings
+from server.settings import Settings
+from server.supervisor import Supervisor
+
+
+def main() -> None:
+    settings = settle_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
+    with Supervisor(prepare(settings, engine_module="tests.engine.fake_engine")) as supervisor:
+        supervisor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The whole product as a user starts it, on a free port and a folder of its own."""
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ADMIN_KEY = "the-operators-own-admin-key"
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+START_S = 60.0
+
+
+@dataclass
+class Tenant:
+    """One customer with one key."""
+
+    stack: "Stack"
+    tenant_id: str
+    name: str
+    api_key: str
+    adapters: list[str] = field(default_factory=list)
+
+    @property
+    def http(self) -> httpx.Client:
+        """A client of this tenant's; the stack closes it."""
+        return self.stack.client(self.api_key)
+
+    def push(self, name: str, folder: Path) -> httpx.Response:
+        """Upload both files of a PEFT folder; the answer of the completion."""
+        contents = {file: (folder / file).read_bytes() for file in FILES}
+        answer = self.upload(name, contents)
+        assert answer.status_code == 200, answer.text
+        self.adapters.append(name)
+        return answer
+
+    def upload(self, name: str, contents: dict[str, bytes], **declared: Any) -> httpx.Response:
+        """The same for any bytes; the first answer that is an error, else the completion's."""
+        files = {
+            file: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            | declared.get(file, {})
+            for file, data in contents.items()
+        }
+        created = self.http.post(f"/v1/adapters/{name}/uploads", json={"files": files})
+        if created.is_error:
+            return created
+        upload = created.json()["id"]
+        for file, data in contents.items():
+            put = self.http.put(f"/v1/uploads/{upload}/files/{file}", content=data)
+            if put.is_error:
+                return put
+        return self.http.post(f"/v1/uploads/{upload}/complete")
+
+
+class Stack:
+    """`chorale serve` and its operator. fake_engine: everything but the model is real."""
+
+    def __init__(self, data_dir: Path, model: Path, *, fake_engine: bool = False, **settings: Any):
+        self.data_dir = data_dir
+        self.port = _free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.admin_key = ADMIN_KEY
+        self.model = "base"
+        self.tenants: list[Tenant] = []
+        self._clients: dict[str, httpx.Client] = {}
+        self._settings = {
+            "model": str(model),
+            "model_name": self.model,
+            "data_dir": str(data_dir),
+            "port": self.port,
+            "threads": 1,
+            "arena_bytes": 64 << 20,
+            "drain_timeout_s": 5.0,
+        } | settings
+        self._fake = fake_engine
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # ---- its life ----
+
+    def start(self, **environment: str) -> "Stack":
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        path = self.data_dir / "settings.json"
+        path.write_text(json.dumps(self._settings))
+        module = "tests.e2e.serve_fake" if self._fake else "tests.e2e.serve_real"
+        env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY} | environment
+        self._process = subprocess.Popen([sys.executable, "-m", module, str(path)], env=env)
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        self.wait(lambda: self.operator.get("/ready").status_code == 200)
+
+    def stop(self) -> None:
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        if self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def pid(self, name: str) -> int:
+        """Process id of the `engine`, `gateway` or `fetcher`."""
+        assert self._process
+        marks = {"engine": "engine.json", "gateway": "gateway.json", "fetcher": "lora.fetch"}
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        for pid in children.read_text().split():
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+            if marks[name] in command:
+                return int(pid)
+        raise LookupError(name)
+
+    def kill(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGKILL)
+
+    @staticmethod
+    def wait(condition: Callable[[], object], timeout_s: float = START_S) -> None:
+        """Until it holds; an answer that cannot be had yet does not."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.TransportError, LookupError):
+                if condition():
+                    return
+            time.sleep(0.05)
+        raise AssertionError("it did not come true in time")
+
+    # ---- its users ----
+
+    @property
+    def operator(self) -> httpx.Client:
+        return self.client(ADMIN_KEY)
+
+    def client(self, key: str) -> httpx.Client:
+        if key not in self._clients:
+            headers = {"authorization": f"Bearer {key}"}
+            self._clients[key] = httpx.Client(base_url=self.base_url, headers=headers, timeout=60)
+        return self._clients[key]
+
+    def tenant(self, name: str, **limits: Any) -> Tenant:
+        created = self.operator.post("/admin/v1/tenants", json={"name": name, **limits})
+        assert created.status_code == 201, created.text
+        key = self.operator.post(f"/admin/v1/tenants/{name}/keys", json={"name": "test"}).json()
+        tenant = Tenant(self, created.json()["tenant_id"], name, key["api_key"])
+        self.tenants.append(tenant)
+        return tenant
+
+    def settled_events(self, count: int) -> list[dict[str, Any]]:
+        """All usage events, once there are as many as expected and none is open any more."""
+        def events() -> list[dict[str, Any]]:
+            lines = self.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
+            return [json.loads(line) for line in lines]
+
+        self.wait(lambda: len(events()) >= count)
+        return events()
+
+
+@contextlib.contextmanager
+def running(data_dir: Path, model: Path, **settings: Any) -> Iterator[Stack]:
+    environment = settings.pop("environment", {})
+    stack = Stack(data_dir, model, **settings)
+    try:
+        yield stack.start(**environment)
+    finally:
+        stack.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,89 @@
+"""The oracle: through the whole stack every request gets what transformers and PEFT say it should."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import running
+from tests.oracle import greedy, merged_model
+from tests.tiny_models import save_adapter, save_model
+
+MAX_TOKENS = 16
+
+
+def make_prompts(count: int, seed: int) -> list[list[int]]:
+    """Token ids above the special ones, of odd lengths."""
+    chance = random.Random(seed)
+    return [
+        [chance.randrange(4, 290) for _ in range(chance.choice([1, 7, 15, 16, 33, 63, 100]))]
+        for _ in range(count)
+    ]
+
+
+def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> list[list[int]]:
+    """One request each, all at once; the token ids of the answers."""
+
+    def ask(model: str, prompt: list[int]) -> list[int]:
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        answer = world.tenant.http.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        expected = world.tenant.http.get(f"/v1/adapters/{model}").json() if model != "base" else None
+        digest = expected["latest"]["digest"] if expected else ""
+        assert answer.headers["x-chorale-adapter-digest"] == digest
+        return answer.json()["choices"][0]["token_ids"]
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        return list(pool.map(ask, models, prompts))
+
+
+def expected_answers(world: TinyWorld, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
+    """By model, what each prompt gets alone with the adapter merged."""
+    answers = {}
+    for name in ("base", *world.dirs):
+        model = merged_model(world.model_dir, world.dirs.get(name))
+        answers[name] = [greedy(model, prompt, MAX_TOKENS) for prompt in prompts]
+    return answers
+
+
+def check_oracle(world: TinyWorld, count: int = 24) -> None:
+    prompts = make_prompts(count, seed=5)
+    names = ["base", *world.dirs]
+    models = [names[i % len(names)] for i in range(count)]
+    expected = expected_answers(world, prompts)
+    distinct = sum(len({tuple(expected[n][i]) for n in names}) == len(names) for i in range(count))
+    assert distinct >= 0.9 * count, "the adapters must be seen to matter"
+    got = ask_all(world, models, prompts)
+    wrong = [i for i, model in enumerate(models) if got[i] != expected[model][i]]
+    assert wrong == []
+
+
+def test_24_concurrent_requests_over_base_and_three_adapters_equal_peft(tiny: TinyWorld) -> None:
+    check_oracle(tiny)
+
+
+def test_swapping_two_adapters_on_purpose_fails_the_oracle(tiny: TinyWorld) -> None:
+    swapped = dict(tiny.dirs) | {"alpha": tiny.dirs["beta"], "beta": tiny.dirs["alpha"]}
+    with pytest.raises(AssertionError, match=r"\[.*1.*\]"):
+        check_oracle(TinyWorld(tiny.stack, tiny.tenant, tiny.model_dir, swapped), count=8)
+
+
+def test_an_untied_model_in_the_old_spelling_equals_peft(tmp_path) -> None:
+    model_dir = save_model(tmp_path / "model", tied=False, old_spelling=True)
+    dirs = {
+        name: save_adapter(model_dir, tmp_path / name, seed=200 + i, r=2 ** (i + 1))
+        for i, name in enumerate(("one", "two", "three"))
+    }
+    # An arena that holds two of the three adapters beside the KV: they come and go.
+    with running(tmp_path / "stack", model_dir, arena_bytes=1 << 20, max_model_len=128) as stack:
+        tenant = stack.tenant("acme")
+        for name, folder in dirs.items():
+            tenant.push(name, folder)
+        check_oracle(TinyWorld(stack, tenant, model_dir, dirs), count=12)
