@@ -1,4 +1,6 @@
-"""The gateway's end of the wire: requests as streams of outputs, and one engine's life as seen there."""
+"""The gateway's end of the wire: requests as streams of outputs, and one engine's life as seen
+there.
+"""
 
 import asyncio
 import contextlib
@@ -38,8 +40,8 @@ _JOURNAL_TIMEOUT_S = 10.0
 class EngineClient:
     """Talks to the engine behind one Unix socket; reconnects for as long as it lives.
 
-    A dead engine is noticed by its closed socket, in milliseconds: every request in flight ends with
-    EngineDeadError, and `generate` raises it until the engine is back.
+    A dead engine is noticed by its closed socket, in milliseconds: every request in flight ends
+    with EngineDeadError, and `generate` raises it until the engine is back.
 
     on_end: called for every request that ended, because its end record can be settled now.
     """
@@ -121,17 +123,20 @@ class EngineClient:
     async def prefetch(self, message: Prefetch) -> None:
         await self._send(message)
 
-    async def read_journal(self, settled_seq: int, limit: int) -> JournalRecords:
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Acknowledge what is settled, get what follows. Raises EngineDeadError."""
         if not self.is_ready:
             raise EngineDeadError("the engine is starting")
         waiter: asyncio.Future[JournalRecords] = asyncio.get_running_loop().create_future()
         self._journal_waiters.append(waiter)
-        await self._send(ReadJournal(settled_seq=settled_seq, limit=limit))
+        await self._send(ReadJournal(engine_id=engine_id, settled_seq=settled_seq, limit=limit))
         try:
-            return await asyncio.wait_for(waiter, _JOURNAL_TIMEOUT_S)
+            answer = await asyncio.wait_for(waiter, _JOURNAL_TIMEOUT_S)
         except TimeoutError:
             raise EngineDeadError("the engine does not answer") from None
+        if answer.engine_id != engine_id:
+            raise EngineDeadError("another engine is in its place")
+        return answer
 
     # ---- the connection ----
 

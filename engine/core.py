@@ -32,7 +32,9 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """One engine. max_unsettled: end records that may wait for the settler; then nothing is accepted."""
+    """One engine. max_unsettled: end records that may wait for the settler; then nothing is
+    accepted.
+    """
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, journal: Journal, max_unsettled: int = 100_000
@@ -65,7 +67,7 @@ class EngineCore:
             case Prefetch():
                 self.adapters.prefetch(message.adapter, message.tenant_id)
             case ReadJournal():
-                return [(gateway_id, self.journal.read(message.settled_seq, message.limit))]
+                return [(gateway_id, self._read_journal(message))]
         return []
 
     def take_residency(self) -> list[Residency]:
@@ -93,6 +95,13 @@ class EngineCore:
             adapter_loads=self.adapters.num_loads,
             adapter_evictions=self.adapters.num_evictions,
             unsettled_records=self.journal.num_unsettled,
+        )
+
+    def _read_journal(self, message: ReadJournal) -> JournalRecords:
+        if message.engine_id == self.journal.engine_id:
+            return self.journal.read(message.settled_seq, message.limit)
+        return JournalRecords(
+            engine_id=self.journal.engine_id, records=(), last_seq=0, complete=False
         )
 
     def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:

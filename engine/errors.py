@@ -1,8 +1,9 @@
 """Two kinds of failure: this request's, or the whole engine's.
 
 EngineError
-├── EngineDeadError    the engine is gone; every request in flight has ended, and it is being restarted
-└── RequestRefused     the engine did not accept this request; nothing was generated or counted
+├── EngineDeadError    the engine is gone; every request in flight has ended, and it is being
+restarted └── RequestRefused     the engine did not accept this request; nothing was generated or
+counted
 """
 
 

@@ -12,7 +12,8 @@ from lora.layout import Layout
 DECODE_GROUP = 8
 """Decodes that share one padded gather: sorted by length, so little is padded.
 
-8: best pure-torch variant of those tried, 157 ms against 247 unsorted (135M shape, 32 rows, one thread).
+8: best pure-torch variant of those tried, 157 ms against 247 unsorted (135M shape, 32 rows, one
+thread).
 """
 
 
@@ -55,7 +56,8 @@ class ForwardInputs:
 class InputBuilder:
     """Builds a step's inputs on the arena's device.
 
-    arena: [slabs, slab_bytes] uint8.   tables: digest -> (generation, tables) of a resident adapter.
+    arena: [slabs, slab_bytes] uint8.   tables: digest -> (generation, tables) of a resident
+    adapter.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """What this engine generated, on disk before anybody sees it: the source of every bill.
 
-Append-only segments of lines, `<crc32 hex> <json>`, records numbered without gaps. One `write()` a step
-carries the step's progress before its tokens leave (it survives a killed process); a step that ends
-requests is fdatasynced before their final outputs leave (it survives the machine). On opening, every
-request without an end is ended as `engine_failure` at its last progress. Segments go when settled.
+Append-only segments of lines, `<crc32 hex> <json>`, records numbered without gaps. One `write()` a
+step carries the step's progress before its tokens leave (it survives a killed process); a step that
+ends requests is fdatasynced before their final outputs leave (it survives the machine). On opening,
+every request without an end is ended as `engine_failure` at its last progress. Segments go when
+settled.
 """
 
 import hashlib
@@ -130,7 +131,9 @@ class Journal:
         self._note(record)
 
     def commit(self, result: StepResult) -> StepResult:
-        """Write a step. When this returns, its outputs may leave. Raises OSError: then they may not."""
+        """Write a step. When this returns, its outputs may leave. Raises OSError: then they may
+        not.
+        """
         if result.progress:
             self._note(
                 ProgressRecord(
@@ -236,7 +239,7 @@ class Journal:
         self._write(sync=True)
 
     def _read_segment(self, path: Path) -> Iterator[Record]:
-        """The records of a file; a torn last line is cut off, any other damage is JournalCorrupt."""
+        """The records of a file; a torn last line is cut off, other damage is JournalCorrupt."""
         data = path.read_bytes()
         end = 0
         for line in data.splitlines(keepends=True):

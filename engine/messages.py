@@ -3,7 +3,8 @@
 Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, ReadJournal, Heartbeat.
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, JournalRecords, EngineStats.
 
-Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the wire.
+Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the
+wire.
 """
 
 from dataclasses import dataclass, field
@@ -89,8 +90,12 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadJournal:
-    """The settler has posted everything up to `settled_seq`: delete it, and send what follows."""
+    """The settler has posted everything up to `settled_seq`: delete it, and send what follows.
 
+    engine_id: whose journal is meant; another engine in its place deletes and sends nothing.
+    """
+
+    engine_id: str
     settled_seq: int
     limit: int = 256
 
@@ -248,8 +253,8 @@ class EndRecord:
 class JournalRecords:
     """End records after the settled position, oldest first.
 
-    last_seq: of the newest record of any kind.   open_request_ids: started and not ended; a hold that
-    has expired and is neither here nor in an unread end record can never be used.
+    last_seq: of the newest record of any kind.   open_request_ids: started and not ended; a hold
+    that has expired and is neither here nor in an unread end record can never be used.
     """
 
     engine_id: str

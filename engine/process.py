@@ -63,8 +63,8 @@ class _Gateway:
 class EngineProcess:
     """Serves any number of gateways on one Unix socket.
 
-    gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for that
-    long the process exits (the first one has `startup_grace_s`).
+    gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
+    that long the process exits (the first one has `startup_grace_s`).
     """
 
     def __init__(

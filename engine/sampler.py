@@ -19,7 +19,7 @@ def uniform(seed: int, index: int) -> float:
 
 
 def choose(logits: torch.Tensor, rows: Sequence[ScheduledRow]) -> list[int]:
-    """A token id per row; BAD_LOGITS for a row with a NaN or an infinity.   logits: [rows, vocab]."""
+    """A token id per row; BAD_LOGITS where one is not finite.   logits: [rows, vocab]."""
     tokens = greedy(logits)
     drawn = [i for i, row in enumerate(rows) if row.sampling and row.sampling.temperature > 0]
     if drawn:

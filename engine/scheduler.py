@@ -181,7 +181,7 @@ class Scheduler:
         return Batch(self._step, tuple(self._row(*row) for row in rows))
 
     def update(self, batch: Batch, sampled: Sequence[int | None]) -> StepResult:
-        """Take in a step's tokens: one for every row whose prompt is finished, None for the others."""
+        """Take in a step's tokens: one for every row with `sampling`, None for the others."""
         self.arena.finish_step(batch.step)
         result = StepResult(batch.step)
         for row, token_id in zip(batch.rows, sampled, strict=True):
@@ -218,7 +218,7 @@ class Scheduler:
         return None
 
     def _admit(self, budget: int, num_seats: int) -> list[tuple[Request, int]]:
-        """Move waiting requests to running, first come first served, as far as everything reaches."""
+        """Move waiting requests to running, first come first served, while there is room."""
         rows: list[tuple[Request, int]] = []
         for request in list(self.waiting):
             if budget <= 0 or num_seats <= 0:

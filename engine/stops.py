@@ -14,8 +14,9 @@ class StopMatcher:
     def push(self, token_id: int, token: bytes) -> tuple[list[int], int | None]:
         """Take one more token.
 
-        Returns the tokens that are certain now, and, once a stop string is complete, how many trailing
-        bytes of all text so far belong to it or follow it (every held token is then released).
+        Returns the tokens that are certain now, and, once a stop string is complete, how many
+        trailing bytes of all text so far belong to it or follow it (every held token is then
+        released).
         """
         if not self._stops:
             return [token_id], None

@@ -1,6 +1,7 @@
 """Attention over paged KV: the plain-torch meaning, which is also the CPU path.
 
-A block is `[layer, k or v, kv head, token, head_dim]` and contiguous; a sequence is a list of blocks.
+A block is `[layer, k or v, kv head, token, head_dim]` and contiguous; a sequence is a list of
+blocks.
 """
 
 from collections.abc import Sequence

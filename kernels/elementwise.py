@@ -1,4 +1,4 @@
-"""RMSNorm, rotary embedding, gated activation: the plain-torch meaning, which is also the CPU path."""
+"""RMSNorm, rotary embedding, gated activation: their torch meaning, also the CPU path."""
 
 import torch
 from torch.nn.functional import silu

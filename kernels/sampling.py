@@ -17,7 +17,8 @@ def sample(
 ) -> torch.Tensor:
     """One token a row by inverting the cumulative distribution at `uniform`; rows are independent.
 
-    logits: [B, vocab].   temperature: [B] > 0.   top_k: [B] int64, 0 is off.   top_p: [B] in (0, 1].
+    logits: [B, vocab].   temperature: [B] > 0.   top_k: [B] int64, 0 is off.   top_p: [B] in (0,
+    1].
     uniform: [B] float64 in [0, 1).   Result: [B] int64.
     A token is kept while the probability of the likelier ones is below top_p, so one always is.
     """

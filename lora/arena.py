@@ -1,6 +1,7 @@
 """Who owns which slab of the one arena that KV blocks and adapters share. Bookkeeping, no memory.
 
-Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at once,
+Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at
+once,
 memory later: a retired slab is handed out again when every step launched before its retirement has
 finished and every copy that reads or writes it is done.
 """
@@ -14,7 +15,7 @@ from lora.errors import ArenaFull
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """When a slab's memory is nobody's any more. step: newest launched.   copies: still under way."""
+    """When a slab is nobody's any more. step: newest launched.   copies: still under way."""
 
     step: int
     copies: frozenset[int] = frozenset()

@@ -1,4 +1,4 @@
-"""Which adapter's tiles apply to which tokens of a step, and how they are applied to a projection."""
+"""Which adapter's tiles apply to which tokens of a step, and their application."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

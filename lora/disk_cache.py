@@ -31,7 +31,7 @@ class DiskCache:
         return self.path(digest).exists()
 
     def open_verified(self, digest: str) -> bytes:
-        """The object's bytes. Raises FileNotFoundError, or AdapterRejected where the bytes changed."""
+        """The object's bytes. Raises FileNotFoundError; AdapterRejected if they changed."""
         path = self.path(digest)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:

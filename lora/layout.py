@@ -1,8 +1,8 @@
 """Where everything lies in a slab: one KV block, or tiles of adapters. Sizes only, no tensors.
 
-A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles. A tile is 8 rank rows of
-one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`. Addresses are int32 in
-units of 256 bytes, so 2**31 of them reach 512 GB.
+A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles. A tile is 8 rank
+rows of one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`.
+Addresses are int32 in units of 256 bytes, so 2**31 of them reach 512 GB.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rank rows [8 * index, 8 * index + 8) of one projection: where they lie in a packed adapter."""
+    """Rank rows [8 * index, 8 * index + 8) of a projection: their place in a packed adapter."""
 
     layer: int
     projection: int
@@ -63,8 +63,8 @@ class Tile:
 class Layout:
     """One model's slab: its size, and how KV blocks and tiles lie in it.
 
-    block_size: tokens of a KV block. It starts at the wanted size and doubles until the largest tile
-    fits into a slab, so that no tile is ever cut (only models with very small KV need it).
+    block_size: tokens of a KV block. It starts at the wanted size and doubles until the largest
+    tile fits into a slab, so that no tile is ever cut (only models with very small KV need it).
     """
 
     shape: ModelShape

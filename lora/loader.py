@@ -1,4 +1,4 @@
-"""Does what takes time, off the engine loop: asks the fetcher, reads and packs, copies into slabs."""
+"""What takes time, off the engine loop: asks the fetcher, reads, packs, copies to slabs."""
 
 import contextlib
 import json
@@ -104,7 +104,8 @@ class FetchClient:
 
 
 class ThreadLoader:
-    """One thread that reads, packs and copies; orders wait in line (bounded by the manager's entries).
+    """One thread that reads, packs and copies; orders wait in line (bounded by the manager's
+    entries).
 
     arena: [num_slabs, slab_bytes] uint8 on the engine's device.
     """

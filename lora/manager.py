@@ -1,4 +1,5 @@
-"""What is where: every adapter's tier, who uses it, and who must go. Polled once a step, never waits.
+"""What is where: every adapter's tier, who uses it, and who must go. Polled once a step, never
+waits.
 
     REMOTE -> FETCHING -> DISK -> HOST -> LOADING -> DEVICE        any -> FAILED
 
@@ -134,7 +135,9 @@ class AdapterManager:
         entry.users -= 1
 
     def slabs_needed(self, digest: str) -> int | None:
-        """Slabs that placing it takes now, 0 if it is there or coming, None if it is not packed yet."""
+        """Slabs that placing it takes now, 0 if it is there or coming, None if it is not packed
+        yet.
+        """
         entry = self.entries[digest]
         if entry.tier in ("loading", "device"):
             return 0

@@ -16,7 +16,7 @@ _DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """slabs: [num_slabs, slab_bytes] uint8, host memory.   scales: [layers, projections] float32."""
+    """slabs: [num_slabs, slab_bytes] uint8 on the host.   scales: [layers, projections]."""
 
     digest: str
     slabs: torch.Tensor
@@ -32,7 +32,7 @@ class PackedAdapter:
         return self.slabs.numel()
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
-        """[layers, projections, tiles] int32 addresses once the slabs have places; -1 is no tile."""
+        """[layers, projections, tiles] int32 addresses for slabs with places; -1 is no tile."""
         depth = max(tile.index for tile in self.tiles) + 1
         table = torch.full(
             (layout.shape.num_layers, len(PROJECTIONS), depth), -1, dtype=torch.int32

@@ -78,8 +78,8 @@ class Engines:
         await self._client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        assert engine_id in self.engine_ids()
-        return await self._client.read_journal(settled_seq, limit)
+        """Raises EngineDeadError, also when another engine has taken that one's place."""
+        return await self._client.read_journal(engine_id, settled_seq, limit)
 
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Raises EngineDeadError, RequestRefused, Quarantined."""

@@ -27,7 +27,8 @@ def now_ms() -> int:
 class Gateway:
     """One field a job; none of them knows another, but for the settler, which reads and posts.
 
-    running: request ids of answers under way here, by tenant; only their own tenant may cancel them.
+    running: request ids of answers under way here, by tenant; only their own tenant may cancel
+    them.
     """
 
     settings: Settings

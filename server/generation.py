@@ -2,8 +2,8 @@
 
     resolve -> request limit -> prefetch -> tokenize -> token limit -> hold -> engine -> answer
 
-Everything before the hold is free to fail. From the hold on the engine's journal decides what is paid;
-nothing here counts a token.
+Everything before the hold is free to fail. From the hold on the engine's journal decides what is
+paid; nothing here counts a token.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from server.gateway import Gateway, now_ms
 from server.ledger import Hold, insert_hold, void_refused
 from server.limits import RateLimits, Reservation
 from server.openai import Answer, ChatRequest, CompletionRequest
-from server.prices import Price, amount_nanousd, current_price, is_billable
+from server.prices import Price, amount_nanousd, current_price, rated_nanousd
 from server.tokenizer import Detokenizer, TemplateError
 
 _INLINE_CHARACTERS = 4096
@@ -58,7 +58,9 @@ async def admit(
         tokens_per_minute=identity.tokens_per_minute,
     )
     reservation = gateway.limiter.acquire_request(identity.tenant_id, limits, time.monotonic())
+    request_id = uuid.uuid4().hex
     try:
+        _take_seat(gateway, identity, request_id)
         if not gateway.engines.is_ready:
             raise errors.engine_unavailable()
         if adapter:
@@ -68,7 +70,7 @@ async def admit(
         sampling = asked.sampling(max_tokens)
         gateway.limiter.acquire_tokens(reservation, len(prompt) + max_tokens, time.monotonic())
         message = AddRequest(
-            request_id=uuid.uuid4().hex,
+            request_id=request_id,
             tenant_id=identity.tenant_id,
             prompt_token_ids=tuple(prompt),
             sampling_params=sampling,
@@ -80,17 +82,17 @@ async def admit(
         )
         await _hold(gateway, identity, asked.model, message, price)
     except BaseException:
+        gateway.running.pop(request_id, None)
         reservation.cancel(time.monotonic())
         raise
     is_chat = isinstance(asked, ChatRequest)
-    answer = Answer.of(message.request_id, asked.model, is_chat, gateway.base.base_revision)
+    answer = Answer.of(request_id, asked.model, is_chat, gateway.base.base_revision)
     return Generation(message, answer, price, reservation, arrived_at)
 
 
 async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
     """The engine's outputs, failures as ApiError; leaving early aborts the request."""
     request_id = generation.message.request_id
-    gateway.running[request_id] = generation.message.tenant_id
     num_tokens = 0
     try:
         async with aclosing(gateway.engines.generate(generation.message)) as stream:
@@ -116,7 +118,7 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
     except EngineDeadError:
         raise errors.engine_unavailable() from None
     finally:
-        del gateway.running[request_id]
+        gateway.running.pop(request_id, None)
         generation.reservation.settle(num_tokens, time.monotonic())
 
 
@@ -189,6 +191,17 @@ async def _resolve(
         return gateway.registry.resolve(conn, identity.tenant_id, model), price
 
     return await gateway.database.read(read)
+
+
+def _take_seat(gateway: Gateway, identity: Identity, request_id: str) -> None:
+    """One of the tenant's max_concurrency, until its answer has ended. Raises 429."""
+    running = sum(tenant_id == identity.tenant_id for tenant_id in gateway.running.values())
+    if identity.max_concurrency is not None and running >= identity.max_concurrency:
+        raise errors.rate_limited(
+            f"{running} requests are under way; the limit is {identity.max_concurrency}.",
+            retry_after_s=1.0,
+        )
+    gateway.running[request_id] = identity.tenant_id
 
 
 async def _tokenize(gateway: Gateway, asked: ChatRequest | CompletionRequest) -> list[int]:
@@ -287,14 +300,14 @@ def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
     """The engine's counts and what they cost under the price that was held."""
     assert final.finish_reason is not None
     assert final.stop_cause is not None
-    cost = 0
-    if is_billable(final.finish_reason, final.stop_cause):
-        cost = amount_nanousd(
-            final.num_prompt_tokens,
-            final.num_cached_tokens,
-            final.num_completion_tokens,
-            generation.price,
-        )
+    cost = rated_nanousd(
+        final.finish_reason,
+        final.stop_cause,
+        final.num_prompt_tokens,
+        final.num_cached_tokens,
+        final.num_completion_tokens,
+        generation.price,
+    )
     return openai.usage(final, cost, generation.price.price_version)
 
 

@@ -33,7 +33,7 @@ _COUNTERS = {
 
 
 class _EngineCollector(Collector):
-    """The engine's figures, as of a quarter of a second ago; nothing is reported while it is away."""
+    """The engine's figures of a quarter of a second ago; none while it is away."""
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._engines = engines

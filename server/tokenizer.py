@@ -1,7 +1,8 @@
 """Text to token ids and back: the only place that knows the vocabulary as text.
 
-Prompts go through tiktoken where the tokenizer is a byte-level BPE with one regex (7 times faster on
-long prompts), else through Hugging Face tokenizers. Outputs are bytes of tokens, decoded as they come.
+Prompts go through tiktoken where the tokenizer is a byte-level BPE with one regex (7 times faster
+on long prompts), else through Hugging Face tokenizers. Outputs are bytes of tokens, decoded as they
+come.
 """
 
 import codecs
@@ -27,7 +28,7 @@ class TemplateError(Exception):
 
 
 class Tokenizer:
-    """The tokenizer of a model folder. eos_token_ids: from generation_config.json and the config."""
+    """The tokenizer of a model folder. eos_token_ids: every id that ends an answer."""
 
     def __init__(self, model_dir: Path) -> None:
         path = model_dir / "tokenizer.json"
@@ -184,7 +185,8 @@ def _tiktoken(definition: dict[str, Any], hf: HFTokenizer) -> _FastEncoding | No
     alphabet, vocab = _byte_alphabet(), model["vocab"]
     added = {token["content"]: token["id"] for token in definition.get("added_tokens", [])}
     pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
-    # Merge order is rank order: the 256 bytes first, then the merges, then what nothing merges into.
+    # Merge order is rank order: the 256 bytes first, then the merges, then what nothing merges
+    # into.
     order = [c for c in alphabet if c in vocab] + [left + right for left, right in pairs]
     order += [token for token in vocab if token not in added]
     tokens = [token for token in dict.fromkeys(order) if token not in added]

@@ -50,7 +50,11 @@ def save_tokenizer(folder: Path) -> int:
 
 
 def save_model(
-    folder: Path, *, tied: bool = True, rope: dict[str, Any] | None = None, old_spelling: bool = False
+    folder: Path,
+    *,
+    tied: bool = True,
+    rope: dict[str, Any] | None = None,
+    old_spelling: bool = False,
 ) -> Path:
     """A Llama of two layers with GQA, random float32 weights that make lively logits."""
     folder.mkdir(parents=True, exist_ok=True)

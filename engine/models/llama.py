@@ -36,7 +36,9 @@ class RopeConfig:
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "RopeConfig":
-        """From either spelling: `rope_parameters` (transformers 5), `rope_theta` and `rope_scaling`."""
+        """From either spelling: `rope_parameters` (transformers 5), `rope_theta` and
+        `rope_scaling`.
+        """
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         rope_type = scaling.get("rope_type", scaling.get("type", "default"))
         if rope_type not in ("default", "linear", "llama3"):
@@ -110,7 +112,7 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """input_norm, post_norm: [hidden].   projections: [out, in] each, in the order of PROJECTIONS."""
+    """input_norm, post_norm: [hidden].   projections: [out, in], as in PROJECTIONS."""
 
     input_norm: torch.Tensor
     post_norm: torch.Tensor

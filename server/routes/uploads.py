@@ -54,7 +54,14 @@ async def create_upload(
     files = {filename: FileSpec(f.size_bytes, f.sha256) for filename, f in body.files.items()}
     upload = await gateway.database.write(
         lambda conn: gateway.registry.create_upload(
-            conn, identity.tenant_id, identity.key_id, name, files, alias=body.alias
+            conn,
+            identity.tenant_id,
+            identity.key_id,
+            name,
+            files,
+            alias=body.alias,
+            max_adapters=identity.max_adapters,
+            max_adapter_bytes_total=identity.max_adapter_bytes_total,
         )
     )
     return _upload(upload)

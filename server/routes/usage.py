@@ -9,14 +9,12 @@ from fastapi.responses import StreamingResponse
 from server import errors, exports
 from server.database import Database
 from server.deps import GatewayDep, UsageKey
-from server.exports import ExportFormat
+from server.exports import MEDIA_TYPES, ExportFormat
 from server.gateway import now_ms
 from server.prices import format_usd
 from server.usage import Dimension, summarize
 
 router = APIRouter()
-
-_MEDIA_TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 
 GroupBy = Annotated[list[Dimension] | None, Query()]
 
@@ -86,7 +84,7 @@ def stream_export(
     start_ms, end_ms = parse_range(start, end)
     return StreamingResponse(
         exports.stream(database, format, tenant_id, start_ms, end_ms),
-        media_type=_MEDIA_TYPES[format],
+        media_type=MEDIA_TYPES[format],
         headers={"content-disposition": f'attachment; filename="usage.{format}"'},
     )
 

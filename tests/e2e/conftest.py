@@ -34,15 +34,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_adapters(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
+def tiny_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Ranks 4, 8 and 16, one with rsLoRA and few targets, one with a rank pattern."""
     folder = tmp_path_factory.mktemp("adapters")
     specs = {
         "alpha": {"r": 4, "lora_alpha": 16},
-        "beta": {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ["q_proj", "up_proj"]},
-        "gamma": {"r": 8, "lora_alpha": 16, "rank_pattern": {"v_proj": 3}},
+        "beta": {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ["q_proj",
+        "up_proj"]}, "gamma": {"r": 8, "lora_alpha": 16, "rank_pattern": {"v_proj": 3}},
     }  # fmt: skip
     return {
         name: save_adapter(tiny_model, folder / name, seed=100 + i, **spec)

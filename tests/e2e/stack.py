@@ -159,6 +159,7 @@ class Stack:
 
     def settled_events(self, count: int) -> list[dict[str, Any]]:
         """All usage events, once there are as many as expected and none is open any more."""
+
         def events() -> list[dict[str, Any]]:
             lines = self.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
             return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""The oracle: through the whole stack every request gets what transformers and PEFT say it should."""
+"""The oracle: through the whole stack every request gets what PEFT says it should."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,9 @@ def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> li
         }
         answer = world.tenant.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
-        expected = world.tenant.http.get(f"/v1/adapters/{model}").json() if model != "base" else None
+        expected = (
+            world.tenant.http.get(f"/v1/adapters/{model}").json() if model != "base" else None
+        )
         digest = expected["latest"]["digest"] if expected else ""
         assert answer.headers["x-chorale-adapter-digest"] == digest
         return answer.json()["choices"][0]["token_ids"]

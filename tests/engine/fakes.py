@@ -1,4 +1,6 @@
-"""Stand-ins at the seams we own, and small factories: a runner without a model, a loader without files."""
+"""Stand-ins at the seams we own, and small factories: a runner without a model, a loader without
+files.
+"""
 
 import hashlib
 from collections.abc import Sequence

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers
 
 from engine.journal import Journal, JournalCorrupt, output_sha256
+from engine.messages import ReadJournal
 from engine.meter import TokenMeter
 from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_of
 
@@ -137,3 +138,13 @@ def test_the_runners_own_meter_agrees_with_the_journal(tmp_path):
     prompt, sampled, _, _ = TokenMeter.read(tmp_path / "meter")
     assert prompt == sum(r.num_prompt_tokens for r in records)
     assert sampled == sum(r.num_completion_tokens for r in records)
+
+
+def test_another_engines_settled_position_deletes_nothing_here(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message())
+    run_until_idle(core)
+    stranger = ReadJournal(engine_id="eng-before-the-disk-was-wiped", settled_seq=999)
+    ((_, answer),) = core.handle("gw", stranger)
+    assert (answer.engine_id, answer.records, answer.complete) == ("eng-1", (), False)
+    assert len(core.journal.read(0, 10).records) == 1

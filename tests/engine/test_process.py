@@ -81,6 +81,11 @@ async def collect(client, message):
     return [t async for output in client.generate(message) for t in output.new_token_ids]
 
 
+async def drain(stream):
+    async for _ in stream:
+        pass
+
+
 def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):
     engine()
 
@@ -116,7 +121,7 @@ def test_leaving_a_stream_early_aborts_the_request(engine, tmp_path):
             await anext(stream)
             await stream.aclose()
             for _ in range(100):
-                journal = await client.read_journal(0, 10)
+                journal = await client.read_journal(client.welcome.engine_id, 0, 10)
                 if journal.records:
                     break
                 await asyncio.sleep(0.02)
@@ -151,7 +156,7 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
             process.wait()
             engine()
             await client.wait_ready(START_S)
-            journal = await client.read_journal(0, 10)
+            journal = await client.read_journal(client.welcome.engine_id, 0, 10)
             assert {r.stop_cause for r in journal.records} == {"engine_failure"}
             for record in journal.records:
                 assert record.num_completion_tokens >= len(received[record.request_id])
@@ -185,14 +190,13 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
             stream = silent.generate(make_message(max_tokens=500))
             await anext(stream)
             silent._tasks[1].cancel()  # it hangs: no heartbeat any more
-            while not (journal := await other.read_journal(0, 10)).records:
+            while not (journal := await other.read_journal(other.welcome.engine_id, 0, 10)).records:
                 await asyncio.sleep(0.05)
             assert journal.records[0].stop_cause == "gateway_lost"
             # When it speaks again it is told that the engine does not know it any more.
             await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
-                while True:
-                    await anext(stream)
+                await drain(stream)
             await silent.wait_ready(START_S)
 
     asyncio.run(run())

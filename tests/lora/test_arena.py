@@ -1,4 +1,6 @@
-"""The arena's bookkeeping: no slab is lost, shared, or handed out while somebody may still write it."""
+"""The arena's bookkeeping: no slab is lost, shared, or handed out while somebody may still write
+it.
+"""
 
 import pytest
 from hypothesis import settings
