@@ -1,0 +1,114 @@
+"""An open-loop client: every request leaves when it is due, however many are still under way."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from bench.outcome import Outcome
+from bench.workload import BenchRequest
+
+_DONE = "[DONE]"
+
+
+class RequestFailed(Exception):
+    """The server's answer is an error; str() is its code."""
+
+
+async def run_load(
+    url: str, keys: Mapping[str, str], requests: Sequence[BenchRequest], timeout_s: float
+) -> list[Outcome]:
+    """Send them all, each at its time; the outcomes in the order of the requests.
+
+    keys: model -> API key.   timeout_s: between two pieces of one answer.
+    The server must know `ignore_eos` and `return_token_ids`, as Chorale and vLLM do.
+    """
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    timeout = httpx.Timeout(timeout_s, pool=None)
+    # trust_env: a proxy of the environment is not part of what is measured.
+    async with httpx.AsyncClient(
+        base_url=url, limits=limits, timeout=timeout, trust_env=False
+    ) as client:
+        start = time.perf_counter()
+        return await asyncio.gather(
+            *(_send(client, keys[request.model], request, start) for request in requests)
+        )
+
+
+async def _send(
+    client: httpx.AsyncClient, key: str, request: BenchRequest, start: float
+) -> Outcome:
+    await asyncio.sleep(start + request.due_s - time.perf_counter())
+    chunk_s: list[float] = []
+    token_ids: list[int] = []
+    error: str | None = None
+    sent_s = time.perf_counter() - start
+    try:
+        async for chunk in _chunks(client, key, request):
+            if new_token_ids := _token_ids(chunk):
+                chunk_s.append(time.perf_counter() - start)
+                token_ids += new_token_ids
+        if len(token_ids) != request.max_tokens:
+            error = "wrong_length"
+    except RequestFailed as failed:
+        error = str(failed)
+    except httpx.HTTPError as failed:
+        error = type(failed).__name__
+    return Outcome(
+        index=request.index,
+        model=request.model,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        due_s=request.due_s,
+        sent_s=sent_s,
+        end_s=time.perf_counter() - start,
+        chunk_s=tuple(chunk_s),
+        token_ids=tuple(token_ids),
+        error=error,
+    )
+
+
+async def _chunks(
+    client: httpx.AsyncClient, key: str, request: BenchRequest
+) -> AsyncIterator[dict[str, Any]]:
+    """The events of one streamed answer. Raises RequestFailed, httpx.HTTPError."""
+    body = {
+        "model": request.model,
+        "prompt": request.prompt_token_ids,
+        "max_tokens": request.max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+    }
+    headers = {"authorization": f"Bearer {key}"}
+    async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        if answer.status_code != 200:
+            raise RequestFailed(_error_code(answer.status_code, await answer.aread()))
+        async for line in answer.aiter_lines():
+            data = line.removeprefix("data:").strip()
+            if data == _DONE:
+                return
+            if line.startswith("data:"):
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise RequestFailed(_code_of(chunk["error"]))
+                yield chunk
+    raise RequestFailed("stream_ended_early")
+
+
+def _token_ids(chunk: dict[str, Any]) -> list[int]:
+    return [token for choice in chunk["choices"] for token in choice.get("token_ids") or ()]
+
+
+def _error_code(status: int, body: bytes) -> str:
+    try:
+        return f"{status} {_code_of(json.loads(body)['error'])}"
+    except (ValueError, KeyError, TypeError):
+        return str(status)
+
+
+def _code_of(error: dict[str, Any]) -> str:
+    return str(error.get("code") or error.get("type") or "unknown")

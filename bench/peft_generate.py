@@ -1,0 +1,120 @@
+"""The peer: transformers' `generate` with PEFT's mixed `adapter_names`, in this process.
+
+It serves as well as static batches can: whenever it is idle it takes all requests that have
+arrived, as one batch, padded on the left; an answer counts as complete at its own last token, not
+at its batch's.
+"""
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import LlamaForCausalLM, StoppingCriteria
+
+from bench.checkpoint import Checkpoint
+from bench.outcome import Outcome
+from bench.workload import BenchRequest
+
+_BASE = "__base__"  # PEFT's word for no adapter
+_WARM_UP_TOKENS = 4
+
+
+class PeftPeer:
+    """The base in float32 with all adapters loaded."""
+
+    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._base_model = checkpoint.base_model
+        self._model = _load(checkpoint)
+
+    def warm_up(self, models: Sequence[str]) -> None:
+        """A few tokens of every model, as the server gets them too."""
+        prompt = tuple(range(1, 33))
+        requests = [BenchRequest(i, m, prompt, _WARM_UP_TOKENS, 0.0) for i, m in enumerate(models)]
+        self._generate(requests, time.perf_counter())
+
+    def run(self, requests: Sequence[BenchRequest], max_batch: int) -> list[Outcome]:
+        """Serve them as they arrive; the outcomes in the order of the requests."""
+        waiting = sorted(requests, key=lambda request: request.due_s)
+        outcomes: list[Outcome] = []
+        start = time.perf_counter()
+        while waiting:
+            time.sleep(max(0.0, start + waiting[0].due_s - time.perf_counter()))
+            now_s = time.perf_counter() - start
+            batch = [request for request in waiting if request.due_s <= now_s][:max_batch]
+            waiting = waiting[len(batch) :]
+            outcomes += self._generate(batch, start)
+        return sorted(outcomes, key=lambda outcome: outcome.index)
+
+    @torch.inference_mode()
+    def _generate(self, batch: Sequence[BenchRequest], start: float) -> list[Outcome]:
+        clock = _TokenClock(start)
+        input_ids, attention_mask = _pad_left([request.prompt_token_ids for request in batch])
+        names = [_BASE if r.model == self._base_model else r.model for r in batch]
+        options: dict[str, Any] = {"adapter_names": names} if set(names) != {_BASE} else {}
+        with self._model.disable_adapter() if not options else nullcontext():
+            output = self._model.generate(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                max_new_tokens=max(request.max_tokens for request in batch),
+                do_sample=False,
+                stopping_criteria=[clock],
+                **options,
+            )
+        answers = output[:, input_ids.shape[1] :].tolist()
+        return [
+            _outcome(request, answer, clock.token_s)
+            for request, answer in zip(batch, answers, strict=True)
+        ]
+
+
+class _TokenClock(StoppingCriteria):
+    """Never stops anything; notes when each token of the batch was there."""
+
+    def __init__(self, start: float) -> None:
+        self.token_s: list[float] = []
+        self._start = start
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.token_s.append(time.perf_counter() - self._start)
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def _load(checkpoint: Checkpoint) -> PeftModel:
+    base = LlamaForCausalLM.from_pretrained(checkpoint.model_dir, dtype=torch.float32)
+    base.generation_config.eos_token_id = None  # answers end by their length alone
+    base.generation_config.pad_token_id = 0
+    (first, folder), *others = checkpoint.adapters.items()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = PeftModel.from_pretrained(base, str(folder), adapter_name=first)
+        for name, folder in others:
+            model.load_adapter(str(folder), adapter_name=name)
+    model.eval()
+    return model
+
+
+def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(input_ids, attention_mask), both [batch, longest]."""
+    longest = max(len(prompt) for prompt in prompts)
+    input_ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(input_ids), torch.tensor(mask)
+
+
+def _outcome(request: BenchRequest, answer: list[int], token_s: Sequence[float]) -> Outcome:
+    chunk_s = tuple(token_s[: request.max_tokens])
+    return Outcome(
+        index=request.index,
+        model=request.model,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        due_s=request.due_s,
+        sent_s=request.due_s,
+        end_s=chunk_s[-1],
+        chunk_s=chunk_s,
+        token_ids=tuple(answer[: request.max_tokens]),
+    )

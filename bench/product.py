@@ -1,0 +1,148 @@
+"""The real product, started for a benchmark with its own command line and stopped after it."""
+
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench import cpu_time
+
+CHORALE = (sys.executable, "-m", "server.cli.main")
+
+_START_TIMEOUT_S = 180.0
+_STOP_TIMEOUT_S = 90.0
+_HTTP_TIMEOUT_S = 120.0
+_POLL_S = 0.05
+_PART_BYTES = 16 << 20
+_LOG_TAIL = 4000
+
+
+class ProductFailed(Exception):
+    """It did not start; str() ends with what it logged last."""
+
+
+class Product:
+    """A running Chorale, through its public endpoints. log: what it wrote."""
+
+    def __init__(self, url: str, admin_key: str, process: subprocess.Popen[bytes]) -> None:
+        self.url = url
+        self.process = process
+        self._admin_key = admin_key
+
+    def create_tenant(self, name: str) -> str:
+        """A new tenant's API key."""
+        self._call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name})
+        path = f"/admin/v1/tenants/{name}/keys"
+        return str(self._call("POST", path, self._admin_key, json={"name": "bench"})["api_key"])
+
+    def push_adapter(self, key: str, name: str, folder: Path) -> None:
+        """Upload a PEFT folder as the owner of `key`."""
+        contents = {
+            file: (folder / file).read_bytes()
+            for file in ("adapter_config.json", "adapter_model.safetensors")
+        }
+        files = {
+            file: {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for file, content in contents.items()
+        }
+        upload = self._call("POST", f"/v1/adapters/{name}/uploads", key, json={"files": files})
+        path = f"/v1/uploads/{upload['id']}"
+        for file, content in contents.items():
+            for start in range(0, len(content), _PART_BYTES):
+                part = content[start : start + _PART_BYTES]
+                placed = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
+                headers = {"content-range": placed}
+                self._call("PUT", f"{path}/files/{file}", key, content=part, headers=headers)
+        self._call("POST", f"{path}/complete", key)
+
+    def cpu_seconds(self) -> dict[str, float]:
+        return cpu_time.cpu_seconds(self.process.pid)
+
+    def _call(
+        self, method: str, path: str, key: str, headers: dict[str, str] | None = None, **body: Any
+    ) -> dict[str, Any]:
+        answer = httpx.request(
+            method,
+            self.url + path,
+            headers={"authorization": f"Bearer {key}", **(headers or {})},
+            timeout=_HTTP_TIMEOUT_S,
+            trust_env=False,
+            **body,
+        )
+        if answer.is_error:
+            raise ProductFailed(f"{method} {path}: {answer.status_code} {answer.text[:500]}")
+        parsed: dict[str, Any] = answer.json()
+        return parsed
+
+
+@contextmanager
+def serving(settings: dict[str, str | int | float], folder: Path) -> Iterator[Product]:
+    """`chorale serve` with these settings, ready, its data in `folder`; stopped at the end."""
+    port, admin_key = free_port(), f"bench-{secrets.token_hex(16)}"
+    config = folder / "chorale.toml"
+    values = {**settings, "data_dir": str(folder / "data"), "port": port}
+    config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in values.items()))
+    environment = {"CHORALE_ADMIN_KEY": admin_key}
+    command = (*CHORALE, "serve", "--config", str(config))
+    with started(command, folder / "chorale.log", environment) as process:
+        product = Product(f"http://127.0.0.1:{port}", admin_key, process)
+        wait_ready(product.url, process, folder / "chorale.log")
+        yield product
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The command as a process, its output in `log`; asked to end, then made to."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until /ready says so. Raises ProductFailed."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/ready", timeout=1.0, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:  # nobody listens yet
+            pass
+        time.sleep(_POLL_S)
+    raise ProductFailed(f"not ready; it wrote:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _toml(value: str | int | float) -> str:
+    # A JSON-like string is one of TOML's too, as long as it is plain.
+    return f"'{value}'" if isinstance(value, str) else str(value)

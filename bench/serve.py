@@ -1,0 +1,184 @@
+"""`python -m bench.serve`: one JSON line with what clients of a server see at a given load.
+
+--url URL --key KEY --model-names a,b   a server that runs already, Chorale or vLLM
+--stack smollm2-135m|tiny|demo          a server of our own, made, filled and started for this run
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.load import run_load
+from bench.outcome import Outcome
+from bench.report import describe_machine, json_line, summarize
+from bench.workload import POPULARITIES, Lengths, Workload, make_requests
+
+_WARM_UP_TOKENS = 4
+_WARM_UP_PROMPT = Lengths(32, 32)
+_WARM_UP_SEED = -1  # prompts that the measured run does not send again
+
+
+def main() -> None:
+    options = parse_options(sys.argv[1:])
+    if options.stack:
+        # Only here: it needs torch and transformers, and a load generator does not.
+        from bench.stack import measure_stack
+
+        rows = measure_stack(options)
+    else:
+        rows = measure_url(options)
+    for setup, result in rows:
+        line = json_line("serve", options.device_name, setup, result) + "\n"
+        sys.stdout.write(line)
+        if options.append:
+            with options.append.open("a") as file:
+                file.write(line)
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.serve", description=__doc__)
+    server = parser.add_mutually_exclusive_group(required=True)
+    server.add_argument("--url", help="of a running server")
+    server.add_argument("--stack", help="start one: smollm2-135m, tiny or demo")
+    parser.add_argument("--base-model", default="base", help="with --url: the base model's name")
+    parser.add_argument(
+        "--model-names", type=_words, default=(), help="with --url: adapters, a,b,c"
+    )
+    parser.add_argument(
+        "--key", "--keys", dest="keys", type=_words,
+        default=_words(os.environ.get("CHORALE_API_KEY", "")),
+        help="with --url: one key, or one a model: k1,k2",
+    )  # fmt: skip
+    parser.add_argument("--vocab-size", type=int, default=256, help="with --url: ids of prompts")
+
+    parser.add_argument("--popularity", choices=POPULARITIES, default="uniform")
+    parser.add_argument("--rate", type=_rates, default=(float("inf"),), help="a second; inf,0.5")
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=Lengths.parse, default=Lengths(64, 256))
+    parser.add_argument("--output-tokens", type=Lengths.parse, default=Lengths(64, 64))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="between two tokens")
+
+    parser.add_argument("--adapters", type=int, default=16, help="with --stack: how many")
+    parser.add_argument("--tenants", type=int, default=1, help="with --stack: they share them out")
+    parser.add_argument("--threads", type=int, default=1, help="with --stack: of either side")
+    parser.add_argument(
+        "--set", dest="settings", type=_setting, action="append", default=[], metavar="NAME=VALUE",
+        help="with --stack: a setting of chorale serve",
+    )  # fmt: skip
+    parser.add_argument(
+        "--against-peft", action="store_true",
+        help="with --stack: the same requests through transformers and PEFT",
+    )  # fmt: skip
+    parser.add_argument("--peer-batch", type=int, default=1 << 30, help="largest batch of the peer")
+    parser.add_argument("--device-name", default=describe_machine(), help="what served")
+    parser.add_argument("--append", type=Path, help="also write the rows to this file")
+    options = parser.parse_args(arguments)
+    if options.url and not options.keys:
+        parser.error("--url needs --key, or CHORALE_API_KEY")
+    if len(options.keys) not in (0, 1, len(options.model_names)):
+        parser.error("give one key, or one for each of --model-names")
+    return options
+
+
+def measure_url(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(setup, result) for every rate."""
+    names = (options.base_model, *options.model_names)
+    keys = options.keys if len(options.keys) > 1 else options.keys * len(options.model_names)
+    by_model = dict(zip(names, (options.keys[0], *keys), strict=True))
+    warm_up(options.url, by_model, names, options)
+    rows = []
+    for workload in workloads(options, options.base_model, options.model_names, options.vocab_size):
+        outcomes = measure(options.url, by_model, workload, options)
+        rows.append((describe(workload), summarize(outcomes, workload.base_model)))
+    return rows
+
+
+def workloads(
+    options: argparse.Namespace, base_model: str, models: Sequence[str], vocab_size: int
+) -> list[Workload]:
+    """One for every rate; each asks something else, so that no cache helps the later ones."""
+    return [
+        Workload(
+            base_model=base_model,
+            models=tuple(models),
+            popularity=options.popularity,
+            rate=rate,
+            num_requests=options.requests,
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.output_tokens,
+            vocab_size=vocab_size,
+            seed=options.seed + number,
+        )
+        for number, rate in enumerate(options.rate)
+    ]
+
+
+def warm_up(
+    url: str, keys: Mapping[str, str], models: Sequence[str], options: argparse.Namespace
+) -> None:
+    """A few tokens of every model, so that loading adapters is not part of what is measured."""
+    workload = Workload(
+        base_model=models[0],
+        models=tuple(models),
+        popularity="distinct",
+        rate=float("inf"),
+        num_requests=len(models),
+        prompt_tokens=_WARM_UP_PROMPT,
+        output_tokens=Lengths(_WARM_UP_TOKENS, _WARM_UP_TOKENS),
+        vocab_size=256,
+        seed=_WARM_UP_SEED,
+    )
+    failed = [o.error for o in measure(url, keys, workload, options) if o.error]
+    if failed:
+        raise SystemExit(f"the warm-up failed: {', '.join(sorted(set(failed)))}")
+
+
+def measure(
+    url: str, keys: Mapping[str, str], workload: Workload, options: argparse.Namespace
+) -> list[Outcome]:
+    return asyncio.run(run_load(url, keys, make_requests(workload), options.timeout_s))
+
+
+def describe(workload: Workload) -> dict[str, Any]:
+    """The part of `setup` that any server shares."""
+    return {
+        "model": workload.base_model,
+        "adapters": len(workload.models),
+        "popularity": workload.popularity,
+        "rate": str(workload.rate) if workload.rate == float("inf") else workload.rate,
+        "requests": workload.num_requests,
+        "prompt_tokens": str(workload.prompt_tokens),
+        "output_tokens": str(workload.output_tokens),
+        "seed": workload.seed,
+    }
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    rates = tuple(float(word) for word in text.split(","))
+    if not all(rate > 0 for rate in rates):
+        raise ValueError("a rate is above 0")
+    return rates
+
+
+def _setting(text: str) -> tuple[str, str | int | float]:
+    """name=value, as chorale.toml would have it."""
+    name, _, value = text.partition("=")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""What a benchmark sends and when: pure, and decided by its seed alone."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Popularity = Literal["none", "identical", "uniform", "zipf", "distinct"]
+POPULARITIES: tuple[str, ...] = get_args(Popularity)
+
+_ZIPF_EXPONENT = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """low to high tokens, both included, uniform."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Lengths":
+        """`64` or `64:256`. Raises ValueError."""
+        low, _, high = text.partition(":")
+        lengths = cls(int(low), int(high or low))
+        if not 1 <= lengths.low <= lengths.high:
+            raise ValueError(f"lengths read 64 or 64:256, not {text!r}")
+        return lengths
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """rate: requests a second on average, inf sends all at once.   models: the adapters' names."""
+
+    base_model: str
+    models: tuple[str, ...]
+    popularity: Popularity
+    rate: float
+    num_requests: int
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    vocab_size: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """due_s: when to send it, from the start of the run."""
+
+    index: int
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    due_s: float
+
+
+def make_requests(workload: Workload) -> list[BenchRequest]:
+    """The requests in the order of their sending.
+
+    Each aspect has a random stream of its own: another rate sends the same prompts to the same
+    models.
+    """
+    if not workload.models and workload.popularity != "none":
+        raise ValueError("without adapters the popularity is none")
+    count = workload.num_requests
+    streams = [random.Random(f"{workload.seed}/{name}") for name in ("models", "lengths", "tokens")]
+    models, lengths, tokens = streams
+    choose = _chooser(workload, models)
+    due_s = _arrivals(workload.rate, count, random.Random(f"{workload.seed}/arrivals"))
+    requests = []
+    for index in range(count):
+        num_prompt = lengths.randint(workload.prompt_tokens.low, workload.prompt_tokens.high)
+        num_output = lengths.randint(workload.output_tokens.low, workload.output_tokens.high)
+        prompt = tuple(tokens.randrange(workload.vocab_size) for _ in range(num_prompt))
+        requests.append(BenchRequest(index, choose(index), prompt, num_output, due_s[index]))
+    return requests
+
+
+def _arrivals(rate: float, count: int, stream: random.Random) -> list[float]:
+    """A Poisson process that starts with a request at 0."""
+    if math.isinf(rate):
+        return [0.0] * count
+    due_s, now = [], 0.0
+    for _ in range(count):
+        due_s.append(now)
+        now += stream.expovariate(rate)
+    return due_s
+
+
+def _chooser(workload: Workload, stream: random.Random) -> Callable[[int], str]:
+    """Request index -> model."""
+    models: Sequence[str] = workload.models
+    match workload.popularity:
+        case "none":
+            return lambda _: workload.base_model
+        case "identical":
+            return lambda _: models[0]
+        case "distinct":
+            return lambda index: models[index % len(models)]
+        case "uniform":
+            return lambda _: stream.choice(models)
+        case "zipf":
+            weights = [1.0 / (rank**_ZIPF_EXPONENT) for rank in range(1, len(models) + 1)]
+            return lambda _: stream.choices(models, weights)[0]

@@ -1,0 +1,154 @@
+"""The open-loop client against a server that answers as it is told to."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from bench.load import run_load
+from bench.outcome import Outcome
+from bench.workload import BenchRequest
+
+DONE = "data: [DONE]\n\n"
+KEYS = {"a": "key-of-a", "b": "key-of-b"}
+
+
+def chunk(*token_ids: int) -> str:
+    choice = {"index": 0, "text": "x", "token_ids": list(token_ids)}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+class SseServer:
+    """A server of one endpoint. answer: the request's JSON -> (status, pieces of the body)."""
+
+    def __init__(self, answer: Callable[[dict], tuple[int, list[str]]]) -> None:
+        self.answer = answer
+        self.received: list[tuple[str, dict]] = []
+        self.hold: asyncio.Event | None = None  # answers wait for it
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            host, port = server.sockets[0].getsockname()
+            yield f"http://{host}:{port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
+        body = json.loads(await reader.readexactly(int(headers["content-length"])))
+        self.received.append((headers["authorization"], body))
+        if self.hold:
+            await self.hold.wait()
+        status, pieces = self.answer(body)
+        writer.write(f"HTTP/1.1 {status} X\r\nconnection: close\r\n\r\n".encode())
+        for piece in pieces:
+            writer.write(piece.encode())
+            await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+
+def make_request(index: int = 0, **changes: object) -> BenchRequest:
+    plain = {"model": "a", "prompt_token_ids": (1, 2, 3), "max_tokens": 2, "due_s": 0.0}
+    return BenchRequest(index=index, **(plain | changes))
+
+
+def run(server: SseServer, *requests: BenchRequest) -> list[Outcome]:
+    async def go() -> list[Outcome]:
+        async with server.listening() as url:
+            return await run_load(url, KEYS, requests, timeout_s=5.0)
+
+    return asyncio.run(go())
+
+
+def test_a_streamed_answer_gives_its_tokens_and_a_time_for_every_chunk() -> None:
+    (outcome,) = run(SseServer(lambda _: (200, [chunk(7), chunk(8), DONE])), make_request())
+    assert outcome.error is None
+    assert outcome.token_ids == (7, 8)
+    assert len(outcome.chunk_s) == 2
+    assert 0.0 <= outcome.sent_s <= outcome.chunk_s[0] <= outcome.chunk_s[1] <= outcome.end_s
+
+
+def test_a_chunk_without_tokens_is_not_the_first_token() -> None:
+    pieces = [chunk(), 'data: {"choices": [], "usage": {}}\n\n', chunk(7, 8), DONE]
+    (outcome,) = run(SseServer(lambda _: (200, pieces)), make_request())
+    assert outcome.token_ids == (7, 8)
+    assert len(outcome.chunk_s) == 1
+
+
+def test_every_model_is_asked_with_its_own_key_for_exactly_so_many_tokens() -> None:
+    server = SseServer(lambda _: (200, [chunk(7, 8), DONE]))
+    run(server, make_request(0), make_request(1, model="b"))
+    by_model = {body["model"]: (key, body) for key, body in server.received}
+    assert by_model["b"][0] == "bearer key-of-b"
+    body = by_model["a"][1]
+    assert (body["prompt"], body["max_tokens"]) == ([1, 2, 3], 2)
+    assert body["ignore_eos"] is True
+    assert body["stream"] is True
+    assert body["temperature"] == 0
+
+
+def test_requests_leave_when_due_however_many_are_still_under_way() -> None:
+    """No answer comes before the last of 133 requests has arrived: a closed loop would hang."""
+    server = SseServer(lambda _: (200, [chunk(7, 8), DONE]))
+
+    async def go() -> list[Outcome]:
+        server.hold = asyncio.Event()
+        async with server.listening() as url:
+            requests = [make_request(i, due_s=i / 10_000) for i in range(133)]
+            load = asyncio.create_task(run_load(url, KEYS, requests, timeout_s=5.0))
+            while len(server.received) < 133 and not load.done():
+                await asyncio.sleep(0)
+            server.hold.set()
+            return await load
+
+    outcomes = asyncio.run(go())
+    assert [outcome.index for outcome in outcomes] == list(range(133))
+    assert {outcome.error for outcome in outcomes} == {None}
+
+
+def test_a_request_never_leaves_before_it_is_due() -> None:
+    server = SseServer(lambda _: (200, [chunk(7, 8), DONE]))
+    outcomes = run(server, *(make_request(i, due_s=i / 100) for i in range(7)))
+    assert all(outcome.lag_s >= 0.0 for outcome in outcomes)
+
+
+def test_an_error_status_is_its_number_and_its_code() -> None:
+    body = json.dumps(
+        {"error": {"message": "no", "type": "t", "param": None, "code": "overloaded"}}
+    )
+    (outcome,) = run(SseServer(lambda _: (503, [body])), make_request())
+    assert outcome.error == "503 overloaded"
+    assert outcome.chunk_s == ()
+
+
+def test_an_error_that_is_no_json_is_its_number() -> None:
+    (outcome,) = run(SseServer(lambda _: (502, ["<html>"])), make_request())
+    assert outcome.error == "502"
+
+
+def test_an_error_within_the_stream_is_its_code() -> None:
+    failed = 'data: {"error": {"message": "no", "code": "engine_unavailable"}}\n\n'
+    (outcome,) = run(SseServer(lambda _: (200, [chunk(7), failed])), make_request())
+    assert outcome.error == "engine_unavailable"
+
+
+def test_a_stream_that_only_stops_is_an_error() -> None:
+    (outcome,) = run(SseServer(lambda _: (200, [chunk(7), chunk(8)])), make_request())
+    assert outcome.error == "stream_ended_early"
+
+
+def test_fewer_tokens_than_asked_for_is_an_error() -> None:
+    (outcome,) = run(SseServer(lambda _: (200, [chunk(7), DONE])), make_request())
+    assert outcome.error == "wrong_length"
+
+
+def test_a_server_that_is_not_there_is_an_outcome_too() -> None:
+    async def go() -> list[Outcome]:
+        async with SseServer(lambda _: (200, [])).listening() as url:
+            pass
+        return await run_load(url, KEYS, [make_request()], timeout_s=5.0)
+
+    (outcome,) = asyncio.run(go())
+    assert outcome.error == "ConnectError"
