@@ -148,16 +148,23 @@ def _equal(value: Any, neutral: Any) -> bool:
 
 
 def _fault(error: ValidationError) -> ApiError:
-    first = error.errors()[0]
-    # Branches of a union appear in the location; the caller did not write them.
-    parts = [p for p in first["loc"] if isinstance(p, int) or p.islower() and "[" not in p]
+    """The deepest of the faults: for a union, pydantic lists every branch that did not fit."""
+    deepest = max(error.errors(), key=lambda fault: len(fault["loc"]))
     path = ""
-    for part in parts:
+    for part in deepest["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part not in ("str", "int", "constrained-int"):
+        elif part in _FIELDS:
             path += f".{part}" if path else part
-    return errors.invalid_request(f"{path}: {first['msg']}", param=path or None)
+    return errors.invalid_request(f"{path}: {deepest['msg']}", param=path or None)
+
+
+# What may stand in a fault's location; the rest of it names branches of unions.
+_FIELDS = frozenset(
+    name
+    for model in (ChatRequest, CompletionRequest, _Message, _TextPart, _StreamOptions)
+    for name in model.model_fields
+)
 
 
 # ---- answers ----

@@ -1,0 +1,105 @@
+"""Two tenants cannot see, use or guess each other's adapters, usage or existence."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import Tenant
+
+
+@pytest.fixture(scope="module")
+def other(tiny: TinyWorld) -> Iterator[Tenant]:
+    tenant = tiny.stack.tenant("globex")
+    tenant.push("own", tiny.dirs["alpha"])
+    return tenant
+
+
+REQUESTS = [
+    ("POST", "/v1/chat/completions", {"model": "{}", "messages": [{"role": "user", "content": "x"}]}),
+    ("POST", "/v1/completions", {"model": "{}", "prompt": "x"}),
+    ("GET", "/v1/models/{}", None),
+    ("GET", "/v1/adapters/{}", None),
+    ("DELETE", "/v1/adapters/{}", None),
+    ("GET", "/v1/adapters/{}/versions", None),
+    ("PUT", "/v1/adapters/{}/aliases/latest", {"version": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=lambda v: str(v)[:40])
+def test_anothers_adapter_answers_exactly_as_one_that_does_not_exist(
+    tiny: TinyWorld, other: Tenant, method: str, path: str, body: dict | None
+) -> None:
+    def ask(name: str) -> tuple[int, str]:
+        named = None if body is None else {k: name if v == "{}" else v for k, v in body.items()}
+        answer = other.http.request(method, path.replace("{}", name), json=named)
+        return answer.status_code, answer.text.replace(name, "NAME")
+
+    there, absent = ask("beta"), ask("zeta")  # beta is acme's
+    assert there == absent
+    assert there[0] == 404
+    assert tiny.tenant.http.get("/v1/adapters/beta").status_code == 200
+
+
+@pytest.mark.parametrize("name", ["beta@1", "beta@latest", "acme/beta", "BETA", "beta ", "../beta"])
+def test_no_spelling_reaches_anothers_adapter(tiny: TinyWorld, other: Tenant, name: str) -> None:
+    answer = other.http.post("/v1/completions", json={"model": name, "prompt": "x"})
+    assert answer.status_code == 404
+
+
+def test_lists_hold_only_the_tenants_own(tiny: TinyWorld, other: Tenant) -> None:
+    models = [model["id"] for model in other.http.get("/v1/models").json()["data"]]
+    assert models == ["base", "own"]
+    adapters = [adapter["id"] for adapter in other.http.get("/v1/adapters").json()["data"]]
+    assert adapters == ["own"]
+
+
+def test_the_same_files_of_two_tenants_are_two_objects(tiny: TinyWorld, other: Tenant) -> None:
+    """Equal digests, apart in the store: deleting one never touches the other's."""
+    objects = tiny.stack.data_dir / "objects" / "tenants"
+    digest = other.http.get("/v1/adapters/own").json()["latest"]["digest"]
+    assert digest == tiny.tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
+    assert len(list(Path(objects).glob(f"*/{digest}"))) == 2
+
+
+def test_usage_and_exports_are_the_tenants_own(tiny: TinyWorld, other: Tenant) -> None:
+    for tenant in (tiny.tenant, other):
+        answer = tenant.http.post("/v1/completions", json={"model": "base", "prompt": "hello"})
+        assert answer.status_code == 200
+    tiny.stack.wait(lambda: other.http.get("/v1/usage").json()["data"][0]["num_requests"] >= 1)
+    rows = other.http.get("/v1/usage/export?format=jsonl").text
+    assert other.tenant_id in rows
+    assert tiny.tenant.tenant_id not in rows
+
+
+def test_anothers_upload_is_not_there(tiny: TinyWorld, other: Tenant) -> None:
+    files = {
+        "adapter_config.json": {"size_bytes": 5, "sha256": "0" * 64},
+        "adapter_model.safetensors": {"size_bytes": 5, "sha256": "0" * 64},
+    }
+    upload = tiny.tenant.http.post("/v1/adapters/new/uploads", json={"files": files}).json()["id"]
+    for path in (f"/v1/uploads/{upload}", f"/v1/uploads/{'0' * 32}"):
+        assert other.http.get(path).status_code == 404
+    put = other.http.put(f"/v1/uploads/{upload}/files/adapter_config.json", content=b"12345")
+    assert put.status_code == 404
+    assert other.http.post(f"/v1/uploads/{upload}/complete").status_code == 404
+
+
+def test_a_tenants_key_is_no_admin_key_and_the_other_way_round(tiny: TinyWorld) -> None:
+    assert tiny.tenant.http.get("/admin/v1/tenants").status_code == 401
+    assert tiny.stack.operator.get("/v1/models").status_code == 401
+
+
+def test_a_revoked_key_and_a_suspended_tenant_are_refused_at_once(tiny: TinyWorld) -> None:
+    tenant = tiny.stack.tenant("initech")
+    assert tenant.http.get("/v1/models").status_code == 200
+    keys = tiny.stack.operator.get("/admin/v1/tenants/initech/keys").json()["data"]
+    key_id = keys[0]["key_id"]
+    assert tiny.stack.operator.delete(f"/admin/v1/tenants/initech/keys/{key_id}").is_success
+    assert tenant.http.get("/v1/models").status_code == 401
+    fresh = tiny.stack.operator.post("/admin/v1/tenants/initech/keys", json={}).json()["api_key"]
+    tiny.stack.operator.post("/admin/v1/tenants/initech/suspend")
+    assert tiny.stack.client(fresh).get("/v1/models").status_code == 403
+    tiny.stack.operator.post("/admin/v1/tenants/initech/resume")
+    assert tiny.stack.client(fresh).get("/v1/models").status_code == 200
