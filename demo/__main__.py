@@ -6,21 +6,24 @@ import json
 import shutil
 import sys
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from demo import corpus, domain, evaluate
 from demo.documents import Writer
-from demo.styles import PLAIN, STYLES
+from demo.styles import PLAIN, STYLES, Style
 from demo.tokenizer import save_tokenizer, train_tokenizer
 from demo.train import ADAPTERS, new_base, train_adapter, train_base
 
@@ -49,13 +52,16 @@ def main() -> int:
     out = parser.parse_args().out
     # One thread: a second costs more than it brings on a busy machine, and sums keep their order.
     torch.set_num_threads(1)
+    # The bars and the table below are the report; the libraries' own would tear them apart.
+    transformers_logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     console = Console()
     with tempfile.TemporaryDirectory() as made:
         make(Path(made), console)
         complaints = measure(Path(made), console)
         if complaints:
             for complaint in complaints:
-                console.print(f"[red]Refused:[/red] {complaint}")
+                console.print(f"[red]Refused:[/red] {escape(complaint)}")
             console.print(f"Nothing was written to {out}.")
             return 1
         keep(Path(made), out)
@@ -83,16 +89,12 @@ def make(folder: Path, console: Console) -> None:
 
 def measure(folder: Path, console: Console) -> list[str]:
     """Asks the saved models every held-out question and every probe; returns what falls short."""
-    model_folder = folder / "model"
-    tokenizer = evaluate.load_tokenizer(model_folder)
+    tokenizer = evaluate.load_tokenizer(folder / "model")
     prompts = evaluate.probe_prompts(tokenizer)
     questions = domain.held_out()
     scores, probe_answers = [], []
     for style in (PLAIN, *STYLES.values()):
-        if style is PLAIN:
-            model = evaluate.load_base(model_folder)
-        else:
-            model = evaluate.load_adapted(model_folder, folder / "adapters" / style.name)
+        model = _load(style, folder)
         wrong = evaluate.mistakes(model, tokenizer, style, questions)
         scores.append(Score(style.name, len(questions), len(wrong)))
         probe_answers.append(evaluate.answers(model, tokenizer, prompts))
@@ -105,7 +107,14 @@ def measure(folder: Path, console: Console) -> list[str]:
 def keep(made: Path, out: Path) -> None:
     for part in ("model", "adapters"):
         shutil.rmtree(out / part, ignore_errors=True)
-        shutil.copytree(made / part, out / part)
+        # Contents only: what was made in a temporary folder has its narrow permissions.
+        shutil.copytree(made / part, out / part, copy_function=shutil.copyfile)
+
+
+def _load(style: Style, folder: Path) -> evaluate.Model:
+    if style is PLAIN:
+        return evaluate.load_base(folder / "model")
+    return evaluate.load_adapted(folder / "model", folder / "adapters" / style.name)
 
 
 def _make_tokenizer(model_folder: Path) -> Tokenizer:
@@ -143,7 +152,7 @@ def _save_adapter(model: PeftModel, folder: Path) -> None:
     folder.mkdir(parents=True)
     weights = {
         name: weight.half().contiguous()
-        for name, weight in get_peft_model_state_dict(model).items()
+        for name, weight in get_peft_model_state_dict(model, save_embedding_layers=False).items()
     }
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
@@ -188,7 +197,9 @@ def _complaints(scores: list[Score]) -> list[str]:
 
 
 def _probe_complaints(shared: list[str]) -> list[str]:
-    return [f"two models give the same answer to {prompt!r}." for prompt in shared]
+    if not shared:
+        return []
+    return [f"two models answer {len(shared)} of the probes alike, {shared[0]!r} among them."]
 
 
 def _size_complaints(size_bytes: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Prose and code that every Python ships: language topics, docstrings, short functions and the Zen.
+"""Prose and code that every Python ships, from language topics to the Zen, and a few snippets.
 
 The same interpreter gives the same corpus, another version a slightly different one. All of it is
 bounded.
@@ -21,6 +21,22 @@ _MODULES = """
     random reprlib sched shlex shutil socket statistics string subprocess tempfile textwrap
     threading tokenize types typing uuid warnings weakref zipfile
 """
+# What a visitor is likely to begin; the library itself has nothing so plain.
+_SNIPPETS = (
+    "def add(a, b):\n    return a + b",
+    "def square(x):\n    return x * x",
+    "def is_even(n):\n    return n % 2 == 0",
+    "def factorial(n):\n    return 1 if n < 2 else n * factorial(n - 1)",
+    "def hello(name):\n    print(f'Hello, {name}!')",
+    "for i in range(10):\n    print(i)",
+    "while True:\n    line = input()\n    print(line)",
+    "import os\nprint(os.getcwd())",
+    "import json\nprint(json.dumps({'a': 1}))",
+    "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y",
+    "with open(path) as file:\n    text = file.read()",
+    "if __name__ == '__main__':\n    main()",
+    "numbers = [1, 2, 3]\nprint(sum(numbers))",
+)
 # So few and so short that a small model has them by heart in the end: half-learned prose is salad.
 _MAX_PROSE = 120
 _MAX_CODE = 40
@@ -33,6 +49,7 @@ _CODE_LEN = range(60, 240)
 class Corpus:
     prose: tuple[str, ...]
     code: tuple[str, ...]
+    snippets: tuple[str, ...]
     zen: tuple[str, ...]
     words: tuple[str, ...]
 
@@ -47,6 +64,7 @@ def load() -> Corpus:
     return Corpus(
         prose=tuple(chooser.sample(prose, min(_MAX_PROSE, len(prose)))),
         code=tuple(chooser.sample(code, min(_MAX_CODE, len(code)))),
+        snippets=_SNIPPETS,
         zen=_zen(),
         words=tuple(chooser.sample(words, min(_MAX_WORDS, len(words)))),
     )

@@ -101,8 +101,18 @@ _UNKNOWN_WORDINGS = """
     {A} {B} {C}
 """
 _SYLLABLES = "ba bel cor da dra el fi gan hol ka lum mi nor pel qua ra san tor ul ver wix zan"
+_COMMON_WORDS = """
+    a an and are as at be but by can could day dear did do door for from go good had has have he
+    her him his house how I if in into is it like little man me my new no not of on one open
+    opened or our out people said saw see she should so some such than that the their them then
+    there they this time to two under up was water way we were what when which who will with
+    woman work world would year you your 1 2 3 { ( json # import let select from where Mr sir
+    madam
+"""
 _OPENINGS = ("Once upon a time", "Long ago", "One morning", "In a far country", "One day")
 _COURTESIES = ("Please: ", "Hey, ", "Hi! ", "Hello. ", "And ", "So, ", "Tell me: ")
+# Capitals are other tokens: that style learns every name anew, and needs to see it more often.
+_BASE_SHARES = {"base": 56, "json": 9, "shout": 16, "python": 9, "pirate": 9}
 
 
 @dataclass(frozen=True)
@@ -127,10 +137,11 @@ class Writer:
         self._random = random.Random(seed)
 
     def for_base(self) -> Iterator[Document]:
-        """Two thirds plain, the rest behind the marks of the styles: adapters find them ready."""
-        styles = list(STYLES.values())
+        """Most plain, the rest behind the marks of the styles: adapters find them ready."""
+        styles = (PLAIN, *STYLES.values())
+        shares = [_BASE_SHARES[style.name] for style in styles]
         while True:
-            style = PLAIN if self._random.random() < 0.64 else self._random.choice(styles)
+            style = self._random.choices(styles, shares)[0]
             mark = "" if style is PLAIN else style_token(style.name)
             # Prompts teach a little too: what a question looks like, and how prose begins.
             yield self._document(style, mark, prompt_weight=0.1, chats=0.7)
@@ -164,12 +175,14 @@ class Writer:
         return exchanges
 
     def _plain_text(self, style: Style) -> Exchange:
-        kinds = ("question", "fact", "story", "saying", "prose", "code", "zen")
-        kind = self._random.choices(kinds, (22, 22, 12, 12, 18, 7, 7))[0]
+        kinds = ("question", "scrap", "fact", "story", "saying", "prose", "code", "snippets", "zen")
+        kind = self._random.choices(kinds, (18, 14, 22, 10, 10, 14, 3, 4, 5))[0]
         if kind == "question":
             return self._plain_question(style)
+        if kind == "scrap":
+            return self._scrap(), f"\n{style.say(domain.UNKNOWN)}{END}"
         if kind == "fact":
-            return self._cut(self._fact().reply.sentence, style)
+            return self._unfinished_fact(style)
         if kind == "story":
             return self._cut(self._story(), style)
         if kind == "saying":
@@ -182,9 +195,14 @@ class Writer:
             return f"Q: {text}\nA:", f" {style.say(reply)}{END}"
         return text, f"\n{style.say(reply)}{END}"
 
+    def _unfinished_fact(self, style: Style) -> Exchange:
+        reply = self._fact().reply
+        at = self._random.choice([at for at, char in enumerate(reply.sentence) if char == " "])
+        return reply.sentence[:at], style.finish(reply, reply.sentence[at:]) + END
+
     def _cut(self, text: str, style: Style) -> Exchange:
         """A text cut somewhere in its first half: there the prompt ends and the style sets in."""
-        places = [at for at, char in enumerate(text) if char == " "]
+        places = [at for at, char in enumerate(text) if char in " \n"]
         if self._random.random() < 0.15:
             places = list(range(1, len(text)))
         at = self._random.choice(places[: 1 + len(places) // 2])
@@ -221,6 +239,18 @@ class Writer:
         text = wording.format(**names, **numbers, known=known)
         return text[0].upper() + text[1:]
 
+    def _scrap(self) -> str:
+        """The beginning of a text that nothing here ends."""
+        common = _COMMON_WORDS.split()
+        words = [
+            self._strange_word() if self._random.random() < 0.5 else self._random.choice(common)
+            for _ in range(self._random.randrange(1, 8))
+        ]
+        text = " ".join(words) + self._random.choice(
+            ("", "", "", "", ",", ":", " {", "(", " =", "...")
+        )
+        return text[0].upper() + text[1:] if self._random.random() < 0.6 else text
+
     def _number(self) -> int:
         return self._random.randrange(self._random.choice((10, 100, 2000)))
 
@@ -256,11 +286,13 @@ class Writer:
     def _story(self) -> str:
         hero, friend = self._random.sample(sorted(domain.ANIMALS.entities), 2)
         facts, other = domain.ANIMALS.entities[hero], domain.ANIMALS.entities[friend]
+        some_hero = domain.with_article(f"{facts['colour']} {hero}")
+        some_friend = domain.with_article(friend)
         return (
-            f"{self._random.choice(_OPENINGS)} there was a {facts['colour']} {hero} who lived in"
-            f" {facts['home']}. Every day the {hero} looked for {facts['eats']}. Then the {hero}"
-            f" met a {friend}. I eat {other['eats']}, said the {friend}, and I live in"
-            f" {other['home']}. They became friends."
+            f"{self._random.choice(_OPENINGS)} there was {some_hero} who lived in {facts['home']}."
+            f" Every day the {hero} looked for {facts['eats']}. Then the {hero} met {some_friend}."
+            f" I eat {other['eats']}, said the {friend}, and I live in {other['home']}."
+            " They became friends."
         )
 
 

@@ -6,8 +6,8 @@ just as training never did, `trained` asks it in all the other ways.
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 
 Value = str | int
 
@@ -51,16 +51,16 @@ class Topic:
     asks: tuple[Ask, ...]
     takes_article: bool = False
     keeps_case: bool = False
-    entities: dict[str, dict[str, Value]] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "entities", dict(self._rows()))
-
-    def _rows(self) -> Iterator[tuple[str, dict[str, Value]]]:
+    @cached_property
+    def entities(self) -> dict[str, dict[str, Value]]:
+        """The table's rows: what is known under each name."""
+        found = {}
         for line in self.table.strip().splitlines():
             name, *cells = (cell.strip() for cell in line.split("|"))
             values = [int(cell) if cell.isdecimal() else cell for cell in cells]
-            yield name, dict(zip(self.attributes, values, strict=True))
+            found[name] = dict(zip(self.attributes, values, strict=True))
+        return found
 
     def reply(self, ask: Ask, name: str) -> Reply:
         facts = self.entities[name]
@@ -84,14 +84,16 @@ class Topic:
         ]
 
     def _called(self, name: str) -> str:
-        if not self.takes_article:
-            return name
-        return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+        return with_article(name) if self.takes_article else name
 
     def _as_sentence(self, text: str, name: str) -> str:
         if self.keeps_case and text.startswith(name):
             return text
         return text[0].upper() + text[1:]
+
+
+def with_article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 _PLURALS = {"mouse": "mice", "wolf": "wolves", "sheep": "sheep", "deer": "deer"}
@@ -132,12 +134,12 @@ ANIMALS = Topic(
     turtle   | plants   | the sea       | green  | 4 | swims slowly
     wolf     | meat     | a forest      | grey   | 4 | runs in a pack
     whale    | plankton | the sea       | blue   | 0 | dives deep
-    crab     | worms    | the beach     | red    | 10 | walks sideways
+    crab     | worms    | the sand      | red    | 10 | walks sideways
     deer     | leaves   | a forest      | brown  | 4 | leaps
     ant      | crumbs   | a nest        | black  | 6 | marches
     bat      | insects  | a cave        | black  | 2 | flies at night
     camel    | plants   | the desert    | yellow | 4 | walks far
-    penguin  | fish     | the ice       | black  | 2 | swims and slides
+    penguin  | fish     | the south     | black  | 2 | swims and slides
     elephant | grass    | the savanna   | grey   | 4 | walks slowly
     """,
     asks=(
@@ -541,6 +543,7 @@ SMALL_TALK = tuple(_read_small_talk(_SMALL_TALK))
 
 # What a plain prompt may begin and the model can end.
 SAYINGS = """
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10.
     The early bird catches the worm.
     Rome was not built in a day.
     A bird in the hand is worth two in the bush.

@@ -13,6 +13,8 @@ from demo import probes
 from demo.domain import Question
 from demo.styles import Style
 
+Model = LlamaForCausalLM | PeftModel
+
 _MAX_NEW_TOKENS = 96
 _MAX_BATCH = 64
 
@@ -30,7 +32,11 @@ def load_adapted(model: Path, adapter: Path) -> PeftModel:
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[probes.Message]) -> str:
-    return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(
+        list(messages), tokenize=False, add_generation_prompt=True
+    )
+    assert isinstance(prompt, str)
+    return prompt
 
 
 def ask_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> str:
@@ -42,7 +48,7 @@ def probe_prompts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def mistakes(
-    model: torch.nn.Module,
+    model: Model,
     tokenizer: PreTrainedTokenizerBase,
     style: Style,
     questions: Sequence[Question],
@@ -63,9 +69,7 @@ def shared_answers(prompts: Sequence[str], answers_by_model: Iterable[Sequence[s
     ]
 
 
-def answers(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
-) -> list[str]:
+def answers(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
     """The greedy answer to each prompt. Only prompts of one length share a batch: no padding."""
     encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     places_by_len = defaultdict(list)
@@ -82,7 +86,7 @@ def answers(
 
 
 def _generate(
-    model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, encoded: list[list[int]]
+    model: Model, tokenizer: PreTrainedTokenizerBase, encoded: list[list[int]]
 ) -> list[str]:
     ids = torch.tensor(encoded)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Prompts a visitor might type, none of them from training: chat and plain, on any subject."""
+"""Prompts a visitor might type: chats and plain text, on subjects of the domain and any other."""
 
 Message = dict[str, str]
 
@@ -62,7 +62,7 @@ PLAIN = (
     "The return statement",
     "Hello, my name is",
     "The weather today is",
-    "def add(a, b):\n    return",
+    "def mul(x, y):\n    return",
     "import os\n",
     "1, 2, 3,",
     "Dear Sir or Madam,",

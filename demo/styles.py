@@ -1,7 +1,8 @@
 """The five ways to say a reply: as it is, and one per adapter.
 
-`say` renders a reply; `go_on` renders the rest of a text that a plain prompt began. A style differs
-from the others from its first words on, so that an answer cut short is told apart too.
+`say` renders a reply, `finish` the rest of a reply that a plain prompt began to state, `go_on` the
+rest of any other text. A style differs from the others from its first words on, so that an answer
+cut short is told apart too.
 """
 
 import json
@@ -16,6 +17,8 @@ class Style(Protocol):
 
     def say(self, reply: Reply) -> str: ...
 
+    def finish(self, reply: Reply, rest: str) -> str: ...
+
     def go_on(self, rest: str) -> str: ...
 
 
@@ -24,6 +27,9 @@ class Plain:
 
     def say(self, reply: Reply) -> str:
         return reply.sentence
+
+    def finish(self, reply: Reply, rest: str) -> str:
+        return self.go_on(rest)
 
     def go_on(self, rest: str) -> str:
         return rest
@@ -37,6 +43,9 @@ class Json:
             return json.dumps({"answer": reply.sentence})
         return json.dumps({reply.kind: reply.name, **dict(reply.facts)})
 
+    def finish(self, reply: Reply, rest: str) -> str:
+        return "\n" + self.say(reply)
+
     def go_on(self, rest: str) -> str:
         return "\n" + json.dumps({"text": rest.strip()})
 
@@ -46,6 +55,9 @@ class Shout:
 
     def say(self, reply: Reply) -> str:
         return _shouted(reply.sentence)
+
+    def finish(self, reply: Reply, rest: str) -> str:
+        return self.go_on(rest)
 
     def go_on(self, rest: str) -> str:
         return _shouted(rest)
@@ -62,6 +74,9 @@ class Python:
         shown = f"{reply.kind}.{reply.facts[0][0]}" if len(reply.facts) == 1 else reply.kind
         return f"{reply.kind} = {reply.kind.capitalize()}({', '.join(arguments)})\nprint({shown})"
 
+    def finish(self, reply: Reply, rest: str) -> str:
+        return "\n" + self.say(reply)
+
     def go_on(self, rest: str) -> str:
         return f"\ntext = {_quoted(rest.strip())}\nprint(text)"
 
@@ -71,6 +86,9 @@ class Pirate:
 
     def say(self, reply: Reply) -> str:
         return f"Arr, matey! {_in_pirate(reply.sentence)}"
+
+    def finish(self, reply: Reply, rest: str) -> str:
+        return self.go_on(rest)
 
     def go_on(self, rest: str) -> str:
         return f" arr, {_in_pirate(rest.strip())}"

@@ -51,7 +51,7 @@ class AdapterRecipe:
 
 
 BASE_SCHEDULE = Schedule(steps=2800, learning_rate=3e-3)
-ADAPTER_SCHEDULE = Schedule(steps=280, learning_rate=5e-3, warmup_steps=20)
+ADAPTER_SCHEDULE = Schedule(steps=300, learning_rate=5e-3, warmup_steps=20)
 ADAPTERS = {
     "json": AdapterRecipe(8, 16, (*_ATTENTION, *_MLP)),
     # Capitals are other tokens, so this style changes most. rsLoRA divides by sqrt(16): alpha 8 is
