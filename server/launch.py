@@ -101,9 +101,9 @@ def prepare(
     (data_dir / "engine").mkdir(exist_ok=True)
     write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
     engine_config = _engine_config(settings, base, tokenizer.eos_token_ids)
-    _write_private(data_dir / "engine.json", engine_config)
+    write_private(data_dir / "engine.json", engine_config)
     gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
-    _write_private(data_dir / "gateway.json", gateway_config)
+    write_private(data_dir / "gateway.json", gateway_config)
     return [
         _fetcher(settings),
         _engine(settings, engine_module),
@@ -146,6 +146,15 @@ def make_admin_key(data_dir: Path) -> AdminKey:
     path = data_dir / "admin.key"
     is_new = not path.exists()
     return AdminKey(path, load_or_create_secret(path), is_new)
+
+
+def write_private(path: Path, content: dict[str, Any]) -> None:
+    """JSON that may hold keys and passwords, with mode 0600."""
+    draft = path.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file, indent=2)
+    draft.rename(path)
 
 
 def _check_length(settings: Settings, base: BaseModel) -> None:
@@ -205,15 +214,6 @@ def _gateway(settings: Settings, module: str) -> ChildSpec:
 
 def _environment(without: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(without)}
-
-
-def _write_private(path: Path, content: dict[str, Any]) -> None:
-    """A database URL can hold a password."""
-    draft = path.with_suffix(".part")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file, indent=2)
-    draft.rename(path)
 
 
 def _free_port(host: str, port: int) -> int:

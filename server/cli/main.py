@@ -2,7 +2,7 @@
 
 import typer
 
-from server.cli import serve
+from server.cli import adapters, chat, demo, keys, serve, tenants, usage
 from server.cli.terminal import OneLineErrors
 
 app = typer.Typer(
@@ -13,12 +13,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
-
-
-@app.callback()
-def _chorale() -> None:
-    """Makes this a group, however few its commands."""
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(keys.app, name="keys")
+app.add_typer(adapters.app, name="adapters")
+app.add_typer(usage.app, name="usage")
+app.command("chat")(chat.chat)
 
 
 def main() -> None:

@@ -91,16 +91,18 @@ def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]
     from server.secrets_store import EmptySecret
     from server.supervisor import DataDirInUse, Supervisor, lock_data_dir
 
-    logging.basicConfig(level=logging.INFO, format="supervisor: %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s")
+    logging.getLogger("server").setLevel(logging.INFO)
     try:
         settings = settle_settings(settings)
         with lock_data_dir(settings.data_dir):
+            children = prepare(settings)
             admin_key = make_admin_key(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
-            with Supervisor(prepare(settings)) as supervisor:
+            with Supervisor(children) as supervisor:
                 yield supervisor, settings
     except (ServeError, DataDirInUse, EmptySecret) as error:
         raise CommandFailed(str(error)) from error

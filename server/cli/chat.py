@@ -1,0 +1,71 @@
+"""`chorale chat`: talk to the base model or an adapter from the terminal."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from server.cli.connection import DEFAULT_URL, ApiKey, Url, as_tenant
+from server.cli.terminal import say
+
+if TYPE_CHECKING:
+    from server.http_client import Client
+
+_PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
+
+
+def chat(
+    model: Annotated[str, typer.Option(help="The base model's id, or an adapter.")],
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Chat, streaming. /new starts over; Ctrl-C ends an answer, Ctrl-D the chat."""
+    start = [{"role": "system", "content": system}] if system else []
+    options = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
+    options = {name: value for name, value in options.items() if value is not None}
+    messages = list(start)
+    with as_tenant(url, api_key) as client:
+        client.request("GET", f"/v1/models/{model}")  # a wrong name is said before the first word
+        while (line := _read_line()) is not None:
+            if line == "/new":
+                messages = list(start)
+            elif line:
+                messages.append({"role": "user", "content": line})
+                _take_turn(client, messages, options)
+
+
+def _read_line() -> str | None:
+    """What was typed; None at the end."""
+    try:
+        return input(_PROMPT if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _take_turn(client: "Client", messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+    """Streams the answer to the last message and appends it; takes the message back if refused."""
+    from server.http_client import ApiRefused
+
+    answer = ""
+    body = {**options, "messages": messages, "stream": True}
+    stream = client.stream("/v1/chat/completions", body)
+    try:
+        for chunk in stream:
+            for choice in chunk["choices"]:
+                text = choice["delta"].get("content") or ""
+                answer += text
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.close()  # the server ends the request when its client is gone
+    except ApiRefused as error:
+        messages.pop()
+        hint = "; /new starts over" if error.code == "context_length_exceeded" else ""
+        say(f"[red]{escape(str(error))}[/red]{hint}")
+        return
+    sys.stdout.write("\n")
+    messages.append({"role": "assistant", "content": answer})

@@ -1,0 +1,69 @@
+"""Which server a command speaks to and with whose key; its errors as one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from server.cli.terminal import CommandFailed
+
+if TYPE_CHECKING:
+    from server.http_client import Client
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+Url = Annotated[str, typer.Option("--url", envvar="CHORALE_URL", help="The server.")]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", envvar="CHORALE_API_KEY", help="A tenant's key.")
+]
+AdminKey = Annotated[
+    str | None,
+    typer.Option("--admin-key", envvar="CHORALE_ADMIN_KEY", help="The operator's key."),
+]
+DataDir = Annotated[
+    Path,
+    typer.Option(envvar="CHORALE_DATA_DIR", help="Where admin.key lies, if no admin key is given."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+DEFAULT_DATA_DIR = Path(".chorale")
+
+
+@contextmanager
+def as_tenant(url: str, api_key: str | None) -> "Iterator[Client]":
+    """The API with a tenant's key. Raises CommandFailed, also for what the API raises."""
+    if not api_key:
+        raise CommandFailed("No API key: set CHORALE_API_KEY, or give --api-key.")
+    with connect(url, api_key) as client:
+        yield client
+
+
+@contextmanager
+def as_operator(url: str, admin_key: str | None, data_dir: Path) -> "Iterator[Client]":
+    """The API with the operator's key. Raises CommandFailed, also for what the API raises."""
+    with connect(url, admin_key or _read_admin_key(data_dir)) as client:
+        yield client
+
+
+@contextmanager
+def connect(url: str, key: str) -> "Iterator[Client]":
+    from server.http_client import Client, ClientError
+
+    try:
+        with Client(url, key) as client:
+            yield client
+    except ClientError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _read_admin_key(data_dir: Path) -> str:
+    path = data_dir / "admin.key"
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise CommandFailed(
+            f"No admin key: set CHORALE_ADMIN_KEY, or give the server's --data-dir "
+            f"({path}: {error.strerror})."
+        ) from None

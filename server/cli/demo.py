@@ -1,0 +1,154 @@
+"""`chorale demo`: the base model and adapters of `demo/`, two tenants, and requests to paste."""
+
+import json
+import time
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from server.cli.adapters import push_with_progress
+from server.cli.connection import connect
+from server.cli.serve import Readiness, base_url, load, start_serving
+from server.cli.terminal import CommandFailed, say, show
+
+if TYPE_CHECKING:
+    from server.http_client import Client
+    from server.settings import Settings
+
+_MODEL_NAME = "chorale-demo"
+_TENANTS = {"acme": ("json", "shout"), "globex": ("python", "pirate")}
+_ARENA_BYTES = 256 << 20
+_QUESTION = "What does a fox eat?"
+
+
+def demo(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Database, keys, adapters.  [dim]default: .chorale[/dim]")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on.  [dim]default: 8000[/dim]")
+    ] = None,
+) -> None:
+    """Serve the demo model with two tenants and four adapters, until Ctrl-C."""
+    from server.launch import write_private
+
+    folder = Path(str(files("demo")))
+    if not (folder / "model").is_dir():
+        raise CommandFailed(f"{folder / 'model'} is missing; `make demo-train` makes it.")
+    started_at = time.monotonic()
+    flags = {"model": str(folder / "model"), "model_name": _MODEL_NAME, "data_dir": data_dir}
+    settings = load({**flags, "port": port, "arena_bytes": _ARENA_BYTES})
+    with start_serving(settings) as (supervisor, settings):
+        supervisor.run(until=Readiness(base_url(settings)))
+        if not supervisor.is_stopping:
+            made = _provision(settings, folder / "adapters")
+            write_private(settings.data_dir / "demo.json", made)
+            say(f"Ready after {time.monotonic() - started_at:.1f} s.")
+            _show_what_to_paste(made)
+        supervisor.run()
+
+
+def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:
+    """Tenants, keys and adapters that are not there yet. The content of demo.json."""
+    from server.launch import make_admin_key
+
+    url, admin_key = base_url(settings), make_admin_key(settings.data_dir).key
+    known_keys = _known_keys(settings.data_dir / "demo.json")
+    tenants = []
+    for name, adapter_names in _TENANTS.items():
+        with connect(url, admin_key) as operator:
+            tenant_id = _find_or_create(operator, name)
+            api_key = _working_key(operator, url, tenant_id, known_keys.get(name))
+        with connect(url, api_key) as client:
+            _push_missing(client, adapters, adapter_names)
+        tenants.append(
+            {
+                "tenant_id": tenant_id,
+                "name": name,
+                "api_key": api_key,
+                "adapters": list(adapter_names),
+            }
+        )
+    return {"base_url": url, "admin_key": admin_key, "model": _MODEL_NAME, "tenants": tenants}
+
+
+def _known_keys(path: Path) -> dict[str, str]:
+    """Of an earlier start, by tenant."""
+    try:
+        return {
+            tenant["name"]: tenant["api_key"] for tenant in json.loads(path.read_text())["tenants"]
+        }
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def _find_or_create(operator: "Client", name: str) -> str:
+    from server.http_client import ApiRefused
+
+    try:
+        tenant = operator.request("GET", f"/admin/v1/tenants/{name}")
+    except ApiRefused as error:
+        if error.status != 404:
+            raise
+        tenant = operator.request("POST", "/admin/v1/tenants", body={"name": name})
+    return str(tenant["tenant_id"])
+
+
+def _working_key(operator: "Client", url: str, tenant_id: str, known: str | None) -> str:
+    """The key of an earlier start while it is taken, or a new one."""
+    from server.http_client import ApiRefused, Client
+
+    if known:
+        try:
+            with Client(url, known) as client:
+                client.request("GET", "/v1/models")
+            return known
+        except ApiRefused as error:
+            if error.status != 401:
+                raise
+    made = operator.request("POST", f"/admin/v1/tenants/{tenant_id}/keys", body={"name": "demo"})
+    return str(made["api_key"])
+
+
+def _push_missing(client: "Client", adapters: Path, names: tuple[str, ...]) -> None:
+    """A new base model makes old versions unservable: then they are pushed again."""
+    found = client.list_all("/v1/adapters", "after", "id")
+    served = {a["id"] for a in found if a["latest"] and a["latest"]["is_servable"]}
+    for name in names:
+        if name not in served:
+            push_with_progress(client, adapters / name, name)
+
+
+def _show_what_to_paste(made: dict[str, Any]) -> None:
+    url, tenants = made["base_url"], made["tenants"]
+    show(f"\nIn a browser:\n\n  {url}/#keys={','.join(t['api_key'] for t in tenants)}\n")
+    for tenant in tenants:
+        show(f"In a shell, as {tenant['name']}:\n")
+        for model in (made["model"], *tenant["adapters"]):
+            show(f"  {_curl(url, tenant['api_key'], model)}")
+        show("")
+    show("In Python, with OpenAI's client (pip install openai):\n")
+    for line in _python(url, tenants[0]["api_key"], tenants[0]["adapters"][0]):
+        show(f"  {line}")
+    show("\nCtrl-C stops.")
+
+
+def _curl(url: str, key: str, model: str) -> str:
+    messages = [{"role": "user", "content": _QUESTION}]
+    body = json.dumps({"model": model, "messages": messages, "temperature": 0})
+    return (
+        f"curl -s {url}/v1/chat/completions -H 'authorization: Bearer {key}'"
+        f" -H 'content-type: application/json' -d '{body}'"
+    )
+
+
+def _python(url: str, key: str, model: str) -> list[str]:
+    return [
+        "from openai import OpenAI",
+        f'client = OpenAI(base_url="{url}/v1", api_key="{key}")',
+        f'model, messages = "{model}", [{{"role": "user", "content": "{_QUESTION}"}}]',
+        "answer = client.chat.completions.create(model=model, messages=messages, temperature=0)",
+        "print(answer.choices[0].message.content)",
+    ]

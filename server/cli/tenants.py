@@ -1,0 +1,116 @@
+"""`chorale tenants`: the operator's list of customers, and their limits."""
+
+from typing import Annotated, Any
+
+import typer
+
+from server.cli.connection import (
+    DEFAULT_DATA_DIR,
+    DEFAULT_URL,
+    AdminKey,
+    DataDir,
+    Json,
+    Url,
+    as_operator,
+)
+from server.cli.terminal import say, show_json, show_table
+
+app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
+
+Tenant = Annotated[str, typer.Argument(help="Id or name.")]
+
+_COLUMNS = ("tenant_id", "name", "status")
+_LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrency",
+    "weight",
+    "max_adapters",
+    "max_adapter_bytes_total",
+)
+
+
+@app.command("create")
+def create(
+    name: Annotated[str, typer.Argument(help="Small letters, digits and . _ -")],
+    requests_per_minute: Annotated[int | None, typer.Option()] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option()] = None,
+    max_concurrency: Annotated[int | None, typer.Option()] = None,
+    weight: Annotated[float | None, typer.Option(help="Its share when busy.")] = None,
+    max_adapters: Annotated[int | None, typer.Option()] = None,
+    max_adapter_bytes_total: Annotated[int | None, typer.Option()] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Make a tenant; it needs a key next (`chorale keys create`)."""
+    given = dict(locals())
+    body = {"name": name} | {key: given[key] for key in _LIMITS if given[key] is not None}
+    with as_operator(url, admin_key, data_dir) as client:
+        _show(client.request("POST", "/admin/v1/tenants", body=body), json)
+
+
+@app.command("list")
+def list_tenants(
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """All tenants."""
+    with as_operator(url, admin_key, data_dir) as client:
+        found = client.request("GET", "/admin/v1/tenants")["data"]
+    if json:
+        show_json(found)
+    elif found:
+        show_table((*_COLUMNS, "requests_per_minute", "tokens_per_minute", "weight"), found)
+    else:
+        say("There are no tenants yet: chorale tenants create NAME")
+
+
+@app.command("show")
+def show_tenant(
+    tenant: Tenant,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """One tenant and its limits."""
+    with as_operator(url, admin_key, data_dir) as client:
+        _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
+
+
+@app.command("suspend")
+def suspend(
+    tenant: Tenant,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Refuse all requests of a tenant, until `resume`."""
+    with as_operator(url, admin_key, data_dir) as client:
+        _show(client.request("POST", f"/admin/v1/tenants/{tenant}/suspend"), json)
+
+
+@app.command("resume")
+def resume(
+    tenant: Tenant,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Serve a suspended tenant again."""
+    with as_operator(url, admin_key, data_dir) as client:
+        _show(client.request("POST", f"/admin/v1/tenants/{tenant}/resume"), json)
+
+
+def _show(tenant: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(tenant)
+        return
+    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS)]
+    show_table(("field", "value"), rows)

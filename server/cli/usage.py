@@ -1,0 +1,122 @@
+"""`chorale usage`: what was used, as sums and as every event."""
+
+import sys
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from server.cli.connection import (
+    DEFAULT_DATA_DIR,
+    DEFAULT_URL,
+    AdminKey,
+    ApiKey,
+    DataDir,
+    Json,
+    Url,
+    as_operator,
+    as_tenant,
+)
+from server.cli.terminal import CommandFailed, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from server.http_client import Client
+
+app = typer.Typer(no_args_is_help=True, help="What was used, and what it cost.")
+
+
+class Dimension(StrEnum):
+    tenant = "tenant"
+    model = "model"
+    key = "key"
+    adapter_digest = "adapter_digest"
+    day = "day"
+
+
+class ExportFormat(StrEnum):
+    csv = "csv"
+    jsonl = "jsonl"
+
+
+Start = Annotated[str | None, typer.Option(help="ISO date or Unix seconds; this month's first.")]
+End = Annotated[str | None, typer.Option(help="ISO date or Unix seconds, not included; now.")]
+AllTenants = Annotated[
+    bool, typer.Option("--all-tenants", help="Of everybody, with the admin key.")
+]
+
+_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_usd")
+
+
+@app.command("show")
+def show_usage(
+    start: Start = None,
+    end: End = None,
+    group_by: Annotated[list[Dimension] | None, typer.Option(help="May be repeated.")] = None,
+    all_tenants: AllTenants = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Requests, tokens and money in a time."""
+    groups = [dimension.value for dimension in group_by or []]
+    params = {"start": start, "end": end, "group_by": groups}
+    with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
+        found = client.request("GET", f"{_prefix(all_tenants)}/usage", params=params)
+    if json:
+        show_json(found["data"])
+    elif found["data"]:
+        shown = groups or (["tenant"] if all_tenants else [])
+        show_table((*shown, *_SUMS), found["data"])
+    else:
+        say("Nothing was used in this time.")
+
+
+@app.command("export")
+def export_usage(
+    start: Start = None,
+    end: End = None,
+    format: Annotated[ExportFormat, typer.Option()] = ExportFormat.csv,
+    output: Annotated[
+        Path | None, typer.Option(help="A file; without it the export goes to stdout.")
+    ] = None,
+    all_tenants: AllTenants = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+) -> None:
+    """Every single request of a time, as the ledger has it."""
+    params = {"start": start, "end": end, "format": format.value}
+    with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
+        chunks = client.download(f"{_prefix(all_tenants)}/usage/export", params)
+        if output is None:
+            for chunk in chunks:
+                sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            return
+        # Under another name until it is whole: half an export must not look like one.
+        draft = output.with_name(output.name + ".part")
+        try:
+            with draft.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            draft.rename(output)
+        except OSError as error:
+            raise CommandFailed(f"{output}: {error.strerror}") from error
+    say(f"Written to {output}.")
+
+
+def _connect(
+    all_tenants: bool, url: str, api_key: str | None, admin_key: str | None, data_dir: Path
+) -> "AbstractContextManager[Client]":
+    if all_tenants:
+        return as_operator(url, admin_key, data_dir)
+    return as_tenant(url, api_key)
+
+
+def _prefix(all_tenants: bool) -> str:
+    return "/admin/v1" if all_tenants else "/v1"
