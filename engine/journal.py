@@ -59,6 +59,12 @@ class _Open:
     output_token_ids: list[int] = field(default_factory=list)
     first_token_at: float | None = None
 
+    def add(self, progress: RequestProgress, at: float) -> None:
+        self.num_prompt_tokens = progress.num_prompt_tokens
+        self.output_token_ids += progress.new_token_ids
+        if progress.new_token_ids and self.first_token_at is None:
+            self.first_token_at = at
+
 
 def output_sha256(token_ids: list[int]) -> str:
     """Hex digest of output ids as uint32, little-endian."""
@@ -268,13 +274,11 @@ class Journal:
             self._open[record.request_id] = _Open(record)
         elif isinstance(record, ProgressRecord):
             for progress in record.requests:
-                opened = self._open[progress.request_id]
-                opened.num_prompt_tokens = progress.num_prompt_tokens
-                opened.output_token_ids += progress.new_token_ids
-                if progress.new_token_ids and opened.first_token_at is None:
-                    opened.first_token_at = record.at
+                # A request that has ended may have begun in a segment that is settled and deleted.
+                if opened := self._open.get(progress.request_id):
+                    opened.add(progress, record.at)
         else:
-            del self._open[record.request_id]
+            self._open.pop(record.request_id, None)
             self._unsettled.append(record)
 
     def close(self) -> None:

@@ -124,7 +124,12 @@ class Stack:
         raise LookupError(name)
 
     def kill(self, name: str) -> None:
-        os.kill(self.pid(name), signal.SIGKILL)
+        """SIGKILL, and wait until it does nothing any more; the supervisor starts it again."""
+        pid = self.pid(name)
+        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                time.sleep(0.001)
 
     @staticmethod
     def wait(condition: Callable[[], object], timeout_s: float = START_S) -> None:

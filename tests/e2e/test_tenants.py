@@ -16,8 +16,9 @@ def other(tiny: TinyWorld) -> Iterator[Tenant]:
     return tenant
 
 
+HELLO = [{"role": "user", "content": "hello"}]
 REQUESTS = [
-    ("POST", "/v1/chat/completions", {"model": "{}", "messages": [{"role": "user", "content": "x"}]}),
+    ("POST", "/v1/chat/completions", {"model": "{}", "messages": HELLO}),
     ("POST", "/v1/completions", {"model": "{}", "prompt": "x"}),
     ("GET", "/v1/models/{}", None),
     ("GET", "/v1/adapters/{}", None),

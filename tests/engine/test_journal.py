@@ -109,6 +109,18 @@ def test_a_segment_stays_while_a_request_that_began_in_it_is_open(tmp_path):
     assert ends["long"].num_completion_tokens == 20
 
 
+def test_an_end_outlives_the_deleted_segment_that_its_request_began_in(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(max_tokens=50))
+    for _ in range(4):
+        core.step()
+    crashed = reopen(tmp_path)  # ends the request, in a segment of its own
+    assert crashed.read(crashed.last_seq, 10).records == ()
+    assert len(list((tmp_path / "journal").iterdir())) == 1
+    again = reopen(tmp_path)
+    assert (again.last_seq, again.read(crashed.last_seq, 10).records) == (crashed.last_seq, ())
+
+
 def test_reading_is_paged_and_says_when_it_is_complete(tmp_path):
     core = make_core(tmp_path)
     for i in range(5):

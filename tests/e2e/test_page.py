@@ -1,0 +1,194 @@
+"""The page at `/`, in a real browser, against the demo's model and adapters."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import combinations
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.e2e.stack import Stack
+
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+QUESTION = "Tell me about Japan."
+ANSWER_MS = 20_000
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip(f"no browser is installed (looked for {', '.join(names)})")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(ANSWER_MS)
+    yield page
+    page.close()
+
+
+def open_with_keys(page: Page, stack: Stack) -> None:
+    """The page with the keys of all tenants, once every model has its card."""
+    keys = ",".join(tenant.api_key for tenant in stack.tenants)
+    page.goto(f"{stack.base_url}/#keys={keys}")
+    expect(page.locator(".voice")).to_have_count(1 + len(all_adapters(stack)))
+
+
+def ask(page: Page, prompt: str) -> None:
+    page.get_by_role("textbox", name="Prompt").fill(prompt)
+    page.keyboard.press("Enter")
+
+
+def answers(page: Page, count: int) -> list[str]:
+    """What every card says, once all are done."""
+    done = page.locator(".answer[aria-busy=false]")
+    expect(done).to_have_count(count, timeout=ANSWER_MS)
+    return done.all_text_contents()
+
+
+def all_adapters(stack: Stack) -> list[str]:
+    return [name for tenant in stack.tenants for name in tenant.adapters]
+
+
+def facts(page: Page, name: str) -> list[str]:
+    return page.locator(f"[data-field={name}]").all_text_contents()
+
+
+def answer_through_api(stack: Stack, model: str) -> str:
+    """The same question through the API."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 120,
+    }
+    answer = stack.tenants[0].http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_base_and_adapters_answer_one_prompt_each_in_its_own_words(
+    page: Page, demo_stack: Stack
+) -> None:
+    open_with_keys(page, demo_stack)
+    ask(page, QUESTION)
+    texts = answers(page, 5)
+    assert all(texts)
+    assert all(one != other for one, other in combinations(texts, 2))
+    assert texts[0] == answer_through_api(demo_stack, demo_stack.model)
+
+
+def test_a_card_shows_tier_cost_and_the_digest_that_was_applied(
+    page: Page, demo_stack: Stack
+) -> None:
+    open_with_keys(page, demo_stack)
+    ask(page, QUESTION)
+    answers(page, 5)
+    for tenant in demo_stack.tenants:
+        for name in tenant.adapters:
+            digest = tenant.http.get(f"/v1/adapters/{name}").json()["latest"]["digest"]
+            card = page.locator(f".voice[data-model={name}]")
+            expect(card.locator("[data-field=tier]")).to_have_text("device")
+            expect(card.locator("[data-field=applied]")).to_have_text(f"{digest[:12]} ✓")
+            expect(card.locator("[data-field=about]")).to_contain_text(tenant.name)
+    base = page.locator(f".voice[data-model={demo_stack.model}]")
+    expect(base.locator("[data-field=applied]")).to_have_text("none ✓")
+    costs = [Decimal(text.removeprefix("$")) for text in facts(page, "cost")]
+    assert all(cost > 0 for cost in costs)
+    assert page.locator("#cost").text_content() == f"${sum(costs)}"
+    assert all(re.fullmatch(r"\d+ in, \d+ out", text) for text in facts(page, "tokens"))
+
+
+def test_the_batch_that_answered_is_shown(page: Page, demo_stack: Stack) -> None:
+    open_with_keys(page, demo_stack)
+    ask(page, QUESTION)
+    answers(page, 5)
+    expect(page.locator("#summary")).to_have_text(
+        re.compile(r"^5 answers, \d+ tokens in \d+ steps$")
+    )
+    expect(page.locator("#requests")).to_have_text("0")
+    expect(page.locator("#total-slabs")).to_have_text(re.compile(r"^[\d,]+$"))
+
+
+def test_a_plain_prompt_goes_to_completions(page: Page, demo_stack: Stack) -> None:
+    open_with_keys(page, demo_stack)
+    page.get_by_text("Plain", exact=True).click()
+    with page.expect_request("**/v1/completions"):
+        page.get_by_role("group", name="Examples").get_by_role("button").first.click()
+    assert len(set(answers(page, 5))) == 5
+
+
+def test_keys_leave_the_address_bar_and_survive_a_reload(page: Page, demo_stack: Stack) -> None:
+    urls = []
+    page.on("request", lambda request: urls.append(request.url))
+    open_with_keys(page, demo_stack)
+    assert page.url == f"{demo_stack.base_url}/"
+    page.reload()
+    expect(page.locator(".voice")).to_have_count(5)
+    for tenant in demo_stack.tenants:
+        assert not any(tenant.api_key in url.partition("#")[0] for url in urls)
+
+
+def test_one_tenants_key_shows_nothing_of_the_other(page: Page, demo_stack: Stack) -> None:
+    page.goto(demo_stack.base_url)
+    tenant = demo_stack.tenants[0]
+    page.get_by_label("Keys of one or several tenants").fill(tenant.api_key)
+    page.get_by_role("button", name="Use keys").click()
+    expect(page.locator(".voice h3")).to_have_text([demo_stack.model, *tenant.adapters])
+
+
+def test_a_wrong_key_shows_what_the_server_says(page: Page, demo_stack: Stack) -> None:
+    page.goto(f"{demo_stack.base_url}/#keys=sk-chorale-nobodys,{demo_stack.tenants[0].api_key}")
+    expect(page.get_by_role("alert")).to_have_text("Key …odys: Incorrect API key provided.")
+    expect(page.locator(".voice")).to_have_count(3)
+
+
+def test_a_refused_prompt_says_why_in_every_card(page: Page, demo_stack: Stack) -> None:
+    open_with_keys(page, demo_stack)
+    ask(page, "owl " * 3000)
+    expect(page.get_by_text("maximum context length")).to_have_count(5)
+
+
+def test_stop_ends_every_answer(page: Page, demo_stack: Stack) -> None:
+    open_with_keys(page, demo_stack)
+    # Held here, so that they are still under way when Stop is pressed.
+    page.route("**/v1/chat/completions", lambda route: None)
+    ask(page, QUESTION)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped.")).to_have_count(5)
+    expect(page.get_by_role("button", name="Ask")).to_be_visible()
+
+
+def test_nothing_is_asked_of_another_host_and_the_console_stays_clean(
+    page: Page, demo_stack: Stack
+) -> None:
+    urls, complaints = [], []
+    page.on("request", lambda request: urls.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    open_with_keys(page, demo_stack)
+    ask(page, QUESTION)
+    answers(page, 5)
+    assert complaints == []
+    assert all(url.startswith((f"{demo_stack.base_url}/", "data:")) for url in urls)
+
+
+@pytest.mark.parametrize("width", [400, 800, 1920])
+def test_no_width_needs_sideways_scrolling(page: Page, demo_stack: Stack, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    open_with_keys(page, demo_stack)
+    ask(page, QUESTION)
+    answers(page, 5)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
