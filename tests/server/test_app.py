@@ -1,6 +1,7 @@
 """The application's own rules: every endpoint asks who calls, unless it is meant for machines."""
 
 import re
+
 import pytest
 from starlette.testclient import TestClient
 

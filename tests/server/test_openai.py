@@ -10,6 +10,7 @@ from engine.messages import RequestOutput
 from server.errors import ApiError
 from server.openai import Answer, ChatRequest, CompletionRequest, event, parse_request, usage
 
+IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -59,7 +60,7 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [IMAGE]}, "messages[0].content[0].type"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],
     ids=str,
@@ -92,7 +93,8 @@ def test_content_parts_and_developer_messages_become_what_templates_know():
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
 
@@ -100,10 +102,12 @@ json_values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "n", "x"]), json_values))
 @settings(max_examples=300, deadline=None)
 def test_no_json_makes_the_parser_raise_anything_but_a_400(body):
+    status = 200
     try:
         parse(HELLO | body)
     except ApiError as error:
-        assert error.status == 400
+        status = error.status
+    assert status in (200, 400)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000])
