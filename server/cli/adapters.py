@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
 
+_SHORT_DIGEST = 12
+
 Name = Annotated[str, typer.Argument(help="The adapter's name.")]
 
 
@@ -134,7 +136,9 @@ def _memory_path(base_url: str, folder: Path, name: str) -> Path:
 
 
 def _row(adapter: dict[str, Any]) -> dict[str, Any]:
-    return {"name": adapter["id"], "aliases": adapter["aliases"], **(adapter["latest"] or {})}
+    latest = adapter["latest"] or {}
+    short = {"digest": latest.get("digest", "")[:_SHORT_DIGEST]}
+    return {"name": adapter["id"], "aliases": adapter["aliases"], **latest, **short}
 
 
 def _show_passport(version: dict[str, Any]) -> None:

@@ -12,6 +12,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 
+_UNLIMITED_WIDTH = 10_000
+
+
 class CommandFailed(Exception):
     """Ends the command with one line and an exit code. 2: it was called wrongly."""
 
@@ -59,7 +62,8 @@ def show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Non
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+    # Into a pipe or a file every row stays one line.
+    Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH).print(table)
 
 
 def _cell(value: Any) -> str:

@@ -1,0 +1,80 @@
+# Every target does its own set-up; only Python 3.11 or newer has to be there.
+
+PYTHON ?= python3
+PORT ?= 8000
+DATA_DIR ?= .chorale
+ARGS ?=
+BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --output-tokens 32
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-train check test soak bench test-gpu bench-gpu chromium
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/serve.stamp ## serve the demo model, two tenants, four adapters [PORT=8000] [DATA_DIR=.chorale]
+	@$(BIN)/chorale demo --data-dir $(DATA_DIR) --port $(PORT)
+
+demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
+	@$(BIN)/python -m demo
+
+check: $(VENV)/dev.stamp ## lint, format, types, import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: $(VENV)/dev.stamp chromium ## all tests but the slow and the GPU ones [ARGS=...]
+	$(PYTEST) -m "not gpu and not soak" $(ARGS)
+
+soak: $(VENV)/dev.stamp ## the slow sweeps
+	$(PYTEST) -m soak $(ARGS)
+
+bench: $(VENV)/dev.stamp ## a small load over HTTP, one JSON line [BENCH_ARGS=...]
+	@$(BIN)/python -m bench.serve $(BENCH_ARGS)
+
+test-gpu: $(VENV)/dev.stamp ## tests that need a CUDA device
+	$(PYTEST) -m gpu $(ARGS)
+
+bench-gpu: $(VENV)/dev.stamp ## benchmarks that need a CUDA device
+	@if [ ! -f bench/gpu.py ]; then echo "There are no GPU benchmarks yet (bench/gpu.py)." >&2; exit 1; fi
+	@$(BIN)/python -m bench.gpu $(ARGS)
+
+# ---- set-up: a stamp a step; what is newer than its stamp is installed again ----
+
+$(VENV)/venv.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/torch.stamp: $(VENV)/venv.stamp .ci/install_torch.py
+	@$(BIN)/python .ci/install_torch.py
+	@touch $@
+
+$(VENV)/serve.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/train.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[demo]'
+	@touch $(VENV)/serve.stamp $@
+
+# dev holds the other extras: their stamps are as good as new.
+$(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/serve.stamp $(VENV)/train.stamp $@
+
+# The page's test drives a real browser; without one it is skipped, and this says why.
+chromium:
+	@if command -v chromium >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
+		echo "Installing Debian's chromium for the page's test."; \
+		apt-get install -y -q chromium >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "Warning: no chromium here, so the page is not tested in a browser." >&2
