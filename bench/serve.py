@@ -7,6 +7,7 @@
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ _WARM_UP_SEED = -1  # prompts that the measured run does not send again
 
 
 def main() -> None:
+    # An orderly end, so that what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse_options(sys.argv[1:])
     if options.stack:
         # Only here: it needs torch and transformers, and a load generator does not.

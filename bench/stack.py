@@ -1,6 +1,7 @@
 """The whole product measured: checkpoint, server, tenants, uploads, load, and then the peer."""
 
 import argparse
+import math
 import tempfile
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import peft
 import transformers
 
 from bench import cpu_time
+from bench.bound import product_seconds
 from bench.checkpoint import Checkpoint, make_checkpoint
 from bench.outcome import Outcome
 from bench.peft_generate import PeftPeer
@@ -19,6 +21,7 @@ from bench.serve import describe, measure, warm_up, workloads
 from bench.workload import Workload, make_requests
 
 _BLOCK_SIZE = 16
+_MAX_NUM_SEQS = 64  # the default of chorale serve
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
 
 Row = tuple[dict[str, Any], dict[str, Any]]
@@ -28,6 +31,7 @@ def measure_stack(options: argparse.Namespace) -> list[Row]:
     """(setup, result) for every rate; ours first, then the peer, each without the other."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
+        transformers.utils.logging.disable_progress_bar()
         checkpoint = make_checkpoint(options.stack, folder / "checkpoint", options.adapters)
         planned = workloads(
             options, checkpoint.base_model, list(checkpoint.adapters), checkpoint.vocab_size
@@ -37,6 +41,9 @@ def measure_stack(options: argparse.Namespace) -> list[Row]:
             keys = _fill(product, checkpoint, options.tenants)
             warm_up(product.url, keys, list(keys), options)
             measured = [_measure(product, keys, workload, options) for workload in planned]
+        for workload, (_, result) in zip(planned, measured, strict=True):
+            if workload.rate == float("inf"):
+                result["bound"] = _bound(checkpoint, workload, result, options)
         if options.against_peft:
             peer = PeftPeer(checkpoint, options.threads)
             peer.warm_up(list(keys))
@@ -84,6 +91,21 @@ def _measure(
     result["cpu_s"] = cpu_s
     result["output_tokens_per_cpu_s"] = rate(result["output_tokens"], sum(cpu_s.values()))
     return outcomes, result
+
+
+def _bound(
+    checkpoint: Checkpoint, workload: Workload, result: dict[str, Any], options: argparse.Namespace
+) -> dict[str, float | None]:
+    """The matrix products alone, if all requests decoded together; share: of the time we took."""
+    max_num_seqs = int(dict(options.settings).get("max_num_seqs", _MAX_NUM_SEQS))
+    batch = min(workload.num_requests, max_num_seqs)
+    num_steps = math.ceil(result["output_tokens"] / batch)
+    products_s = product_seconds(
+        checkpoint.model_dir, result["prompt_tokens"], num_steps, batch, options.threads
+    )
+    engine_s = result["cpu_s"].get("engine")
+    share = round(products_s / engine_s, 3) if engine_s else None
+    return {"products_cpu_s": round(products_s, 2), "share_of_engine": share}
 
 
 def _compare(

@@ -1,6 +1,7 @@
 """`python -m bench.startup`: one JSON line with how long `chorale demo` takes until it is ready."""
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -15,6 +16,8 @@ _POLL_S = 0.05
 
 
 def main() -> None:
+    # An orderly end, so that what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse_options(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
