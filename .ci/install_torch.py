@@ -1,7 +1,7 @@
 """Installs torch into the environment that runs this file, from where it costs least.
 
-With an NVIDIA driver the package index's build; without one PyTorch's CPU index, if it answers; else
-whatever the package index gives, which on Linux can be a large download and is then said first.
+With an NVIDIA driver the package index's build; without one PyTorch's CPU index, if it answers;
+else whatever the package index gives, which on Linux can be large and is said before the download.
 """
 
 import importlib.metadata
@@ -62,9 +62,10 @@ def resolve() -> dict[str, Any]:
         (*PIP, "install", *options, TORCH), stdout=subprocess.PIPE, text=True, check=False
     )
     try:
-        return json.loads(report.stdout)["install"][0]
+        found: dict[str, Any] = json.loads(report.stdout)["install"][0]
     except (ValueError, KeyError, IndexError):
         return {}
+    return found
 
 
 def describe(found: dict[str, Any]) -> str:

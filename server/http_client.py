@@ -66,7 +66,7 @@ class NotAnAdapter(ClientError):
 class Client:
     """One server, one key. Used as a context manager.
 
-    transport, sleep: replaced in tests.
+    part_bytes: of an upload; the server takes no larger ones.   transport, sleep: for tests.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class Client:
         base_url: str,
         key: str,
         *,
+        part_bytes: int = PART_BYTES,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        self._part_bytes = part_bytes
         self._sleep = sleep
         self._http = httpx.Client(
             base_url=self.base_url,
@@ -224,7 +226,7 @@ class Client:
     ) -> int:
         """Send one part; the bytes that the server has then."""
         size_bytes = path.stat().st_size
-        end = min(start + PART_BYTES, size_bytes)
+        end = min(start + self._part_bytes, size_bytes)
 
         def body() -> Iterator[bytes]:
             with path.open("rb") as file:

@@ -1,0 +1,80 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from engine.__main__ import resolve_device, resolve_max_model_len
+from engine.config import EngineConfig
+from engine.models.llama import LlamaConfig
+
+MODEL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 2048,
+}
+
+
+def make_config(tmp_path, **values):
+    defaults = {
+        "data_dir": str(tmp_path),
+        "model_dir": str(tmp_path),
+        "base_revision": "r",
+        "vocabulary_path": "",
+        "eos_token_ids": (),
+        "adapter_cache_dir": "",
+        "fetcher_socket": "",
+        "device": "auto",
+        "dtype": "auto",
+        "arena_bytes": 1 << 20,
+        "threads": 1,
+        "max_model_len": None,
+    }
+    return EngineConfig(**{**defaults, **values})
+
+
+def longest(tmp_path, num_slabs=10_000, asked=None, **model):
+    config = make_config(tmp_path, max_model_len=asked)
+    return resolve_max_model_len(
+        config, LlamaConfig.parse({**MODEL, **model}), num_slabs
+    ).max_model_len
+
+
+def test_without_a_wish_the_model_the_limit_or_the_arena_decides(tmp_path):
+    assert longest(tmp_path) == 2048
+    assert longest(tmp_path, max_position_embeddings=131_072) == 8192
+    assert longest(tmp_path, num_slabs=7) == 7 * 16
+
+
+def test_a_wish_is_kept(tmp_path):
+    assert longest(tmp_path, asked=100) == 100
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="auto is this machine's GPU")
+def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
+    config = resolve_device(make_config(tmp_path))
+    assert (config.device, config.dtype) == ("cpu", "float32")
+
+
+@pytest.mark.parametrize(
+    ("saved", "dtype"),
+    [
+        ({"dtype": "float16"}, "float16"),
+        ({"torch_dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32"}, "bfloat16"),
+        ({}, "bfloat16"),
+    ],
+)
+def test_a_gpu_runs_the_checkpoints_own_16_bits(tmp_path, saved, dtype):
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert resolve_device(make_config(tmp_path, device="cuda")).dtype == dtype
+
+
+def test_what_was_given_stays(tmp_path):
+    config = make_config(tmp_path, device="cpu", dtype="bfloat16")
+    assert resolve_device(config) == config
+    assert dataclasses.replace(config, max_model_len=9).scheduler.max_model_len == 9

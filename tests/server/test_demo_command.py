@@ -1,0 +1,85 @@
+"""`chorale demo` for real: three processes, two tenants, four adapters."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+
+START_TIMEOUT_S = 60.0
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def demo_running(data_dir, port):
+    """The process and what it wrote to demo.json; Ctrl-C at the end."""
+    announced, log = data_dir / "demo.json", data_dir.with_suffix(".log")
+    before = announced.stat().st_mtime_ns if announced.exists() else None
+    command = (sys.executable, "-m", "server.cli.main", "demo")
+    options = ("--data-dir", str(data_dir), "--port", str(port))
+    environment = {**os.environ, "CHORALE_THREADS": "1"}
+    with (
+        log.open("w") as output,
+        subprocess.Popen((*command, *options), env=environment, stdout=output, stderr=output) as p,
+    ):
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while not announced.exists() or announced.stat().st_mtime_ns == before:
+                is_late = time.monotonic() > deadline
+                assert not (is_late or p.poll() is not None), log.read_text()
+                time.sleep(0.05)
+            yield p, json.loads(announced.read_text())
+        finally:
+            p.send_signal(signal.SIGINT)
+            p.wait(timeout=60)
+
+
+def ask(made, tenant, model):
+    answer = httpx.post(
+        f"{made['base_url']}/v1/chat/completions",
+        headers={"authorization": f"Bearer {tenant['api_key']}"},
+        json={
+            "model": model,
+            "messages": [{"role": "user", "content": "What does a fox eat?"}],
+            "temperature": 0,
+        },
+        timeout=30,
+        trust_env=False,
+    )
+    answer.raise_for_status()
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.timeout(150)
+def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_path):
+    data_dir, port = tmp_path / "data", free_port()
+    with demo_running(data_dir, port) as (process, first):
+        assert stat.S_IMODE((data_dir / "demo.json").stat().st_mode) == 0o600
+        assert {t["name"]: t["adapters"] for t in first["tenants"]} == {
+            "acme": ["json", "shout"],
+            "globex": ["python", "pirate"],
+        }
+        answers = [ask(first, first["tenants"][0], first["model"])]
+        for tenant in first["tenants"]:
+            answers += [ask(first, tenant, adapter) for adapter in tenant["adapters"]]
+        assert len(set(answers)) == 5
+    assert process.returncode == 0
+
+    with demo_running(data_dir, port) as (process, second):
+        assert second == first
+        assert ask(second, second["tenants"][0], "json") == answers[1]
+    log = data_dir.with_suffix(".log").read_text()
+    assert f"/#keys={','.join(tenant['api_key'] for tenant in first['tenants'])}" in log
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(first["base_url"], trust_env=False)

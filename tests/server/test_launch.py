@@ -1,0 +1,159 @@
+import json
+import os
+import signal
+import socket
+import stat
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import demo
+from engine.config import EngineConfig
+from engine.wire import read_vocabulary
+from server.launch import (
+    AddressInUse,
+    DataDirTooLong,
+    ModelNotFound,
+    ModelNotServed,
+    find_model,
+    make_admin_key,
+    prepare,
+    settle_settings,
+)
+from server.settings import Settings
+from server.supervisor import Supervisor, SupervisorConfig
+
+MODEL = Path(demo.__file__).parent / "model"
+
+
+def make_settings(tmp_path, **values):
+    values = {"model": str(MODEL), "data_dir": tmp_path / "data", "port": 0, **values}
+    return settle_settings(Settings(**values))
+
+
+def prepare_all(tmp_path, **values):
+    settings = make_settings(tmp_path, **values)
+    return settings, {spec.name: spec for spec in prepare(settings)}
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def is_ready(settings):
+    url = f"http://127.0.0.1:{settings.port}/ready"
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def run_until(supervisor, condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
+    assert condition(), "it never came true"
+
+
+def kill_and_wait_for_the_next(supervisor, name):
+    killed = supervisor.pids[name]
+    os.kill(killed, signal.SIGKILL)
+    run_until(supervisor, lambda: supervisor.pids.get(name) not in (None, killed))
+
+
+def test_a_killed_engine_and_a_killed_gateway_are_ready_again(tmp_path):
+    settings = make_settings(tmp_path, max_model_len=256, drain_timeout_s=1.0)
+    specs = prepare(settings, engine_module="tests.engine.fake_engine")
+    with Supervisor(specs, SupervisorConfig(poll_s=0.02)) as supervisor:
+        run_until(supervisor, lambda: is_ready(settings))
+        for name in ("engine", "gateway"):
+            kill_and_wait_for_the_next(supervisor, name)
+            run_until(supervisor, lambda: is_ready(settings))
+    assert not supervisor.pids
+
+
+def test_the_engine_reads_back_what_was_written_for_it(tmp_path):
+    settings, _ = prepare_all(tmp_path, max_num_seqs=7, threads=3, max_model_len=100)
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert (config.max_num_seqs, config.threads, config.max_model_len) == (7, 3, 100)
+    assert (config.device, config.dtype) == ("auto", "auto")
+    assert config.model_dir == str(MODEL)
+    assert read_vocabulary(Path(config.vocabulary_path))[-1]
+
+
+def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path):
+    url = "postgresql://chorale:secret@localhost/chorale"
+    settings, _ = prepare_all(tmp_path, database_url=url)
+    path = settings.data_dir / "gateway.json"
+    written = json.loads(path.read_text())
+    assert Settings.model_validate(written["settings"]) == settings
+    assert written["model_dir"] == str(MODEL)
+    assert mode(path) == 0o600
+    assert "secret" not in (settings.data_dir / "engine.json").read_text()
+
+
+def test_each_process_gets_only_the_credentials_that_it_needs(tmp_path, monkeypatch):
+    names = ("AWS_SECRET_ACCESS_KEY", "CHORALE_ADMIN_KEY", "CHORALE_DATABASE_URL", "HF_TOKEN")
+    for name in names:
+        monkeypatch.setenv(name, "secret")
+    _, specs = prepare_all(tmp_path, threads=3)
+    given = {name: {n for n in names if n in spec.environment} for name, spec in specs.items()}
+    assert given["engine"] == set()
+    assert given["fetcher"] == {"AWS_SECRET_ACCESS_KEY"}
+    assert given["gateway"] == set(names)
+    assert specs["engine"].environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_gateway_may_drain_before_it_is_killed(tmp_path):
+    _, specs = prepare_all(tmp_path, drain_timeout_s=40.0)
+    assert specs["gateway"].stop_timeout_s > 80.0
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port}.*--port"):
+            make_settings(tmp_path, port=port)
+
+
+def test_port_0_takes_a_free_one(tmp_path):
+    assert make_settings(tmp_path).port > 0
+
+
+def test_a_path_too_long_for_its_sockets_is_refused(tmp_path):
+    with pytest.raises(DataDirTooLong):
+        make_settings(tmp_path, data_dir=tmp_path / ("x" * 100))
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub():
+    with pytest.raises(ModelNotFound, match="no such folder, and no hub id either"):
+        find_model("/nowhere/at/all")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelNotServed, match="config.json"):
+        prepare_all(tmp_path, model=str(tmp_path / "model"))
+
+
+def test_no_context_is_longer_than_the_model_was_made_for(tmp_path):
+    with pytest.raises(ModelNotServed, match="1025.*1024"):
+        prepare_all(tmp_path, max_model_len=1025)
+
+
+def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
+    monkeypatch.delenv("CHORALE_ADMIN_KEY", raising=False)
+    first = make_admin_key(tmp_path)
+    again = make_admin_key(tmp_path)
+    assert first.is_new
+    assert not again.is_new
+    assert first.key == again.key == (tmp_path / "admin.key").read_text().strip()
+    assert mode(tmp_path / "admin.key") == 0o600
+
+
+def test_a_given_admin_key_is_written_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("CHORALE_ADMIN_KEY", "given")
+    assert make_admin_key(tmp_path).key == "given"
+    assert not list(tmp_path.iterdir())

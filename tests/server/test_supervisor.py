@@ -1,0 +1,184 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.supervisor import (
+    Backoff,
+    ChildSpec,
+    DataDirInUse,
+    Supervisor,
+    SupervisorConfig,
+    lock_data_dir,
+)
+
+FAST = SupervisorConfig(first_delay_s=0.01, poll_s=0.01)
+SLEEP = "import time; time.sleep(600)"
+IGNORE_SIGTERM = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+NOTE_SIGTERM = """
+import pathlib, signal, sys, time
+def note(*_):
+    with open(sys.argv[1], "a") as file:
+        file.write(sys.argv[2])
+    sys.exit()
+signal.signal(signal.SIGTERM, note)
+pathlib.Path(sys.argv[1] + sys.argv[2]).touch()
+time.sleep(600)
+"""
+
+
+def make_child(name="child", code=SLEEP, *arguments, stop_timeout_s=20.0):
+    command = (sys.executable, "-c", code, *map(str, arguments))
+    return ChildSpec(name, command, dict(os.environ), stop_timeout_s)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A dead child of someone else is a zombie until it is waited for.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def run_until(supervisor, condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
+    assert condition(), "it never came true"
+
+
+def test_a_killed_child_comes_back_and_its_neighbour_stays():
+    with Supervisor([make_child("a"), make_child("b")], FAST) as supervisor:
+        first = supervisor.pids
+        os.kill(first["a"], signal.SIGKILL)
+        run_until(supervisor, lambda: supervisor.pids.get("a") not in (None, first["a"]))
+        assert supervisor.pids["b"] == first["b"]
+
+
+def test_a_child_that_ends_by_itself_is_started_again(tmp_path):
+    code = "import sys; open(sys.argv[1], 'a').write('x')"
+    starts = tmp_path / "starts"
+    with Supervisor([make_child("short", code, starts)], FAST) as supervisor:
+        run_until(supervisor, lambda: starts.exists() and len(starts.read_text()) >= 3)
+
+
+def test_the_pause_doubles_up_to_its_limit():
+    backoff = Backoff(SupervisorConfig(first_delay_s=0.1, max_delay_s=10.0))
+    delays = [backoff.next_delay_s(lived_s=0.0) for _ in range(9)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_a_child_that_lived_long_enough_is_forgiven():
+    backoff = Backoff(SupervisorConfig(first_delay_s=0.1, healthy_s=30.0))
+    for _ in range(5):
+        backoff.next_delay_s(lived_s=29.9)
+    assert backoff.next_delay_s(lived_s=30.0) == 0.1
+    assert backoff.next_delay_s(lived_s=0.0) == 0.2
+
+
+def test_children_stop_in_the_reverse_order_of_their_start(tmp_path):
+    log = tmp_path / "log"
+    specs = [make_child(name, NOTE_SIGTERM, log, name) for name in "abc"]
+    with Supervisor(specs, FAST) as supervisor:
+        run_until(supervisor, lambda: all(Path(f"{log}{name}").exists() for name in "abc"))
+    assert log.read_text() == "cba"
+
+
+def test_nothing_lingers_not_even_what_a_child_has_started(tmp_path):
+    code = f"""
+import pathlib, subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
+pathlib.Path(sys.argv[1]).write_text(str(grandchild.pid))
+time.sleep(600)
+"""
+    note = tmp_path / "pid"
+    with Supervisor([make_child("parent", code, note)], FAST) as supervisor:
+        run_until(supervisor, lambda: note.exists() and note.read_text())
+        pids = [*supervisor.pids.values(), int(note.read_text())]
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(tmp_path):
+    ready = tmp_path / "ready"
+    stubborn = make_child("stubborn", IGNORE_SIGTERM, ready, stop_timeout_s=0.1)
+    with Supervisor([stubborn], FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        pid = supervisor.pids["stubborn"]
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run(number):
+    with Supervisor([make_child()], FAST) as supervisor:
+        pid = supervisor.pids["child"]
+        os.kill(os.getpid(), number)
+        supervisor.run()
+        assert supervisor.is_stopping
+    assert not is_alive(pid)
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
+    ready = tmp_path / "ready"
+    started_at = time.monotonic()
+    with Supervisor([make_child("draining", IGNORE_SIGTERM, ready)], FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        supervisor.run()
+    assert time.monotonic() - started_at < 10.0
+
+
+def test_the_handlers_of_before_are_put_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with Supervisor([], FAST):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_terminals_ctrl_c_reaches_children_only_through_the_supervisor():
+    with Supervisor([make_child()], FAST) as supervisor:
+        assert os.getsid(supervisor.pids["child"]) != os.getsid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
+    script = f"""
+import pathlib, sys
+from server.supervisor import ChildSpec, Supervisor
+specs = [ChildSpec("child", (sys.executable, "-c", {SLEEP!r}), {{}})]
+with Supervisor(specs) as supervisor:
+    pathlib.Path(sys.argv[1]).write_text(str(supervisor.pids["child"]))
+    supervisor.run()
+"""
+    note = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", script, str(note)]) as process:
+        wait_until(lambda: note.exists() and note.read_text())
+        process.kill()
+    wait_until(lambda: not is_alive(int(note.read_text())))
+
+
+def test_a_data_directory_has_one_supervisor(tmp_path):
+    with (
+        lock_data_dir(tmp_path),
+        pytest.raises(DataDirInUse, match=f"process {os.getpid()}"),
+        lock_data_dir(tmp_path),
+    ):
+        pass
+    with lock_data_dir(tmp_path):
+        pass
