@@ -4,10 +4,10 @@ there.
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
@@ -31,10 +31,10 @@ from engine.messages import (
 )
 from engine.wire import MessageLost, Numbering
 
-HEARTBEAT_S = 1.0
 SILENCE_S = 60.0
 """A living engine says something four times a second; one this quiet hangs."""
 _JOURNAL_TIMEOUT_S = 10.0
+_RECONNECT_S = 0.05
 
 
 class EngineClient:
@@ -46,8 +46,14 @@ class EngineClient:
     on_end: called for every request that ended, because its end record can be settled now.
     """
 
-    def __init__(self, socket_path: Path, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        socket_path: Path,
+        on_end: Callable[[], None] = lambda: None,
+        heartbeat_s: float = 1.0,
+    ) -> None:
         self.socket_path = socket_path
+        self.heartbeat_s = heartbeat_s
         self.gateway_id = f"gw-{uuid.uuid4()}"
         self.welcome: Welcome | None = None
         self.stats: EngineStats | None = None
@@ -58,21 +64,16 @@ class EngineClient:
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
         self._context = zmq.asyncio.Context()
         self._ready = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._connection: _Connection | None = None
+        self._living: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._connect()
-        self._tasks = [
-            asyncio.create_task(self._receive()),
-            asyncio.create_task(self._heartbeat()),
-            asyncio.create_task(self._watch()),
-        ]
+        self._living = asyncio.create_task(self._live())
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.disable_monitor()
+        if self._living:
+            self._living.cancel()
+            await asyncio.gather(self._living, return_exceptions=True)
         self._context.destroy(linger=0)
 
     @property
@@ -140,53 +141,23 @@ class EngineClient:
 
     # ---- the connection ----
 
-    def _connect(self) -> None:
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, self.gateway_id.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
-        )
-        self._numbering = Numbering()
-        self._socket.connect(self._endpoint)
-
-    @property
-    def _endpoint(self) -> str:
-        return f"ipc://{self.socket_path}"
+    async def _live(self) -> None:
+        """One connection after the other: a new one knows nothing of what the last one had sent."""
+        while True:
+            self._connection = _Connection(
+                self._context, self.socket_path, self.gateway_id, self.heartbeat_s
+            )
+            try:
+                await self._connection.run(self._take)
+            finally:
+                self._lose_engine()
+                self._connection.close()
+            await asyncio.sleep(_RECONNECT_S)
 
     async def _send(self, message: object) -> None:
-        # An engine that is gone has no requests to abort, and its successor gets a new numbering.
-        if self._ready.is_set() or isinstance(message, Hello):
-            await self._socket.send(self._numbering.encode(message))
-
-    async def _watch(self) -> None:
-        """Say Hello on every connection; end what was in flight when one closes."""
-        while True:
-            event: Any = await recv_monitor_message(self._monitor)
-            if event["event"] == zmq.EVENT_CONNECTED:
-                self._numbering = Numbering()
-                await self._send(Hello(gateway_id=self.gateway_id))
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self._lose_engine()
-
-    async def _heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            with contextlib.suppress(zmq.ZMQError):
-                await self._send(Heartbeat())
-
-    async def _receive(self) -> None:
-        while True:
-            try:
-                frame = await asyncio.wait_for(self._socket.recv(), SILENCE_S)
-                self._take(self._numbering.decode(frame))
-            except (TimeoutError, MessageLost, msgspec.MsgspecError):
-                self._lose_engine()
-                # A fresh connection is a fresh Hello: the engine ends what we had there.
-                self._socket.disconnect(self._endpoint)
-                self._socket.connect(self._endpoint)
+        # An engine that is gone has no requests to abort.
+        if self._connection and self.is_ready:
+            await self._connection.send(message)
 
     def _lose_engine(self) -> None:
         """The engine is gone: nobody waits for it any longer."""
@@ -220,3 +191,65 @@ class EngineClient:
                 self.residency[message.digest] = message
             case EngineStats():
                 self.stats = message
+
+
+class _Connection:
+    """One socket from Hello to its end, with a numbering of its own."""
+
+    def __init__(
+        self, context: zmq.asyncio.Context, path: Path, gateway_id: str, heartbeat_s: float
+    ) -> None:
+        self._gateway_id = gateway_id
+        self._heartbeat_s = heartbeat_s
+        self._numbering = Numbering()
+        self._last_heard_at = time.monotonic()
+        self._socket = context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine is there yet
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(f"ipc://{path}")
+
+    async def run(self, take: Callable[[object], None]) -> None:
+        """Until the engine hangs up, falls silent, or cannot be understood."""
+        # Sent before anything else, it waits here for an engine that is still starting.
+        await self.send(Hello(gateway_id=self._gateway_id))
+        tasks = [
+            asyncio.create_task(self._receive(take)),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._hang_up()),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=0)
+
+    async def send(self, message: object) -> None:
+        await self._socket.send(self._numbering.encode(message))
+
+    async def _receive(self, take: Callable[[object], None]) -> None:
+        with contextlib.suppress(MessageLost, msgspec.MsgspecError):
+            while True:
+                message = self._numbering.decode(await self._socket.recv())
+                self._last_heard_at = time.monotonic()
+                take(message)
+
+    async def _hang_up(self) -> None:
+        """Ends when the engine's end of the socket closes, which a killed process does at once."""
+        await recv_monitor_message(self._monitor)
+
+    async def _beat(self) -> None:
+        """Heartbeats of our own; ends when the engine's have been missing for too long."""
+        heard_once = False
+        while not heard_once or time.monotonic() - self._last_heard_at < SILENCE_S:
+            await asyncio.sleep(self._heartbeat_s)
+            heard_once = heard_once or self._numbering.num_received > 0
+            if heard_once:
+                await self.send(Heartbeat())

@@ -18,6 +18,7 @@ from engine.messages import (
     StepOutputs,
 )
 from engine.scheduler import Batch, Scheduler, StepResult
+from lora.manager import Place
 
 FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | ReadJournal
 ToGateway = StepOutputs | LeaseLow | JournalRecords
@@ -72,10 +73,11 @@ class EngineCore:
 
     def take_residency(self) -> list[Residency]:
         """Adapters that moved since the last call."""
-        return [
-            Residency(digest=digest, tier=tier, size_bytes=size_bytes, error=error)
-            for digest, tier, size_bytes, error in self.adapters.take_moves()
-        ]
+        return [_residency(move) for move in self.adapters.take_moves()]
+
+    def all_residency(self) -> list[Residency]:
+        """Where every adapter is now, for a gateway that has just come."""
+        return [_residency(place) for place in self.adapters.places()]
 
     def stats(self) -> EngineStats:
         scheduler, batch = self.scheduler, self.last_batch
@@ -130,3 +132,8 @@ class EngineCore:
             *((g, StepOutputs(outputs=tuple(outputs))) for g, outputs in by_gateway.items()),
             *result.leases_low,
         ]
+
+
+def _residency(place: Place) -> Residency:
+    digest, tier, size_bytes, error = place
+    return Residency(digest=digest, tier=tier, size_bytes=size_bytes, error=error)

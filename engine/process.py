@@ -23,7 +23,10 @@ from engine.wire import UNEXPECTED_NUMBER, MessageLost, Numbering, decode, encod
 logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 20
-"""How long an idle engine sleeps in the socket; a message wakes it, a finished load does not."""
+LOADING_POLL_MS = 1
+"""How long an engine without anything to compute sleeps in its socket: a message wakes it, a
+finished load does not, so it sleeps less while somebody waits for one.
+"""
 STATS_INTERVAL_S = 0.25
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
@@ -94,14 +97,17 @@ class EngineProcess:
 
     def run(self) -> None:
         """Until every gateway is gone."""
+        has_computed = False
         while not self._is_deserted():
-            busy = self.core.scheduler.has_work
-            self._receive(0 if busy else IDLE_POLL_MS)
+            has_work = self.core.scheduler.has_work
+            self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
+            num_steps = self.core.num_steps
             for gateway_id, message in self.core.step():
                 self._send(gateway_id, message)
+            has_computed = self.core.num_steps > num_steps
             self._tell_everybody()
             self._drop_silent()
-            if not busy:
+            if not has_work:
                 self.core.scheduler.check_integrity()
         logger.info("no gateway for %.0f s: exiting", self.gateway_timeout_s)
 
@@ -140,6 +146,8 @@ class EngineProcess:
             gateway = self._gateways[gateway_id] = _Gateway(time.monotonic())
             gateway.numbering.decode(frame)
             self._send(gateway_id, self.welcome)
+            for residency in self.core.all_residency():
+                self._send(gateway_id, residency)
         else:
             with contextlib.suppress(zmq.ZMQError):
                 stranger = encode(UNEXPECTED_NUMBER, self.welcome)

@@ -72,6 +72,10 @@ class Numbering:
         self._sent = 0
         self._received = 0
 
+    @property
+    def num_received(self) -> int:
+        return self._received
+
     def encode(self, message: object) -> bytes:
         frame = encode(self._sent, message)
         self._sent += 1

@@ -17,6 +17,9 @@ from registry.ref import AdapterRef
 
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
+Place = tuple[str, Tier, int, str | None]
+"""(digest, tier, bytes, error) of an adapter."""
+
 
 class Packed(Protocol):
     """An adapter in host memory, packed for the arena."""
@@ -97,7 +100,7 @@ class AdapterManager:
         self.entries: dict[str, Entry] = {}
         self.num_loads = 0
         self.num_evictions = 0
-        self._moves: list[tuple[str, Tier, int, str | None]] = []
+        self._moves: list[Place] = []
 
     # ---- what requests ask for ----
 
@@ -203,8 +206,12 @@ class AdapterManager:
                 if self.arena_is_host:
                     entry.packed = None
 
-    def take_moves(self) -> list[tuple[str, Tier, int, str | None]]:
-        """(digest, tier, bytes, error) of every move since the last call, oldest first."""
+    def places(self) -> list[Place]:
+        """Where every adapter is now."""
+        return [self._place_of(entry) for entry in self.entries.values()]
+
+    def take_moves(self) -> list[Place]:
+        """Every move since the last call, oldest first."""
         moves, self._moves = self._moves, []
         return moves
 
@@ -277,5 +284,9 @@ class AdapterManager:
 
     def _move(self, entry: Entry, tier: Tier) -> None:
         entry.tier = tier
+        self._moves.append(self._place_of(entry))
+
+    @staticmethod
+    def _place_of(entry: Entry) -> Place:
         size_bytes = entry.packed.size_bytes if entry.packed else entry.ref.size_bytes
-        self._moves.append((entry.ref.digest, tier, size_bytes, entry.error))
+        return entry.ref.digest, entry.tier, size_bytes, entry.error

@@ -17,6 +17,7 @@ import pytest
 
 from engine.meter import TokenMeter
 from tests.e2e.stack import Stack, Tenant, running
+from tests.engine.fake_engine import POISON
 
 
 @dataclass
@@ -216,6 +217,30 @@ def test_a_killed_engine_ends_its_streams_within_a_second_and_is_back_by_itself(
         "/v1/completions", json={"model": "base", "prompt": "x"}
     )
     assert answer.status_code == 200
+
+
+def test_a_request_that_killed_the_engine_twice_is_not_tried_a_third_time(
+    fake_stack: Stack,
+) -> None:
+    http = fake_stack.tenants[0].http
+    poison = {"model": "base", "prompt": [POISON, 7], "max_tokens": 3}
+    for _ in range(2):
+        fake_stack.wait_ready()
+        assert http.post("/v1/completions", json=poison).status_code == 503
+    fake_stack.wait_ready()
+    third = http.post("/v1/completions", json=poison)
+    assert (third.status_code, third.json()["error"]["code"]) == (400, "request_quarantined")
+    harmless = poison | {"prompt": [7, POISON]}
+    assert http.post("/v1/completions", json=harmless).status_code == 200
+
+
+def test_a_restarted_gateway_knows_at_once_where_adapters_are(fake_stack: Stack) -> None:
+    tenant = fake_stack.tenants[0]
+    body = {"model": "alpha", "prompt": [7], "max_tokens": 1}
+    assert tenant.http.post("/v1/completions", json=body).status_code == 200
+    fake_stack.kill("gateway")
+    fake_stack.wait_ready()
+    assert tenant.http.get("/v1/adapters/alpha").json()["latest"]["tier"] == "device"
 
 
 async def _all(lines) -> list[str]:

@@ -1,6 +1,6 @@
 """`python -m tests.engine.fake_engine CONFIG.json`: the real engine process around a FakeRunner.
 
-Starts in a third of a second. Adapters "load" at once; `step_s` of the environment slows its steps.
+Starts in a third of a second. Adapters "load" at once; FAKE_STEP_S slows its steps.
 """
 
 import json
@@ -21,10 +21,15 @@ from lora.arena import Arena
 from lora.manager import AdapterManager
 from tests.engine.fakes import LAYOUT, FakeLoader, FakeRunner
 
+POISON = 3
+"""A prompt that begins with this token kills the engine, as a bug in a kernel would."""
+
 
 class SlowRunner(FakeRunner):
     def run(self, batch):
         time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
+        if any(row.start == 0 and row.token_ids[0] == POISON for row in batch.rows):
+            os.abort()
         return super().run(batch)
 
 

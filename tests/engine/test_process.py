@@ -52,8 +52,8 @@ def start_engine(config_path, step_s=0.0):
 
 
 @asynccontextmanager
-async def connected(directory):
-    client = EngineClient(directory / "engine" / "engine.sock")
+async def connected(directory, **options):
+    client = EngineClient(directory / "engine" / "engine.sock", **options)
     await client.start()
     try:
         await client.wait_ready(START_S)
@@ -186,10 +186,10 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
     process = engine(step_s=0.01, gateway_timeout_s=2.0)
 
     async def run():
-        async with connected(tmp_path) as other, connected(tmp_path) as silent:
+        hanging = connected(tmp_path, heartbeat_s=3600)
+        async with connected(tmp_path) as other, hanging as silent:
             stream = silent.generate(make_message(max_tokens=500))
             await anext(stream)
-            silent._tasks[1].cancel()  # it hangs: no heartbeat any more
             while not (journal := await other.read_journal(other.welcome.engine_id, 0, 10)).records:
                 await asyncio.sleep(0.05)
             assert journal.records[0].stop_cause == "gateway_lost"
