@@ -9,6 +9,7 @@ from engine.config import EngineConfig
 from engine.models.llama import LlamaConfig
 
 MODEL = {
+    "architectures": ["LlamaForCausalLM"],
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 1,
