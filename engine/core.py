@@ -45,7 +45,7 @@ class EngineCore:
         self.runner = runner
         self.journal = journal
         self.max_unsettled = max_unsettled
-        self.last_batch = Batch(0, ())
+        self.largest_batch = Batch(0, ())
         self.num_steps = self.num_prompt_tokens = self.num_completion_tokens = 0
 
     def step(self) -> list[tuple[str, ToGateway]]:
@@ -79,8 +79,10 @@ class EngineCore:
         """Where every adapter is now, for a gateway that has just come."""
         return [_residency(place) for place in self.adapters.places()]
 
-    def stats(self) -> EngineStats:
-        scheduler, batch = self.scheduler, self.last_batch
+    def take_stats(self) -> EngineStats:
+        """The figures of now; the largest batch is searched for anew."""
+        scheduler, batch = self.scheduler, self.largest_batch
+        self.largest_batch = Batch(0, ())
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -121,8 +123,8 @@ class EngineCore:
 
     def _deliver(self, batch: Batch, result: StepResult) -> list[tuple[str, ToGateway]]:
         if batch.rows:
-            self.last_batch = batch
             self.num_steps += 1
+            self.largest_batch = max(self.largest_batch, batch, key=lambda b: len(b.rows))
         by_gateway: dict[str, list[RequestOutput]] = {}
         for gateway_id, output in result.outputs:
             by_gateway.setdefault(gateway_id, []).append(output)

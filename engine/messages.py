@@ -15,7 +15,7 @@ from registry.ref import AdapterRef
 FinishReason = Literal["stop", "length", "abort", "error"]
 StopCause = Literal[
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
-    "aborted", "deadline", "gateway_lost", "adapter_failed", "engine_failure",
+    "aborted", "deadline", "gateway_lost", "adapter_failed", "adapter_rejected", "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
@@ -172,7 +172,10 @@ class Residency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A heartbeat with figures: gauges of now, counters since the engine started."""
+    """A heartbeat with figures: gauges of now, counters since the engine started.
+
+    batch_*: of the largest step since the previous figures.
+    """
 
     running: int
     waiting: int

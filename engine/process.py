@@ -168,10 +168,14 @@ class EngineProcess:
 
     def _tell_everybody(self) -> None:
         """Residency at once, figures four times a second."""
-        news: list[object] = list(self.core.take_residency())
+        moves = self.core.take_residency()
+        for move in moves:
+            if move.tier == "failed":
+                logger.warning("adapter %s: %s", move.digest, move.error)
+        news: list[object] = list(moves)
         if (now := time.monotonic()) >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
-            news.append(self.core.stats())
+            news.append(self.core.take_stats())
         for gateway_id in list(self._gateways):
             for message in news:
                 self._send(gateway_id, message)

@@ -241,8 +241,9 @@ class Scheduler:
         if request.adapter is None:
             return True
         digest = request.adapter.digest
-        if (error := self.adapters.failure(digest)) is not None:
-            self._end(request, "error", "adapter_failed", error)
+        if (failure := self.adapters.failure(digest)) is not None:
+            cause: StopCause = "adapter_rejected" if failure.is_permanent else "adapter_failed"
+            self._end(request, "error", cause, failure.error)
             return False
         self.adapters.want(request.adapter)
         needed = self.adapters.slabs_needed(digest)
@@ -256,7 +257,8 @@ class Scheduler:
         first_chunk = min(request.num_tokens_to_do, self.config.max_num_batched_tokens)
         blocks = self._blocks_missing(request, first_chunk)
         if num_slabs + self._max_blocks(request) > self.arena.num_slabs:
-            self._end(request, "error", "adapter_failed", "the adapter does not fit into the arena")
+            error = "the adapter does not fit into the arena"
+            self._end(request, "error", "adapter_rejected", error)
         elif self.adapters.make_room(num_slabs + blocks):
             self.adapters.place(request.adapter.digest)
             reserved = self._reserve(request, first_chunk, evict=False)

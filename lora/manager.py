@@ -41,6 +41,14 @@ class Loaded:
     permanent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """is_permanent: the object itself is at fault, so that no later try can help."""
+
+    error: str
+    is_permanent: bool
+
+
 class Loader(Protocol):
     """Does what takes time. Every call returns at once; `poll` says what has been done since."""
 
@@ -123,10 +131,12 @@ class AdapterManager:
     def is_ready(self, digest: str) -> bool:
         return self.entries[digest].tier == "device"
 
-    def failure(self, digest: str) -> str | None:
+    def failure(self, digest: str) -> Failure | None:
         """Why requests for this adapter cannot be served, while it is not worth another try."""
         entry = self.entries.get(digest)
-        return entry.error if entry and entry.tier == "failed" else None
+        if entry is None or entry.tier != "failed":
+            return None
+        return Failure(entry.error or "", entry.is_rejected)
 
     def acquire(self, digest: str) -> None:
         """One more request holds it: it stays in the arena until released."""

@@ -156,6 +156,13 @@ def adapter_failed(retry_after_s: float = 5.0) -> ApiError:
     return service_unavailable(message, code="adapter_failed", retry_after_s=retry_after_s)
 
 
+def adapter_rejected() -> ApiError:
+    """The stored object itself is at fault, so the client is told not to retry."""
+    message = "The stored adapter cannot be used; upload it again. Nothing was billed."
+    headers = {"x-should-retry": "false"}
+    return ApiError(502, message, type="server_error", code="adapter_rejected", headers=headers)
+
+
 def engine_unavailable(retry_after_s: float = 1.0) -> ApiError:
     message = "The engine is not available; it is being restarted. Nothing was billed."
     return service_unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)

@@ -318,6 +318,8 @@ def _failure(output: RequestOutput) -> ApiError:
     """A request that the engine accepted and could not serve; it is rated 0."""
     if output.stop_cause == "adapter_failed":
         return errors.adapter_failed()
+    if output.stop_cause == "adapter_rejected":
+        return errors.adapter_rejected()
     if output.stop_cause == "gateway_lost":
         return errors.engine_unavailable()
     return errors.internal_error()

@@ -14,9 +14,9 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAUGES = {
     "running": "Requests in the running batch",
     "waiting": "Requests queued in the engine",
-    "batch_requests": "Requests of the last step",
-    "batch_tokens": "Tokens of the last step",
-    "batch_adapters": "Distinct adapters of the last step",
+    "batch_requests": "Requests of the largest step of the last quarter second",
+    "batch_tokens": "Tokens of that step",
+    "batch_adapters": "Distinct adapters of that step",
     "free_slabs": "Free slabs of the arena",
     "total_slabs": "Slabs of the arena",
     "adapter_slabs": "Slabs that hold adapters",

@@ -67,8 +67,9 @@ def test_a_missing_object_fails_its_own_requests_and_nobody_else(
         boto3.client("s3").delete_object(Bucket="adapters", Key=key)
         body = {"prompt": "hello", "max_tokens": 4}
         lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
-        assert lost.status_code == 503
-        assert lost.json()["error"]["code"] == "adapter_failed"
+        assert lost.status_code == 502
+        assert lost.json()["error"]["code"] == "adapter_rejected"
+        assert lost.headers["x-should-retry"] == "false"
         for model in ("gamma", "base"):
             answer = tenant.http.post("/v1/completions", json=body | {"model": model})
             assert answer.status_code == 200

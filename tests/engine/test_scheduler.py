@@ -115,7 +115,7 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
         core.handle("gw", make_message(name, adapter=adapter))
     outputs = run_until_idle(core)
     for name in ("r1", "r4"):
-        assert outputs[name][-1].stop_cause == "adapter_failed"
+        assert outputs[name][-1].stop_cause == "adapter_rejected"
         assert outputs[name][-1].error == "no such object"
     assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
 
@@ -141,7 +141,7 @@ def test_what_can_never_fit_is_refused_by_name(tmp_path):
     core.handle("gw", make_message(adapter=huge))
     final = run_until_idle(core)["r1"][-1]
     assert (final.stop_cause, final.error) == (
-        "adapter_failed",
+        "adapter_rejected",
         "the adapter does not fit into the arena",
     )
 

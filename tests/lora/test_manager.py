@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers
 
 from lora.arena import Arena
-from lora.manager import AdapterManager
+from lora.manager import AdapterManager, Failure
 from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
 
 
@@ -95,7 +95,7 @@ def test_a_rejected_object_is_not_fetched_again():
         manager.poll()
         manager.clock.now += 1000
     assert loader.num_fetches == 1
-    assert manager.failure(ref.digest) == "not of this base model"
+    assert manager.failure(ref.digest) == Failure("not of this base model", is_permanent=True)
 
 
 def test_the_host_cache_keeps_to_its_bytes():
