@@ -16,6 +16,7 @@ from server.settings import Settings
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
     admin_key = os.environ.get("CHORALE_ADMIN_KEY") or load_or_create_secret(
