@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from engine.batch import Batch, StepResult
 from engine.journal import Journal
 from engine.messages import (
     AbortRequests,
@@ -17,7 +18,7 @@ from engine.messages import (
     Residency,
     StepOutputs,
 )
-from engine.scheduler import Batch, Scheduler, StepResult
+from engine.scheduler import Scheduler
 from lora.manager import Place
 
 FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | ReadJournal

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.scheduler import Batch, ScheduledRow
+from engine.batch import Batch, ScheduledRow
 from lora.batch import DeviceTables, LoRABatch, Segment
 from lora.layout import Layout
 

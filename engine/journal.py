@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.batch import StepResult
 from engine.messages import (
     EndRecord,
     FinishReason,
@@ -29,7 +30,6 @@ from engine.messages import (
     StopCause,
 )
 from engine.request import Request
-from engine.scheduler import StepResult
 
 SEGMENT_BYTES = 16 << 20
 

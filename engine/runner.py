@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import torch
 
+from engine.batch import Batch
 from engine.inputs import InputBuilder
 from engine.meter import TokenMeter
 from engine.models.llama import Llama
 from engine.sampler import choose
-from engine.scheduler import Batch
 from lora.batch import DeviceTables
 from lora.layout import Layout
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.scheduler import BAD_LOGITS, ScheduledRow
+from engine.batch import BAD_LOGITS, ScheduledRow
 from kernels.sampling import greedy, sample
 
 _MASK = (1 << 64) - 1

@@ -8,8 +8,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepResult
 from engine.config import SchedulerConfig
 from engine.messages import (
     AddRequest,
@@ -18,16 +19,12 @@ from engine.messages import (
     LeaseLow,
     RequestOutput,
     RequestProgress,
-    SamplingParams,
     StopCause,
 )
 from engine.request import Request
 from engine.stops import StopMatcher
 from lora.layout import Layout
 from lora.manager import AdapterManager
-
-BAD_LOGITS = -1
-"""What a runner gives for a row whose logits are not finite: that request fails, nobody else."""
 
 _LEASE_LOW_TOKENS = 64
 
@@ -42,53 +39,6 @@ class ArenaTooSmall(ValueError):
             f"the arena holds {tokens} tokens and max_model_len is {max_model_len}: "
             f"give arena_bytes of at least {wanted}, or a smaller max_model_len"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledRow:
-    """One request's part of a step: plain data, so that it can be broadcast.
-
-    token_ids: to compute, at positions start, start + 1, ...   block_ids: cover all of them.
-    sampling: None while the prompt is not finished; then no token is chosen.
-    num_output_tokens: index of the token to choose (with the seed it decides the choice).
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    start: int
-    block_ids: tuple[int, ...]
-    adapter_digest: str | None
-    adapter_generation: int
-    sampling: SamplingParams | None
-    seed: int
-    num_output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One step. Rows of one adapter are neighbours, the base model's come first."""
-
-    step: int
-    rows: tuple[ScheduledRow, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(row.token_ids) for row in self.rows)
-
-    @property
-    def adapters(self) -> set[str]:
-        return {row.adapter_digest for row in self.rows if row.adapter_digest}
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What a step came to: outputs by gateway, and what the journal must know first."""
-
-    step: int
-    outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
-    leases_low: list[tuple[str, LeaseLow]] = field(default_factory=list)
-    progress: list[RequestProgress] = field(default_factory=list)
-    ended: list[Request] = field(default_factory=list)
 
 
 class Scheduler:

@@ -1,6 +1,7 @@
 """The operator's side: tenants, keys, usage of all, residency."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,7 +13,7 @@ from server import auth, errors, tenants
 from server.auth import ApiKey
 from server.deps import GatewayDep
 from server.exports import ExportFormat
-from server.gateway import now_ms
+from server.gateway import Gateway, now_ms
 from server.routes.usage import GroupBy, render_usage, stream_export
 from server.tenants import Tenant, TenantLimits
 
@@ -77,22 +78,12 @@ async def set_limits(tenant: str, body: _Limits, gateway: GatewayDep) -> dict[st
 
 @router.post("/tenants/{tenant}/suspend")
 async def suspend_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    def change(conn: Connection) -> Tenant:
-        found = tenants.get_tenant(conn, tenant)
-        tenants.suspend_tenant(conn, found.tenant_id, now_ms=now_ms())
-        return tenants.get_tenant(conn, found.tenant_id)
-
-    return _tenant(await gateway.database.write(change))
+    return await _change_status(gateway, tenant, tenants.suspend_tenant)
 
 
 @router.post("/tenants/{tenant}/resume")
 async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    def change(conn: Connection) -> Tenant:
-        found = tenants.get_tenant(conn, tenant)
-        tenants.resume_tenant(conn, found.tenant_id, now_ms=now_ms())
-        return tenants.get_tenant(conn, found.tenant_id)
-
-    return _tenant(await gateway.database.write(change))
+    return await _change_status(gateway, tenant, tenants.resume_tenant)
 
 
 @router.post("/tenants/{tenant}/keys", status_code=201)
@@ -162,6 +153,17 @@ async def residency(gateway: GatewayDep) -> dict[str, Any]:
     """Where every adapter that the engine knows of is now."""
     data = [dataclasses.asdict(entry) for entry in gateway.engines.all_residency()]
     return {"object": "list", "data": data, "has_more": False}
+
+
+async def _change_status(
+    gateway: Gateway, tenant: str, change: Callable[..., None]
+) -> dict[str, Any]:
+    def write(conn: Connection) -> Tenant:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        change(conn, tenant_id, now_ms=now_ms())
+        return tenants.get_tenant(conn, tenant_id)
+
+    return _tenant(await gateway.database.write(write))
 
 
 def _tenant(tenant: Tenant) -> dict[str, Any]:

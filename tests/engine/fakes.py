@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.batch import Batch
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.journal import Journal
 from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
 from engine.meter import TokenMeter
-from engine.scheduler import Batch, Scheduler
+from engine.scheduler import Scheduler
 from lora.arena import Arena
 from lora.layout import Layout, ModelShape
 from lora.manager import AdapterManager, Loaded

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from engine.batch import Batch, ScheduledRow
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.inputs import InputBuilder
@@ -13,7 +14,7 @@ from engine.journal import Journal
 from engine.meter import TokenMeter
 from engine.models.llama import Llama, LlamaConfig, UnsupportedModel
 from engine.runner import ModelRunner
-from engine.scheduler import Batch, ScheduledRow, Scheduler
+from engine.scheduler import Scheduler
 from engine.weights import load_config, load_weights
 from lora.arena import Arena
 from lora.batch import DeviceTables

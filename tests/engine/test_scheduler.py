@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, lists, tuples
 
+from engine.batch import BAD_LOGITS
 from engine.messages import ExtendLease, LeaseLow
-from engine.scheduler import BAD_LOGITS
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
