@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-
 _UNLIMITED_WIDTH = 10_000
 
 

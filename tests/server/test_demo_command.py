@@ -28,7 +28,8 @@ def demo_running(data_dir, port):
     before = announced.stat().st_mtime_ns if announced.exists() else None
     command = (sys.executable, "-m", "server.cli.main", "demo")
     options = ("--data-dir", str(data_dir), "--port", str(port))
-    environment = {**os.environ, "CHORALE_THREADS": "1"}
+    # HOME: unfinished pushes are remembered there.
+    environment = {**os.environ, "CHORALE_THREADS": "1", "HOME": str(data_dir.parent)}
     with (
         log.open("w") as output,
         subprocess.Popen((*command, *options), env=environment, stdout=output, stderr=output) as p,
