@@ -1,5 +1,6 @@
 """What one gateway process holds: made at start, handed to every endpoint."""
 
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ def now_ms() -> int:
 class Gateway:
     """One field a job; none of them knows another, but for the settler, which reads and posts.
 
+    work_dir: where uploads lie while they are received and built; empty at start.
     running: request ids of answers under way here, by tenant; only their own tenant may cancel
     them.
     """
@@ -42,6 +44,7 @@ class Gateway:
     metrics: Metrics
     pepper: str
     admin_key: str
+    work_dir: Path
     running: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -56,6 +59,7 @@ class Gateway:
             )
         )
         storage = open_storage(settings.storage_url)
+        work_dir = _emptied(data_dir / "work")
         settler: Settler | None = None
 
         def settle_soon() -> None:
@@ -68,7 +72,7 @@ class Gateway:
             settings=settings,
             database=database,
             base=base,
-            registry=Registry(base, storage, limits),
+            registry=Registry(base, storage, limits, work_dir=work_dir),
             tokenizer=Tokenizer(model_dir),
             engines=engines,
             settler=settler,
@@ -76,6 +80,7 @@ class Gateway:
             metrics=Metrics(engines, settler),
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
             admin_key=admin_key,
+            work_dir=work_dir,
         )
 
     @property
@@ -83,3 +88,10 @@ class Gateway:
         """Of the engine once it is there; until then nothing is tokenized for it."""
         welcome = self.engines.welcome
         return welcome.max_model_len if welcome else 0
+
+
+def _emptied(folder: Path) -> Path:
+    """What a killed gateway left there belongs to nobody."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

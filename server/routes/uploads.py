@@ -86,7 +86,7 @@ async def put_part(
     content_range: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
-    with tempfile.TemporaryDirectory(prefix="chorale-part-") as folder:
+    with tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder:
         part = await _receive(request, Path(folder) / "part", gateway.registry.limits.part_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(

@@ -15,12 +15,25 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     return make_base(tmp_path_factory.mktemp("base") / "model")
 
 
-@pytest.fixture
-def database(tmp_path):
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request, tmp_path):
     """An empty database with our tables. Everything that needs SQL comes through here."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
-    event.listen(engine, "connect", _check_foreign_keys)
+    if request.param == "sqlite":
+        engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
+        event.listen(engine, "connect", _check_foreign_keys)
+    else:
+        engine = request.getfixturevalue("registry_postgres")
+        metadata.drop_all(engine)
     metadata.create_all(engine)
+    yield engine
+    if request.param == "sqlite":
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def registry_postgres(make_postgres):
+    """One database for all tests: to make one takes longer than to empty it."""
+    engine = create_engine(make_postgres("template1"))
     yield engine
     engine.dispose()
 
