@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from engine.core import EngineCore
 from engine.journal import Journal
 from engine.messages import Welcome
 from engine.meter import TokenMeter
-from engine.models.llama import Llama, LlamaConfig
+from engine.models.llama import Llama, LlamaConfig, UnsupportedModel
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduler import ArenaTooSmall, Scheduler
 from engine.weights import load_config, load_weights
 from engine.wire import read_vocabulary
 from lora.arena import Arena
@@ -105,7 +106,11 @@ def main() -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        core, config = build_core(config, engine_id)
+        try:
+            core, config = build_core(config, engine_id)
+        except (UnsupportedModel, ArenaTooSmall) as error:
+            logger.error("%s", error)
+            sys.exit(os.EX_CONFIG)  # starting again would end the same way
         assert config.max_model_len is not None
         welcome = Welcome(
             engine_id=engine_id,

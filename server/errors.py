@@ -26,6 +26,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -34,16 +35,18 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers or {}
+        self.details = details or {}
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """The JSON body: all four keys, always."""
+    """The JSON body: all four keys, always, and what a program needs to go on."""
     return {
         "error": {
             "message": error.message,
             "type": error.type,
             "param": error.param,
             "code": error.code,
+            **error.details,
         }
     }
 
@@ -227,6 +230,10 @@ def from_registry(error: RegistryError) -> ApiError:
             return invalid_request(str(error), param=error.param, code=error.code)
         case registry_errors.NotFound():
             return not_found(str(error), code=error.code, param=error.param)
+        case registry_errors.UploadOffsetMismatch():
+            mismatch = conflict(str(error), code=error.code, param=error.param)
+            mismatch.details = {"received_bytes": error.received_bytes}
+            return mismatch
         case registry_errors.Conflict():
             return conflict(str(error), code=error.code, param=error.param)
         case registry_errors.TooLarge():

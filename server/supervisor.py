@@ -36,6 +36,14 @@ class DataDirInUse(Exception):
         )
 
 
+class ChildCannotStart(Exception):
+    """It said by its exit code (EX_CONFIG) that starting it again would end the same way."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"The {name} cannot start with these settings; it says why above.")
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """A process to keep running. stop_timeout_s: between SIGTERM and SIGKILL."""
@@ -94,7 +102,10 @@ class Supervisor:
         return {c.spec.name: c.process.pid for c in self._children if c.process}
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until a signal, or until `until` says so, asked at every poll."""
+        """Until a signal, or until `until` says so, asked at every poll.
+
+        Raises ChildCannotStart.
+        """
         while not self.is_stopping and not until():
             self.tend()
             time.sleep(self._config.poll_s)
@@ -150,6 +161,8 @@ class _Child:
 
     def tend(self, now: float) -> None:
         if self.process and self.process.poll() is not None:
+            if self.process.returncode == os.EX_CONFIG:
+                raise ChildCannotStart(self.spec.name)
             delay_s = self._backoff.next_delay_s(now - self._started_at)
             logger.warning(
                 "%s ended (%s); again in %.1f s",

@@ -89,7 +89,7 @@ def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]
     """The three processes, stopped at the end, and the settings with what was derived."""
     from server.launch import ServeError, make_admin_key, prepare, settle_settings
     from server.secrets_store import EmptySecret
-    from server.supervisor import DataDirInUse, Supervisor, lock_data_dir
+    from server.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
     logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s")
     logging.getLogger("server").setLevel(logging.INFO)
@@ -104,7 +104,7 @@ def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
             with Supervisor(children) as supervisor:
                 yield supervisor, settings
-    except (ServeError, DataDirInUse, EmptySecret) as error:
+    except (ServeError, ChildCannotStart, DataDirInUse, EmptySecret) as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -1,6 +1,10 @@
 """The same product on S3 and on PostgreSQL: real servers, spoken to as users would."""
 
 import asyncio
+import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,3 +92,17 @@ def test_the_whole_road_on_postgresql(
         assert seen.num_errors == 0
         check_bill(stack, seen)
         assert stack.tenants[0].http.get("/v1/adapters/alpha").status_code == 200
+
+
+def test_a_model_that_the_engine_refuses_ends_serve_with_the_reason(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--model", str(model)]
+    options = ["--data-dir", str(tmp_path / "data"), "--port", "0"]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "cannot start with these settings" in ended.stderr
+    assert "attention_bias is not served" in ended.stderr

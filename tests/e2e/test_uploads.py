@@ -144,6 +144,7 @@ def test_a_broken_upload_goes_on_from_what_was_received(tiny: TinyWorld) -> None
     ahead = put(part, len(data))
     assert ahead.status_code == 409
     assert ahead.json()["error"]["code"] == "upload_offset_mismatch"
+    assert ahead.json()["error"]["received_bytes"] == 0
     assert put(0, part).json()["received_bytes"] == part
     assert put(0, part).status_code == 200
     shown = http.get(f"/v1/uploads/{created['id']}").json()

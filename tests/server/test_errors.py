@@ -21,6 +21,7 @@ def make(cls):
     error = cls.__new__(cls)
     Exception.__init__(error, "it failed")
     error.param = getattr(cls, "param", None)
+    error.received_bytes = 7  # of an offset mismatch, which passes it on
     return error
 
 
@@ -97,6 +98,11 @@ def test_a_rate_limit_names_itself_and_keeps_the_limiters_headers():
 def test_a_registry_error_gets_the_status_of_its_family(family, status):
     for cls in subclasses(family):
         assert errors.from_registry(make(cls)).status == status
+
+
+def test_an_offset_mismatch_says_where_to_go_on():
+    body = error_body(errors.from_registry(make(registry_errors.UploadOffsetMismatch)))
+    assert body["error"]["received_bytes"] == 7
 
 
 def test_no_error_of_another_module_is_without_a_status():

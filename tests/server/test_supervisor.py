@@ -9,6 +9,7 @@ import pytest
 
 from server.supervisor import (
     Backoff,
+    ChildCannotStart,
     ChildSpec,
     DataDirInUse,
     Supervisor,
@@ -76,6 +77,14 @@ def test_a_child_that_ends_by_itself_is_started_again(tmp_path):
     starts = tmp_path / "starts"
     with Supervisor([make_child("short", code, starts)], FAST) as supervisor:
         run_until(supervisor, lambda: starts.exists() and len(starts.read_text()) >= 3)
+
+
+def test_a_child_that_says_it_cannot_start_ends_the_run_instead_of_starting_for_ever():
+    with (
+        Supervisor([make_child("engine", f"raise SystemExit({os.EX_CONFIG})")], FAST) as supervisor,
+        pytest.raises(ChildCannotStart, match="engine"),
+    ):
+        supervisor.run()
 
 
 def test_the_pause_doubles_up_to_its_limit():
