@@ -1,18 +1,23 @@
-"""Processor time of a tree of processes, from /proc: what a busy machine changes least."""
+"""Processor time of a process's children, from /proc: what a busy machine changes least."""
 
+import contextlib
 import os
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_seconds(root_pid: int) -> dict[str, float]:
-    """Module of `python -m` -> seconds, for a process's children; empty without /proc."""
-    return {
-        _module(pid): _seconds(pid)
-        for pid, parent_pid in _parents().items()
-        if parent_pid == root_pid
-    }
+def cpu_seconds(parent_pid: int) -> dict[str, float]:
+    """Module of `python -m` -> seconds; empty where there is no /proc."""
+    seconds = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            # From the third field on: the second, the name, may hold spaces.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent_pid:
+                user, system = int(fields[11]), int(fields[12])
+                seconds[_module(folder)] = (user + system) / _TICKS_PER_S
+    return seconds
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
@@ -20,25 +25,6 @@ def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]
     return {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
 
 
-def _parents() -> dict[int, int]:
-    """pid -> its parent's pid."""
-    return {int(p.parent.name): int(_fields(p)[1]) for p in Path("/proc").glob("[0-9]*/stat")}
-
-
-def _fields(stat: Path) -> list[str]:
-    """From the third field on: the second, the name, may hold spaces."""
-    try:
-        return stat.read_text().rpartition(")")[2].split()
-    except OSError:  # it ended meanwhile
-        return ["Z", "0"]
-
-
-def _seconds(pid: int) -> float:
-    fields = _fields(Path(f"/proc/{pid}/stat"))
-    user, system = (int(field) for field in fields[11:13])
-    return (user + system) / _TICKS_PER_S
-
-
-def _module(pid: int) -> str:
-    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    return words[words.index("-m") + 1] if "-m" in words else f"process {pid}"
+def _module(folder: Path) -> str:
+    words = (folder / "cmdline").read_text().split("\0")
+    return words[words.index("-m") + 1] if "-m" in words else f"process {folder.name}"
