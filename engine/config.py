@@ -13,7 +13,7 @@ class SchedulerConfig:
 
     max_model_len: int
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int = 128
     max_waiting: int = 1024
 
 
@@ -23,8 +23,8 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
-    device and dtype may be "auto", max_model_len None: `engine.__main__` replaces them by what the
-    machine, the checkpoint and the arena give.
+    device and dtype may be "auto", max_model_len and max_num_batched_tokens None: `engine.__main__`
+    replaces them by what the machine, the checkpoint and the arena give.
     """
 
     data_dir: str
@@ -41,7 +41,7 @@ class EngineConfig:
     max_model_len: int | None
     block_size: int = 16
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     max_waiting: int = 1024
     disk_cache_bytes: int = 10 << 30
     host_cache_bytes: int = 256 << 20
@@ -55,6 +55,7 @@ class EngineConfig:
     @property
     def scheduler(self) -> SchedulerConfig:
         assert self.max_model_len is not None, "not resolved yet"
+        assert self.max_num_batched_tokens is not None, "not resolved yet"
         return SchedulerConfig(
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,

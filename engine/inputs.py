@@ -70,7 +70,6 @@ class InputBuilder:
         self.layout = layout
         self.device = arena.device
         self.tables = tables
-        self.elems = arena.view(-1).view(dtype)
         per_slab = arena.view(dtype)[:, : layout.kv_block_elems]
         self.kv = per_slab.unflatten(1, layout.kv_shape)
 
@@ -96,7 +95,7 @@ class InputBuilder:
                 if len(row.token_ids) > 1
             ],
             kv=self.kv,
-            lora=LoRABatch(self.elems, self.layout, self._segments(rows, firsts)),
+            lora=LoRABatch(self._segments(rows, firsts)),
         )
 
     def _decode_groups(self, decodes: list[tuple[int, ScheduledRow]]) -> list[DecodeGroup]:

@@ -97,9 +97,9 @@ class EngineProcess:
 
     def run(self) -> None:
         """Until every gateway is gone."""
-        has_computed = False
+        has_computed = has_work = False
         while not self._is_deserted():
-            has_work = self.core.scheduler.has_work
+            had_work, has_work = has_work, self.core.scheduler.has_work
             self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
             num_steps = self.core.num_steps
             for gateway_id, message in self.core.step():
@@ -107,7 +107,7 @@ class EngineProcess:
             has_computed = self.core.num_steps > num_steps
             self._tell_everybody()
             self._drop_silent()
-            if not has_work:
+            if had_work and not has_work:
                 self.core.scheduler.check_integrity()
         logger.info("no gateway for %.0f s: exiting", self.gateway_timeout_s)
 

@@ -7,21 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-_RANK_ROWS = 8
+Tile = tuple[torch.Tensor, torch.Tensor]
+"""Rank rows of A, [8, in], and of B, rank-major, [8, out]; those past the rank are zero."""
 
 
-def add_lora(
-    y: torch.Tensor, x: torch.Tensor, arena: torch.Tensor, offsets: Sequence[int], scale: float
-) -> None:
+def add_lora(y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: float) -> None:
     """y += scale * sum over tiles of (x @ A_tile.T) @ B_tile, in place.
 
-    y: [T, out].   x: [T, in], same dtype.   arena: flat elements of that dtype.
-    offsets: where each tile starts, in elements: A rows [8, in], then B rows, rank-major, [8, out].
-    Rows past the rank are zero in the arena.
+    y: [T, out].   x: [T, in].   tiles: of one module, in the same dtype, views of the arena.
     """
-    width_a, width_b = x.shape[1], y.shape[1]
-    for offset in offsets:
-        middle = offset + _RANK_ROWS * width_a
-        a = arena[offset:middle].view(_RANK_ROWS, width_a)
-        b = arena[middle : middle + _RANK_ROWS * width_b].view(_RANK_ROWS, width_b)
+    for a, b in tiles:
         y.addmm_(x @ a.T, b, alpha=scale)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.lora import add_lora
-from lora.layout import ADDRESS_UNIT_BYTES, Layout
+from kernels.lora import Tile, add_lora
+from lora.layout import ADDRESS_UNIT_BYTES, RANK_ROWS, Layout
 from lora.weights import PackedAdapter
 
 
@@ -14,27 +14,48 @@ from lora.weights import PackedAdapter
 class DeviceTables:
     """An adapter in the arena. tile_table: [layers, projections, tiles] int32.   scales: float32.
 
-    addresses: the same table as plain ints, so that the CPU path never reads a tensor back.
+    tiles, scale_values: the same by [layer][projection], as views of the arena and plain floats.
+    Made once when it is placed, not in every step: LoRA 59 -> 41 ms of a step with 12 adapters
+    (135M shape, one thread).
     """
 
     digest: str
     tile_table: torch.Tensor
     scales: torch.Tensor
-    addresses: tuple[tuple[tuple[int, ...], ...], ...]
+    tiles: tuple[tuple[tuple[Tile, ...], ...], ...]
     scale_values: tuple[tuple[float, ...], ...]
 
     @classmethod
     def of(
-        cls, packed: PackedAdapter, layout: Layout, slabs: list[int], device: torch.device
+        cls, packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
     ) -> "DeviceTables":
+        """arena: [slabs, slab_bytes] uint8; `packed` lies in its `slabs`."""
         table = packed.tile_table(layout, slabs)
-        addresses = tuple(
-            tuple(tuple(a for a in tiles if a >= 0) for tiles in layer) for layer in table.tolist()
+        elems = arena.view(-1).view(packed.dtype)
+        tiles = tuple(
+            tuple(
+                tuple(
+                    _tile(elems, address, layout.shape.features(projection))
+                    for address in addresses
+                    if address >= 0
+                )
+                for projection, addresses in enumerate(layer)
+            )
+            for layer in table.tolist()
         )
         scale_values = tuple(tuple(row) for row in packed.scales.tolist())
-        return cls(
-            packed.digest, table.to(device), packed.scales.to(device), addresses, scale_values
-        )
+        device = arena.device
+        return cls(packed.digest, table.to(device), packed.scales.to(device), tiles, scale_values)
+
+
+def _tile(elems: torch.Tensor, address: int, features: tuple[int, int]) -> Tile:
+    """The views of A's and B's rows at an address of the arena."""
+    width_a, width_b = features
+    start = address * ADDRESS_UNIT_BYTES // elems.itemsize
+    middle = start + RANK_ROWS * width_a
+    a = elems[start:middle].view(RANK_ROWS, width_a)
+    b = elems[middle : middle + RANK_ROWS * width_b].view(RANK_ROWS, width_b)
+    return a, b
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +69,18 @@ class Segment:
 
 @dataclass(frozen=True)
 class LoRABatch:
-    """A step's adapters. arena: the whole arena as flat elements of the engine's dtype."""
+    """A step's adapters, by neighbouring tokens."""
 
-    arena: torch.Tensor
-    layout: Layout
     segments: Sequence[Segment]
 
     def apply(self, y: torch.Tensor, x: torch.Tensor, layer: int, projection: int) -> None:
         """y[t] += scale * B @ A @ x[t] for every token t with an adapter that has this module.
 
-        y: [T, out], changed in place.   x: [T, in].   Tokens on the base model are left alone.
+        y: [T, out], changed in place.   x: [T, in].   projection: an index into PROJECTIONS.
+        Tokens on the base model are left alone.
         """
-        unit_elems = ADDRESS_UNIT_BYTES // self.layout.itemsize
         for segment in self.segments:
-            addresses = segment.tables.addresses[layer][projection]
-            if addresses:
-                add_lora(
-                    y[segment.start : segment.end],
-                    x[segment.start : segment.end],
-                    self.arena,
-                    [address * unit_elems for address in addresses],
-                    segment.tables.scale_values[layer][projection],
-                )
+            if tiles := segment.tables.tiles[layer][projection]:
+                tokens = slice(segment.start, segment.end)
+                scale = segment.tables.scale_values[layer][projection]
+                add_lora(y[tokens], x[tokens], tiles, scale)

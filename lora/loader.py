@@ -166,5 +166,5 @@ class ThreadLoader:
         self.arena[torch.tensor(slabs)] = packed.slabs.to(self.arena.device)
         if self.arena.is_cuda:
             torch.cuda.current_stream().synchronize()
-        tables = DeviceTables.of(packed, self.layout, slabs, self.arena.device)
+        tables = DeviceTables.of(packed, self.layout, slabs, self.arena)
         return Loaded(ref.digest, "device", tables)

@@ -19,6 +19,7 @@ class PackedAdapter:
     """slabs: [num_slabs, slab_bytes] uint8 on the host.   scales: [layers, projections]."""
 
     digest: str
+    dtype: torch.dtype
     slabs: torch.Tensor
     tiles: tuple[Tile, ...]
     scales: torch.Tensor
@@ -61,7 +62,7 @@ def pack(digest: str, data: bytes, layout: Layout, dtype: torch.dtype) -> Packed
         for tile in tiles:
             if (tile.layer, tile.projection) == place:
                 _write(slabs[tile.slab], tile, *rows)
-    return PackedAdapter(digest, slabs, tuple(tiles), scales)
+    return PackedAdapter(digest, dtype, slabs, tuple(tiles), scales)
 
 
 def _place(name: str, layout: Layout) -> tuple[int, int]:

@@ -40,7 +40,7 @@ class Settings(BaseModel):
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)
-    max_num_batched_tokens: int = Field(512, ge=16)
+    max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/__main__.py
     max_waiting: int = Field(1024, ge=1)
     block_size: int = Field(16, ge=16)
     arena_bytes: int = Field(1 << 30, ge=1 << 20)

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -35,6 +36,7 @@ class SlowRunner(FakeRunner):
 
 def main() -> None:
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    config = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or 128)
     data_dir = Path(config.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):

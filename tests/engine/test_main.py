@@ -38,17 +38,17 @@ def make_config(tmp_path, **values):
     return EngineConfig(**{**defaults, **values})
 
 
-def longest(tmp_path, num_slabs=10_000, asked=None, **model):
+def longest(tmp_path, num_tokens=160_000, asked=None, **model):
     config = make_config(tmp_path, max_model_len=asked)
     return resolve_max_model_len(
-        config, LlamaConfig.parse({**MODEL, **model}), num_slabs
+        config, LlamaConfig.parse({**MODEL, **model}), num_tokens
     ).max_model_len
 
 
 def test_without_a_wish_the_model_the_limit_or_the_arena_decides(tmp_path):
     assert longest(tmp_path) == 2048
     assert longest(tmp_path, max_position_embeddings=131_072) == 8192
-    assert longest(tmp_path, num_slabs=7) == 7 * 16
+    assert longest(tmp_path, num_tokens=112) == 112
 
 
 def test_a_wish_is_kept(tmp_path):
@@ -59,6 +59,7 @@ def test_a_wish_is_kept(tmp_path):
 def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
     config = resolve_device(make_config(tmp_path))
     assert (config.device, config.dtype) == ("cpu", "float32")
+    assert config.max_num_batched_tokens == 128
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,6 @@ def test_a_gpu_runs_the_checkpoints_own_16_bits(tmp_path, saved, dtype):
 
 
 def test_what_was_given_stays(tmp_path):
-    config = make_config(tmp_path, device="cpu", dtype="bfloat16")
+    config = make_config(tmp_path, device="cpu", dtype="bfloat16", max_num_batched_tokens=99)
     assert resolve_device(config) == config
     assert dataclasses.replace(config, max_model_len=9).scheduler.max_model_len == 9

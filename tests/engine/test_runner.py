@@ -48,7 +48,7 @@ class MemoryLoader(FakeLoader):
 
     def place(self, ref, packed, slabs):
         self.slabs_memory[torch.tensor(slabs)] = packed.slabs
-        tables = DeviceTables.of(packed, self.layout, slabs, CPU)
+        tables = DeviceTables.of(packed, self.layout, slabs, self.slabs_memory)
         self.done.append(Loaded(ref.digest, "device", tables))
 
 

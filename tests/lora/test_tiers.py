@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora.batch import LoRABatch, Segment
+from lora.batch import DeviceTables, LoRABatch, Segment
 from lora.disk_cache import DiskCache
 from lora.errors import AdapterRejected
 from lora.layout import PROJECTIONS, Layout
@@ -63,10 +63,8 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype):
     arena = arena.to(dtype)
     places = [3 * i + 1 for i in range(packed.num_slabs)]
     arena[torch.tensor(places)] = packed.slabs.view(dtype)
-    from lora.batch import DeviceTables
-
-    tables = DeviceTables.of(packed, layout, places, torch.device("cpu"))
-    batch = LoRABatch(arena.view(-1), layout, [Segment(1, 4, tables)])
+    tables = DeviceTables.of(packed, layout, places, arena.view(torch.uint8))
+    batch = LoRABatch([Segment(1, 4, tables)])
     tensors = load_file(adapter_dir / "adapter_model.safetensors")
     for projection, name in enumerate(PROJECTIONS):
         kind = "self_attn" if projection < 4 else "mlp"
