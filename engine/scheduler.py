@@ -6,7 +6,7 @@ prefill, decode and recomputation after preemption are all this rule under one t
 
 import secrets
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -151,9 +151,9 @@ class Scheduler:
         for request in self.requests.values():
             assert self.arena.owned_by(request.request_id) == len(request.block_ids)
             assert len(request.block_ids) >= self.layout.num_blocks(request.num_computed_tokens)
-        holders = [r.digest for r in self.requests.values() if r.holds_adapter]
+        holders = Counter(r.digest for r in self.requests.values() if r.holds_adapter)
         for digest, entry in self.adapters.entries.items():
-            assert entry.users == holders.count(digest)
+            assert entry.users == holders[digest]
 
     # ---- admission ----
 

@@ -6,7 +6,7 @@ memory later: a retired slab is handed out again when every step launched before
 finished and every copy that reads or writes it is done.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ class Arena:
         self.num_slabs = num_slabs
         self._free: deque[int] = deque(range(num_slabs))
         self._owner: dict[int, str] = {}
+        self._num_owned: Counter[str] = Counter()
         self._retired: deque[tuple[Fence, tuple[int, ...]]] = deque()
         self._launched_step = 0
         self._finished_step = 0
@@ -48,12 +49,18 @@ class Arena:
             raise ArenaFull(wanted=num_slabs, free=len(self._free))
         slabs = [self._free.popleft() for _ in range(num_slabs)]
         self._owner.update(dict.fromkeys(slabs, owner))
+        self._num_owned[owner] += num_slabs
         return slabs
 
     def retire(self, slabs: Sequence[int], copies: Iterable[int] = ()) -> None:
         """Take slabs from their owner; they are reusable behind the fence of this moment."""
+        if not slabs:
+            return
         for slab in slabs:
-            del self._owner[slab]
+            owner = self._owner.pop(slab)
+            self._num_owned[owner] -= 1
+            if not self._num_owned[owner]:
+                del self._num_owned[owner]
         fence = Fence(self._launched_step, frozenset(copies) & self._copies)
         self._retired.append((fence, tuple(slabs)))
         self._reclaim()
@@ -79,9 +86,10 @@ class Arena:
         """Every slab is free, owned or retired, once."""
         places = [*self._free, *self._owner, *(s for _, slabs in self._retired for s in slabs)]
         assert sorted(places) == list(range(self.num_slabs)), "a slab is lost or in two places"
+        assert Counter(self._owner.values()) == self._num_owned
 
     def owned_by(self, owner: str) -> int:
-        return sum(1 for o in self._owner.values() if o == owner)
+        return self._num_owned[owner]
 
     def _reclaim(self) -> None:
         behind = deque[tuple[Fence, tuple[int, ...]]]()

@@ -147,7 +147,6 @@ class ThreadLoader:
         return done
 
     def _run(self) -> None:
-        torch.set_num_threads(1)
         while True:
             self._done.put(self._work.get()())
 

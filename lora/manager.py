@@ -8,6 +8,7 @@ adapter in use is never evicted; one that fails fails its own requests and is tr
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -67,6 +68,7 @@ class Entry:
     users: int = 0
     generation: int = 0
     packed: Packed | None = None
+    packed_bytes: int = 0
     tables: Any = None
     slabs: list[int] = field(default_factory=list)
     copy: int | None = None
@@ -106,23 +108,24 @@ class AdapterManager:
         self.max_entries = max_entries
         self.clock = clock
         self.entries: dict[str, Entry] = {}
+        # The same, in the same order, for what every step asks: in the arena, and in memory.
+        self._in_arena: dict[str, Entry] = {}
+        self._in_memory: dict[str, Entry] = {}
         self.num_loads = 0
         self.num_evictions = 0
+        self._num_prefetches: Counter[str] = Counter()
         self._moves: list[Place] = []
 
     # ---- what requests ask for ----
 
     def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
         """Bring `ref` as far as the host; takes no slabs and evicts nobody."""
-        under_way = sum(
-            e.prefetched_by == tenant_id and e.tier in ("fetching", "disk")
-            for e in self.entries.values()
-        )
-        if under_way < self.prefetch_per_tenant:
-            entry = self._touch(ref)
-            if entry.tier == "remote":
-                entry.prefetched_by = tenant_id
-            self._start(entry)
+        if self._num_prefetches[tenant_id] >= self.prefetch_per_tenant:
+            return
+        entry = self._touch(ref)
+        if self._start(entry):
+            entry.prefetched_by = tenant_id
+            self._num_prefetches[tenant_id] += 1
 
     def want(self, ref: AdapterRef) -> None:
         """A request waits for `ref`: join its load, or start it."""
@@ -148,9 +151,7 @@ class AdapterManager:
         entry.users -= 1
 
     def slabs_needed(self, digest: str) -> int | None:
-        """Slabs that placing it takes now, 0 if it is there or coming, None if it is not packed
-        yet.
-        """
+        """Slabs that placing it takes now; 0 if it is there or coming, None if not packed yet."""
         entry = self.entries[digest]
         if entry.tier in ("loading", "device"):
             return 0
@@ -178,13 +179,15 @@ class AdapterManager:
 
     def idle(self) -> Iterator[Entry]:
         """Adapters in the arena that nobody uses, least recently used first."""
-        return (e for e in self.entries.values() if e.tier == "device" and e.users == 0)
+        return (e for e in self._in_arena.values() if e.tier == "device" and e.users == 0)
 
     def num_evictable(self) -> int:
         return sum(len(e.slabs) for e in self.idle())
 
     def make_room(self, num_slabs: int) -> bool:
         """Evict idle adapters until `num_slabs` are free; nothing is evicted if that cannot be."""
+        if self.arena.num_free >= num_slabs:
+            return True
         if self.arena.num_free + self.num_evictable() < num_slabs:
             return False
         for entry in list(self.idle()):
@@ -205,16 +208,16 @@ class AdapterManager:
                 self._move(entry, "disk")
                 self.loader.load(entry.ref)
             elif done.stage == "host":
-                entry.packed = done.value
+                entry.packed, entry.packed_bytes = done.value, done.value.size_bytes
                 self._move(entry, "host")
                 self._trim_host()
             else:
                 self._finish_copy(entry)
                 entry.tables = done.value
                 self.num_loads += 1
-                self._move(entry, "device")
                 if self.arena_is_host:
                     entry.packed = None
+                self._move(entry, "device")
 
     def places(self) -> list[Place]:
         """Where every adapter is now."""
@@ -226,7 +229,7 @@ class AdapterManager:
         return moves
 
     def num_slabs_used(self) -> int:
-        return sum(len(e.slabs) for e in self.entries.values())
+        return sum(len(e.slabs) for e in self._in_arena.values())
 
     def check_integrity(self) -> None:
         for digest, entry in self.entries.items():
@@ -234,6 +237,8 @@ class AdapterManager:
             assert entry.users >= 0
             assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
             assert self.arena.owned_by(digest) == len(entry.slabs)
+            assert (digest in self._in_arena) == bool(entry.slabs)
+            assert (digest in self._in_memory) == (entry.packed is not None)
 
     # ---- inside ----
 
@@ -241,17 +246,23 @@ class AdapterManager:
         """The entry of `ref`, now the most recently used."""
         entry = self.entries.pop(ref.digest, None) or Entry(ref)
         self.entries[ref.digest] = entry
+        for place in (self._in_arena, self._in_memory):
+            if place.pop(ref.digest, None):
+                place[ref.digest] = entry
         if len(self.entries) > self.max_entries:
             self._forget_oldest()
         return entry
 
-    def _start(self, entry: Entry) -> None:
+    def _start(self, entry: Entry) -> bool:
+        """Begin to fetch it, if that is what it needs; whether it was."""
         if entry.tier == "failed" and not entry.is_rejected and self.clock() >= entry.retry_at:
             self._move(entry, "remote")
-        if entry.tier == "remote":
-            entry.error = None
-            self._move(entry, "fetching")
-            self.loader.fetch(entry.ref)
+        if entry.tier != "remote":
+            return False
+        entry.error = None
+        self._move(entry, "fetching")
+        self.loader.fetch(entry.ref)
+        return True
 
     def _fail(self, entry: Entry, error: str, permanent: bool) -> None:
         self._finish_copy(entry)
@@ -270,7 +281,7 @@ class AdapterManager:
 
     def _trim_host(self) -> None:
         """Drop idle packed adapters, oldest first, down to the host cache's bytes."""
-        kept = [e for e in self.entries.values() if e.packed is not None]
+        kept = list(self._in_memory.values())
         size_bytes = sum(e.packed.size_bytes for e in kept if e.packed is not None)
         for entry in kept[:-1]:  # the newest was loaded because somebody asked for it
             if size_bytes <= self.host_cache_bytes:
@@ -278,8 +289,7 @@ class AdapterManager:
             if entry.users == 0 and entry.packed is not None and entry.tier in ("host", "device"):
                 size_bytes -= entry.packed.size_bytes
                 entry.packed = None
-                if entry.tier == "host":
-                    self._move(entry, "remote")
+                self._move(entry, "remote" if entry.tier == "host" else "device")
 
     def _forget_oldest(self) -> None:
         for digest, entry in self.entries.items():
@@ -295,8 +305,23 @@ class AdapterManager:
     def _move(self, entry: Entry, tier: Tier) -> None:
         entry.tier = tier
         self._moves.append(self._place_of(entry))
+        _list(self._in_arena, entry, bool(entry.slabs))
+        _list(self._in_memory, entry, entry.packed is not None)
+        if entry.prefetched_by is not None and tier not in ("fetching", "disk"):
+            self._num_prefetches[entry.prefetched_by] -= 1
+            if not self._num_prefetches[entry.prefetched_by]:
+                del self._num_prefetches[entry.prefetched_by]
+            entry.prefetched_by = None
 
     @staticmethod
     def _place_of(entry: Entry) -> Place:
-        size_bytes = entry.packed.size_bytes if entry.packed else entry.ref.size_bytes
+        size_bytes = entry.packed_bytes or entry.ref.size_bytes
         return entry.ref.digest, entry.tier, size_bytes, entry.error
+
+
+def _list(place: dict[str, Entry], entry: Entry, belongs: bool) -> None:
+    """Put an entry where it belongs, as the most recently used, or take it away."""
+    if belongs:
+        place.setdefault(entry.ref.digest, entry)
+    else:
+        place.pop(entry.ref.digest, None)
