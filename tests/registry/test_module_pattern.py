@@ -1,4 +1,3 @@
-
 import pytest
 
 from registry.errors import InvalidAdapter
