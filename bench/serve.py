@@ -5,22 +5,16 @@
 """
 
 import argparse
-import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.load import run_load
-from bench.outcome import Outcome
+from bench.measurement import describe, measure, warm_up, workloads
 from bench.report import describe_machine, json_line, summarize
-from bench.workload import POPULARITIES, Lengths, Workload, make_requests
-
-_WARM_UP_TOKENS = 4
-_WARM_UP_PROMPT = Lengths(32, 32)
-_WARM_UP_SEED = -1  # prompts that the measured run does not send again
+from bench.workload import POPULARITIES, Lengths
 
 
 def main() -> None:
@@ -99,66 +93,6 @@ def measure_url(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[
         outcomes = measure(options.url, by_model, workload, options)
         rows.append((describe(workload), summarize(outcomes, workload.base_model)))
     return rows
-
-
-def workloads(
-    options: argparse.Namespace, base_model: str, models: Sequence[str], vocab_size: int
-) -> list[Workload]:
-    """One for every rate; each asks something else, so that no cache helps the later ones."""
-    return [
-        Workload(
-            base_model=base_model,
-            models=tuple(models),
-            popularity=options.popularity,
-            rate=rate,
-            num_requests=options.requests,
-            prompt_tokens=options.prompt_tokens,
-            output_tokens=options.output_tokens,
-            vocab_size=vocab_size,
-            seed=options.seed + number,
-        )
-        for number, rate in enumerate(options.rate)
-    ]
-
-
-def warm_up(
-    url: str, keys: Mapping[str, str], models: Sequence[str], options: argparse.Namespace
-) -> None:
-    """A few tokens of every model, so that loading adapters is not part of what is measured."""
-    workload = Workload(
-        base_model=models[0],
-        models=tuple(models),
-        popularity="distinct",
-        rate=float("inf"),
-        num_requests=len(models),
-        prompt_tokens=_WARM_UP_PROMPT,
-        output_tokens=Lengths(_WARM_UP_TOKENS, _WARM_UP_TOKENS),
-        vocab_size=256,
-        seed=_WARM_UP_SEED,
-    )
-    failed = [o.error for o in measure(url, keys, workload, options) if o.error]
-    if failed:
-        raise SystemExit(f"the warm-up failed: {', '.join(sorted(set(failed)))}")
-
-
-def measure(
-    url: str, keys: Mapping[str, str], workload: Workload, options: argparse.Namespace
-) -> list[Outcome]:
-    return asyncio.run(run_load(url, keys, make_requests(workload), options.timeout_s))
-
-
-def describe(workload: Workload) -> dict[str, Any]:
-    """The part of `setup` that any server shares."""
-    return {
-        "model": workload.base_model,
-        "adapters": len(workload.models),
-        "popularity": workload.popularity,
-        "rate": str(workload.rate) if workload.rate == float("inf") else workload.rate,
-        "requests": workload.num_requests,
-        "prompt_tokens": str(workload.prompt_tokens),
-        "output_tokens": str(workload.output_tokens),
-        "seed": workload.seed,
-    }
 
 
 def _words(text: str) -> tuple[str, ...]:

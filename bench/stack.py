@@ -13,11 +13,11 @@ import transformers
 from bench import cpu_time
 from bench.bound import product_seconds
 from bench.checkpoint import Checkpoint, make_checkpoint
+from bench.measurement import describe, measure, warm_up, workloads
 from bench.outcome import Outcome
 from bench.peft_generate import PeftPeer
 from bench.product import Product, serving
 from bench.report import first_token_share, match_share, rate, summarize
-from bench.serve import describe, measure, warm_up, workloads
 from bench.workload import Workload, make_requests
 
 _BLOCK_SIZE = 16

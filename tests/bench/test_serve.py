@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.serve import describe, parse_options, workloads
+from bench.measurement import describe, workloads
+from bench.serve import parse_options
 from bench.workload import Lengths
 
 
