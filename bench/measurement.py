@@ -9,8 +9,9 @@ from bench.load import run_load
 from bench.outcome import Outcome
 from bench.workload import Lengths, Workload, make_requests
 
-_WARM_UP_TOKENS = 4
 _WARM_UP_PROMPT = Lengths(32, 32)
+_WARM_UP_OUTPUT = Lengths(4, 4)
+WARM_UP_TOKENS = _WARM_UP_PROMPT.high + _WARM_UP_OUTPUT.high
 _WARM_UP_SEED = -1  # prompts that the measured run does not send again
 
 
@@ -45,7 +46,7 @@ def warm_up(
         rate=float("inf"),
         num_requests=len(models),
         prompt_tokens=_WARM_UP_PROMPT,
-        output_tokens=Lengths(_WARM_UP_TOKENS, _WARM_UP_TOKENS),
+        output_tokens=_WARM_UP_OUTPUT,
         vocab_size=256,
         seed=_WARM_UP_SEED,
     )

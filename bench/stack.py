@@ -13,7 +13,7 @@ import transformers
 from bench import cpu_time
 from bench.bound import product_seconds
 from bench.checkpoint import Checkpoint, make_checkpoint
-from bench.measurement import describe, measure, warm_up, workloads
+from bench.measurement import WARM_UP_TOKENS, describe, measure, warm_up, workloads
 from bench.outcome import Outcome
 from bench.peft_generate import PeftPeer
 from bench.product import Product, serving
@@ -59,7 +59,7 @@ def measure_stack(options: argparse.Namespace) -> list[Row]:
 
 def _settings(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, str | int | float]:
     """Of `chorale serve`; what --set says wins."""
-    longest = options.prompt_tokens.high + options.output_tokens.high
+    longest = max(options.prompt_tokens.high + options.output_tokens.high, WARM_UP_TOKENS)
     return {
         "model": str(checkpoint.model_dir),
         "device": "cpu",
