@@ -22,6 +22,7 @@ class ScheduledRow:
     token_ids: tuple[int, ...]
     start: int
     block_ids: tuple[int, ...]
+    adapter_key: str | None
     adapter_digest: str | None
     adapter_generation: int
     sampling: SamplingParams | None
@@ -42,7 +43,7 @@ class Batch:
 
     @property
     def adapters(self) -> set[str]:
-        return {row.adapter_digest for row in self.rows if row.adapter_digest}
+        return {row.adapter_key for row in self.rows if row.adapter_key}
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ class EngineClient:
                 if not waiter.done():
                     waiter.set_result(message)
             case Residency():
-                self.residency[message.digest] = message
+                self.residency[message.object_key] = message
             case EngineStats():
                 self.stats = message
 

@@ -138,5 +138,11 @@ class EngineCore:
 
 
 def _residency(place: Place) -> Residency:
-    digest, tier, size_bytes, error = place
-    return Residency(digest=digest, tier=tier, size_bytes=size_bytes, error=error)
+    adapter, tier, size_bytes, error = place
+    return Residency(
+        object_key=adapter.object_key,
+        digest=adapter.digest,
+        tier=tier,
+        size_bytes=size_bytes,
+        error=error,
+    )

@@ -56,7 +56,7 @@ class ForwardInputs:
 class InputBuilder:
     """Builds a step's inputs on the arena's device.
 
-    arena: [slabs, slab_bytes] uint8.   tables: digest -> (generation, tables) of a resident
+    arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) of a resident
     adapter.
     """
 
@@ -118,19 +118,20 @@ class InputBuilder:
         """Neighbouring rows of one adapter become one segment."""
         segments: list[Segment] = []
         for first, row in zip(firsts, rows, strict=True):
-            if row.adapter_digest is None:
+            if row.adapter_key is None:
                 continue
             end = first + len(row.token_ids)
-            if segments and segments[-1].tables.digest == row.adapter_digest:
-                segments[-1] = Segment(segments[-1].start, end, segments[-1].tables)
+            tables = self._tables(row)
+            if segments and segments[-1].tables is tables:
+                segments[-1] = Segment(segments[-1].start, end, tables)
             else:
-                segments.append(Segment(first, end, self._tables(row)))
+                segments.append(Segment(first, end, tables))
         return segments
 
     def _tables(self, row: ScheduledRow) -> DeviceTables:
         """The step's proof of adapter: what lies in the arena is what the request named."""
-        assert row.adapter_digest is not None
-        generation, tables = self.tables(row.adapter_digest)
+        assert row.adapter_key is not None
+        generation, tables = self.tables(row.adapter_key)
         assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
         assert generation == row.adapter_generation, "the adapter was replaced since scheduling"
         return tables

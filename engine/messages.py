@@ -162,8 +162,9 @@ class LeaseLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """An adapter moved. bytes: what it takes at this tier."""
+    """An adapter moved. object_key: whose it is.   size_bytes: what it takes at this tier."""
 
+    object_key: str
     digest: str
     tier: Tier
     size_bytes: int

@@ -171,7 +171,7 @@ class EngineProcess:
         moves = self.core.take_residency()
         for move in moves:
             if move.tier == "failed":
-                logger.warning("adapter %s: %s", move.digest, move.error)
+                logger.warning("adapter %s: %s", move.object_key, move.error)
         news: list[object] = list(moves)
         if (now := time.monotonic()) >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S

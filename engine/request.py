@@ -40,6 +40,11 @@ class Request:
         return self.message.adapter
 
     @property
+    def adapter_key(self) -> str | None:
+        """By which the adapter manager knows it: the tenant's own object."""
+        return self.adapter.object_key if self.adapter else None
+
+    @property
     def digest(self) -> str | None:
         return self.adapter.digest if self.adapter else None
 

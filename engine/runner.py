@@ -14,7 +14,7 @@ from lora.layout import Layout
 
 
 class ModelRunner:
-    """arena: [slabs, slab_bytes] uint8.   tables: digest -> (generation, tables) while resident."""
+    """arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) while resident."""
 
     def __init__(
         self,

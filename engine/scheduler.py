@@ -127,7 +127,7 @@ class Scheduler:
         rows = [row for row in rows if row[0] in self.running]  # not preempted since
         rows += self._admit(budget, self.config.max_num_seqs - len(self.running))
         self.arena.launch_step(self._step)
-        rows.sort(key=lambda row: row[0].digest or "")
+        rows.sort(key=lambda row: row[0].adapter_key or "")
         return Batch(self._step, tuple(self._row(*row) for row in rows))
 
     def update(self, batch: Batch, sampled: Sequence[int | None]) -> StepResult:
@@ -151,9 +151,9 @@ class Scheduler:
         for request in self.requests.values():
             assert self.arena.owned_by(request.request_id) == len(request.block_ids)
             assert len(request.block_ids) >= self.layout.num_blocks(request.num_computed_tokens)
-        holders = Counter(r.digest for r in self.requests.values() if r.holds_adapter)
-        for digest, entry in self.adapters.entries.items():
-            assert entry.users == holders[digest]
+        holders = Counter(r.adapter_key for r in self.requests.values() if r.holds_adapter)
+        for key, entry in self.adapters.entries.items():
+            assert entry.users == holders[key]
 
     # ---- admission ----
 
@@ -190,16 +190,16 @@ class Scheduler:
         """Whether its adapter is in the arena; if not, take the next step towards that."""
         if request.adapter is None:
             return True
-        digest = request.adapter.digest
-        if (failure := self.adapters.failure(digest)) is not None:
+        key = request.adapter.object_key
+        if (failure := self.adapters.failure(key)) is not None:
             cause: StopCause = "adapter_rejected" if failure.is_permanent else "adapter_failed"
             self._end(request, "error", cause, failure.error)
             return False
         self.adapters.want(request.adapter)
-        needed = self.adapters.slabs_needed(digest)
+        needed = self.adapters.slabs_needed(key)
         if needed:
             self._place(request, needed)
-        return needed is not None and self.adapters.is_ready(digest)
+        return needed is not None and self.adapters.is_ready(key)
 
     def _place(self, request: Request, num_slabs: int) -> None:
         """One transaction: the adapter's slabs and the request's first chunk, or neither."""
@@ -210,7 +210,7 @@ class Scheduler:
             error = "the adapter does not fit into the arena"
             self._end(request, "error", "adapter_rejected", error)
         elif self.adapters.make_room(num_slabs + blocks):
-            self.adapters.place(request.adapter.digest)
+            self.adapters.place(request.adapter.object_key)
             reserved = self._reserve(request, first_chunk, evict=False)
             assert reserved, "room was made for both"
 
@@ -219,7 +219,7 @@ class Scheduler:
         # Held first: making room for the blocks must not evict the request's own adapter.
         held_before = request.holds_adapter
         if request.adapter and not held_before:
-            self.adapters.acquire(request.adapter.digest)
+            self.adapters.acquire(request.adapter.object_key)
             request.holds_adapter = True
         missing = self._blocks_missing(request, num_tokens)
         if missing > self.arena.num_free and not (evict and self.adapters.make_room(missing)):
@@ -267,13 +267,14 @@ class Scheduler:
     def _row(self, request: Request, num_tokens: int) -> ScheduledRow:
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         generation = 0
-        if request.digest:
-            generation, _ = self.adapters.tables(request.digest)
+        if request.adapter_key:
+            generation, _ = self.adapters.tables(request.adapter_key)
         return ScheduledRow(
             request_id=request.request_id,
             token_ids=request.tokens(start, end),
             start=start,
             block_ids=tuple(request.block_ids),
+            adapter_key=request.adapter_key,
             adapter_digest=request.digest,
             adapter_generation=generation,
             sampling=request.params if end == request.num_tokens else None,
@@ -394,6 +395,6 @@ class Scheduler:
         self._release_adapter(request)
 
     def _release_adapter(self, request: Request) -> None:
-        if request.holds_adapter and request.digest:
-            self.adapters.release(request.digest)
+        if request.holds_adapter and request.adapter_key:
+            self.adapters.release(request.adapter_key)
         request.holds_adapter = False

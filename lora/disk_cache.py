@@ -7,6 +7,7 @@ Unlinking a file that somebody reads is harmless: the reader keeps it, the next 
 
 import hashlib
 import os
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -43,7 +44,8 @@ class DiskCache:
     def store(self, digest: str, chunks: Iterable[bytes], size_bytes: int) -> None:
         """Write an object whole or not at all. Raises AdapterRejected if it is not `digest`."""
         self._make_room(size_bytes)
-        temporary = self.root / f"{digest}.{os.getpid()}.part"
+        # Two tenants' equal objects may arrive at once: each has a draft of its own.
+        temporary = self.root / f"{digest}.{uuid.uuid4().hex}.part"
         hasher, written = hashlib.sha256(), 0
         try:
             with temporary.open("wb") as file:

@@ -2,9 +2,9 @@
 
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N
 
-It listens on a Unix socket; the engine sends one JSON line an object, `{"digest", "object_key",
-"size_bytes"}`, and gets one back, `{"digest", "error", "permanent"}`. Fetches run on a few threads;
-boto3 in the engine's own process would triple the decode step's p99.
+It listens on a Unix socket; the engine sends one JSON line an object, `{"object_key", "digest",
+"size_bytes"}`, and gets one back, `{"object_key", "error", "permanent"}`. Fetches run on a few
+threads; boto3 in the engine's own process would triple the decode step's p99.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _THREADS = 4
 
 
 class Fetcher:
-    """Answers the lines of one engine at a time; fetches of a digest join."""
+    """Answers the orders of engines, each as soon as it is done."""
 
     def __init__(self, storage: Storage, cache: DiskCache) -> None:
         self.storage = storage
@@ -42,7 +42,7 @@ class Fetcher:
                 self._pool.submit(self._answer, connection, json.loads(line))
 
     def _answer(self, connection: socket.socket, order: dict[str, Any]) -> None:
-        answer = {"digest": order["digest"], **self.fetch(order)}
+        answer = {"object_key": order["object_key"], **self.fetch(order)}
         # An engine that hung up asks again when it is back.
         with self._sending, contextlib.suppress(OSError):
             connection.sendall(json.dumps(answer).encode() + b"\n")

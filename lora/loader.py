@@ -46,7 +46,7 @@ class FetchClient:
 
     def fetch(self, ref: AdapterRef) -> None:
         with self._lock:
-            self._orders[ref.digest] = (ref, time.monotonic() + self.timeout_s)
+            self._orders[ref.object_key] = (ref, time.monotonic() + self.timeout_s)
             self._send(ref)
 
     def _send(self, ref: AdapterRef) -> None:
@@ -87,20 +87,22 @@ class FetchClient:
 
     def _take(self, answer: dict[str, Any]) -> None:
         with self._lock:
-            if self._orders.pop(answer["digest"], None) is None:
+            if self._orders.pop(answer["object_key"], None) is None:
                 return
         self.on_answer(
-            Loaded(answer["digest"], "disk", error=answer["error"], permanent=answer["permanent"])
+            Loaded(
+                answer["object_key"], "disk", error=answer["error"], permanent=answer["permanent"]
+            )
         )
 
     def _fail_overdue(self) -> None:
         now = time.monotonic()
         with self._lock:
-            overdue = [digest for digest, (_, until) in self._orders.items() if until < now]
-            for digest in overdue:
-                del self._orders[digest]
-        for digest in overdue:
-            self.on_answer(Loaded(digest, "disk", error=_FETCHER_GONE))
+            overdue = [key for key, (_, until) in self._orders.items() if until < now]
+            for key in overdue:
+                del self._orders[key]
+        for key in overdue:
+            self.on_answer(Loaded(key, "disk", error=_FETCHER_GONE))
 
 
 class ThreadLoader:
@@ -129,7 +131,7 @@ class ThreadLoader:
 
     def fetch(self, ref: AdapterRef) -> None:
         if self.disk.has(ref.digest):
-            self._done.put(Loaded(ref.digest, "disk"))
+            self._done.put(Loaded(ref.object_key, "disk"))
         else:
             self._fetcher.fetch(ref)
 
@@ -155,10 +157,10 @@ class ThreadLoader:
             data = self.disk.open_verified(ref.digest)
             packed = pack(ref.digest, data, self.layout, self.dtype)
         except OSError as error:
-            return Loaded(ref.digest, "host", error=f"the disk cache lost it: {error}")
+            return Loaded(ref.object_key, "host", error=f"the disk cache lost it: {error}")
         except AdapterRejected as error:
-            return Loaded(ref.digest, "host", error=str(error), permanent=True)
-        return Loaded(ref.digest, "host", packed)
+            return Loaded(ref.object_key, "host", error=str(error), permanent=True)
+        return Loaded(ref.object_key, "host", packed)
 
     def _place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> Loaded:
         assert packed.digest == ref.digest
@@ -166,4 +168,4 @@ class ThreadLoader:
         if self.arena.is_cuda:
             torch.cuda.current_stream().synchronize()
         tables = DeviceTables.of(packed, self.layout, slabs, self.arena)
-        return Loaded(ref.digest, "device", tables)
+        return Loaded(ref.object_key, "device", tables)

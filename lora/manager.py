@@ -18,8 +18,8 @@ from registry.ref import AdapterRef
 
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
-Place = tuple[str, Tier, int, str | None]
-"""(digest, tier, bytes, error) of an adapter."""
+Place = tuple[AdapterRef, Tier, int, str | None]
+"""(adapter, tier, bytes, error)."""
 
 
 class Packed(Protocol):
@@ -33,9 +33,9 @@ class Packed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The loader finished one stage of one adapter: `value` is its Packed or its device tables."""
+    """The loader finished a stage of the adapter under `key`: `value` is its Packed or tables."""
 
-    digest: str
+    key: str
     stage: Literal["disk", "host", "device"]
     value: Any = None
     error: str | None = None
@@ -81,6 +81,8 @@ class Entry:
 class AdapterManager:
     """Residency of all adapters of one engine; `entries` is in order of use, oldest first.
 
+    An adapter goes by its object's key, so equal files of two tenants are two adapters here, too:
+    what becomes of one tenant's object is nothing to the other.
     host_cache_bytes: packed adapters in host memory, those on their way to the arena included.
     arena_is_host: the arena is host memory (CPU), so a placed adapter keeps no second copy there.
     prefetch_per_tenant: fetches that a tenant may have under way before its requests arrive.
@@ -131,48 +133,47 @@ class AdapterManager:
         """A request waits for `ref`: join its load, or start it."""
         self._start(self._touch(ref))
 
-    def is_ready(self, digest: str) -> bool:
-        return self.entries[digest].tier == "device"
+    def is_ready(self, key: str) -> bool:
+        return self.entries[key].tier == "device"
 
-    def failure(self, digest: str) -> Failure | None:
+    def failure(self, key: str) -> Failure | None:
         """Why requests for this adapter cannot be served, while it is not worth another try."""
-        entry = self.entries.get(digest)
+        entry = self.entries.get(key)
         if entry is None or entry.tier != "failed":
             return None
         return Failure(entry.error or "", entry.is_rejected)
 
-    def acquire(self, digest: str) -> None:
+    def acquire(self, key: str) -> None:
         """One more request holds it: it stays in the arena until released."""
-        self.entries[digest].users += 1
+        self.entries[key].users += 1
 
-    def release(self, digest: str) -> None:
-        entry = self.entries[digest]
+    def release(self, key: str) -> None:
+        entry = self.entries[key]
         assert entry.users > 0, "released more often than acquired"
         entry.users -= 1
 
-    def slabs_needed(self, digest: str) -> int | None:
+    def slabs_needed(self, key: str) -> int | None:
         """Slabs that placing it takes now; 0 if it is there or coming, None if not packed yet."""
-        entry = self.entries[digest]
+        entry = self.entries[key]
         if entry.tier in ("loading", "device"):
             return 0
         return entry.packed.num_slabs if entry.packed is not None else None
 
-    def place(self, digest: str) -> None:
+    def place(self, key: str) -> None:
         """Take slabs and start the copy into them. The caller made room. Raises ArenaFull."""
-        entry = self.entries[digest]
+        entry = self.entries[key]
         assert entry.packed is not None
         assert entry.tier == "host"
-        entry.slabs = self.arena.allocate(entry.packed.num_slabs, digest)
+        entry.slabs = self.arena.allocate(entry.packed.num_slabs, key)
         entry.copy = self.arena.begin_copy()
         entry.generation += 1
         self._move(entry, "loading")
         self.loader.place(entry.ref, entry.packed, entry.slabs)
 
-    def tables(self, digest: str) -> tuple[int, Any]:
+    def tables(self, key: str) -> tuple[int, Any]:
         """(generation, device tables) of an adapter in the arena."""
-        entry = self.entries[digest]
+        entry = self.entries[key]
         assert entry.tier == "device"
-        assert entry.ref.digest == digest
         return entry.generation, entry.tables
 
     # ---- who must go ----
@@ -201,7 +202,7 @@ class AdapterManager:
     def poll(self) -> None:
         """Take in what the loader has done since the last step."""
         for done in self.loader.poll():
-            entry = self.entries[done.digest]
+            entry = self.entries[done.key]
             if done.error is not None:
                 self._fail(entry, done.error, done.permanent)
             elif done.stage == "disk":
@@ -232,23 +233,24 @@ class AdapterManager:
         return sum(len(e.slabs) for e in self._in_arena.values())
 
     def check_integrity(self) -> None:
-        for digest, entry in self.entries.items():
-            assert entry.ref.digest == digest
+        for key, entry in self.entries.items():
+            assert entry.ref.object_key == key
             assert entry.users >= 0
             assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
-            assert self.arena.owned_by(digest) == len(entry.slabs)
-            assert (digest in self._in_arena) == bool(entry.slabs)
-            assert (digest in self._in_memory) == (entry.packed is not None)
+            assert self.arena.owned_by(key) == len(entry.slabs)
+            assert (key in self._in_arena) == bool(entry.slabs)
+            assert (key in self._in_memory) == (entry.packed is not None)
 
     # ---- inside ----
 
     def _touch(self, ref: AdapterRef) -> Entry:
         """The entry of `ref`, now the most recently used."""
-        entry = self.entries.pop(ref.digest, None) or Entry(ref)
-        self.entries[ref.digest] = entry
+        key = ref.object_key
+        entry = self.entries.pop(key, None) or Entry(ref)
+        self.entries[key] = entry
         for place in (self._in_arena, self._in_memory):
-            if place.pop(ref.digest, None):
-                place[ref.digest] = entry
+            if place.pop(key, None):
+                place[key] = entry
         if len(self.entries) > self.max_entries:
             self._forget_oldest()
         return entry
@@ -292,9 +294,9 @@ class AdapterManager:
                 self._move(entry, "remote" if entry.tier == "host" else "device")
 
     def _forget_oldest(self) -> None:
-        for digest, entry in self.entries.items():
+        for key, entry in self.entries.items():
             if entry.users == 0 and entry.tier in ("remote", "failed"):
-                del self.entries[digest]
+                del self.entries[key]
                 return
 
     def _finish_copy(self, entry: Entry) -> None:
@@ -316,12 +318,12 @@ class AdapterManager:
     @staticmethod
     def _place_of(entry: Entry) -> Place:
         size_bytes = entry.packed_bytes or entry.ref.size_bytes
-        return entry.ref.digest, entry.tier, size_bytes, entry.error
+        return entry.ref, entry.tier, size_bytes, entry.error
 
 
 def _list(place: dict[str, Entry], entry: Entry, belongs: bool) -> None:
     """Put an entry where it belongs, as the most recently used, or take it away."""
     if belongs:
-        place.setdefault(entry.ref.digest, entry)
+        place.setdefault(entry.ref.object_key, entry)
     else:
-        place.pop(entry.ref.digest, None)
+        place.pop(entry.ref.object_key, None)

@@ -64,8 +64,8 @@ class Engines:
     def engine_ids(self) -> list[str]:
         return [self.welcome.engine_id] if self.welcome else []
 
-    def residency(self, digest: str) -> Residency | None:
-        return self._client.residency.get(digest)
+    def residency(self, object_key: str) -> Residency | None:
+        return self._client.residency.get(object_key)
 
     def all_residency(self) -> list[Residency]:
         """Every adapter that the engine has spoken of since it started."""

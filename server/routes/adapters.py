@@ -91,7 +91,7 @@ def _adapter(gateway: Gateway, adapter: Adapter) -> dict[str, Any]:
 
 def render_version(gateway: Gateway, version: Version) -> dict[str, Any]:
     """A version as its tenant sees it. tier: where its weights are in the engine now."""
-    residency = gateway.engines.residency(version.digest)
+    residency = gateway.engines.residency(version.object_key)
     return {
         "version": version.version,
         "object": "adapter.version",

@@ -64,6 +64,22 @@ def test_the_same_files_of_two_tenants_are_two_objects(tiny: TinyWorld, other: T
     assert len(list(Path(objects).glob(f"*/{digest}"))) == 2
 
 
+def test_a_lost_object_of_one_tenant_is_nothing_to_the_equal_one_of_another(
+    tiny: TinyWorld,
+) -> None:
+    careless, careful = tiny.stack.tenant("careless"), tiny.stack.tenant("careful")
+    for tenant in (careless, careful):
+        tenant.push("same", tiny.dirs["gamma"])
+    digest = careless.http.get("/v1/adapters/same").json()["latest"]["digest"]
+    (tiny.stack.data_dir / "cache" / "adapters" / f"{digest}.safetensors").unlink(missing_ok=True)
+    (tiny.stack.data_dir / "objects" / "tenants" / careless.tenant_id / digest).unlink()
+    body = {"model": "same", "prompt": [5, 6, 7], "max_tokens": 2}
+    assert careless.http.post("/v1/completions", json=body).status_code == 502
+    assert careful.http.post("/v1/completions", json=body).status_code == 200
+    assert careful.http.get("/v1/adapters/same").json()["latest"]["tier"] == "device"
+    assert careless.http.get("/v1/adapters/same").json()["latest"]["tier"] == "failed"
+
+
 def test_usage_and_exports_are_the_tenants_own(tiny: TinyWorld, other: Tenant) -> None:
     for tenant in (tiny.tenant, other):
         answer = tenant.http.post("/v1/completions", json={"model": "base", "prompt": "hello"})

@@ -75,7 +75,7 @@ class FakePacked:
 class FakeLoader:
     """Every stage is done by the time of the next poll, or when `finish` says so.
 
-    slabs: how many an adapter takes, by digest.   errors: (stage -> error) by digest.
+    slabs: how many an adapter takes, by object key.   errors: by (object key, stage).
     """
 
     def __init__(self, *, at_once: bool = True) -> None:
@@ -88,15 +88,15 @@ class FakeLoader:
 
     def fetch(self, ref: AdapterRef) -> None:
         self.num_fetches += 1
-        self._begin(Loaded(ref.digest, "disk"))
+        self._begin(Loaded(ref.object_key, "disk"))
 
     def load(self, ref: AdapterRef) -> None:
-        packed = FakePacked(self.slabs.get(ref.digest, 1), ref.size_bytes)
-        self._begin(Loaded(ref.digest, "host", packed))
+        packed = FakePacked(self.slabs.get(ref.object_key, 1), ref.size_bytes)
+        self._begin(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
         assert len(slabs) == packed.num_slabs
-        self._begin(Loaded(ref.digest, "device", f"tables of {ref.digest}"))
+        self._begin(Loaded(ref.object_key, "device", f"tables of {ref.digest}"))
 
     def finish(self, count: int = 1) -> None:
         self.done += self.under_way[:count]
@@ -107,14 +107,14 @@ class FakeLoader:
         return done
 
     def _begin(self, loaded: Loaded) -> None:
-        if error := self.errors.get((loaded.digest, loaded.stage)):
-            loaded = Loaded(loaded.digest, loaded.stage, error=error[0], permanent=error[1])
+        if error := self.errors.get((loaded.key, loaded.stage)):
+            loaded = Loaded(loaded.key, loaded.stage, error=error[0], permanent=error[1])
         (self.done if self.at_once else self.under_way).append(loaded)
 
 
-def make_adapter(name: str = "a", rank: int = 8) -> AdapterRef:
+def make_adapter(name: str = "a", rank: int = 8, tenant_id: str = "t") -> AdapterRef:
     digest = hashlib.sha256(name.encode()).hexdigest()
-    return AdapterRef(name, 1, digest, f"tenants/t/{digest}", rank, size_bytes=1000)
+    return AdapterRef(name, 1, digest, f"tenants/{tenant_id}/{digest}", rank, size_bytes=1000)
 
 
 def make_message(

@@ -44,12 +44,12 @@ class MemoryLoader(FakeLoader):
 
     def load(self, ref):
         packed = pack(ref.digest, self.objects[ref.digest], self.layout, torch.float32)
-        self.done.append(Loaded(ref.digest, "host", packed))
+        self.done.append(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref, packed, slabs):
         self.slabs_memory[torch.tensor(slabs)] = packed.slabs
         tables = DeviceTables.of(packed, self.layout, slabs, self.slabs_memory)
-        self.done.append(Loaded(ref.digest, "device", tables))
+        self.done.append(Loaded(ref.object_key, "device", tables))
 
 
 def build_core(model_dir, directory, objects, num_slabs=96, budget=64):
@@ -120,12 +120,12 @@ def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp
     layout = Layout.of(LlamaConfig.parse(TINY_CONFIG).shape, itemsize=4)
     slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
     other = DeviceTables("other", torch.zeros(0), torch.zeros(0), (), ())
-    row = ScheduledRow("r", (1,), 0, (0,), "mine", 1, None, 0, 0)
-    builder = InputBuilder(slabs, layout, torch.float32, lambda digest: (1, other))
+    row = ScheduledRow("r", (1,), 0, (0,), "k/mine", "mine", 1, None, 0, 0)
+    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, other))
     with pytest.raises(AssertionError, match="another adapter"):
         builder.build(Batch(1, (row,)))
     mine = DeviceTables("mine", torch.zeros(0), torch.zeros(0), (), ())
-    builder = InputBuilder(slabs, layout, torch.float32, lambda digest: (2, mine))
+    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (2, mine))
     with pytest.raises(AssertionError, match="replaced since scheduling"):
         builder.build(Batch(1, (row,)))
 

@@ -35,7 +35,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
     """Small arenas, chunked prefill, preemption, adapters coming and going, aborts on the way."""
     loader = FakeLoader(at_once=False)
     adapters = [None, *(make_adapter(f"a{i}") for i in range(4))]
-    loader.slabs = {a.digest: i + 1 for i, a in enumerate(adapters) if a}
+    loader.slabs = {a.object_key: i + 1 for i, a in enumerate(adapters) if a}
     scheduler = make_scheduler(
         num_slabs, loader, max_num_batched_tokens=budget, max_num_seqs=num_seqs
     )
@@ -109,7 +109,7 @@ def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
 def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
     loader = FakeLoader()
     bad, good = make_adapter("bad"), make_adapter("good")
-    loader.errors[bad.digest, "disk"] = ("no such object", True)
+    loader.errors[bad.object_key, "disk"] = ("no such object", True)
     core = make_core(tmp_path, make_scheduler(loader=loader))
     for name, adapter in (("r1", bad), ("r2", good), ("r3", None), ("r4", bad)):
         core.handle("gw", make_message(name, adapter=adapter))
@@ -123,7 +123,7 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
 def test_a_passing_failure_is_tried_again_later(tmp_path):
     clock, loader = FakeClock(), FakeLoader()
     adapter = make_adapter()
-    loader.errors[adapter.digest, "disk"] = ("503 from the store", False)
+    loader.errors[adapter.object_key, "disk"] = ("503 from the store", False)
     core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
     core.handle("gw", make_message("r1", adapter=adapter))
     assert run_until_idle(core)["r1"][-1].stop_cause == "adapter_failed"
@@ -136,7 +136,7 @@ def test_a_passing_failure_is_tried_again_later(tmp_path):
 def test_what_can_never_fit_is_refused_by_name(tmp_path):
     loader = FakeLoader()
     huge = make_adapter("huge")
-    loader.slabs[huge.digest] = 64
+    loader.slabs[huge.object_key] = 64
     core = make_core(tmp_path, make_scheduler(num_slabs=64, loader=loader))
     core.handle("gw", make_message(adapter=huge))
     final = run_until_idle(core)["r1"][-1]
@@ -159,14 +159,14 @@ def test_an_adapter_in_use_is_never_evicted(tmp_path):
     """Two adapters of 4 slabs in an arena that holds one of them beside the KV."""
     loader = FakeLoader()
     first, second = make_adapter("first"), make_adapter("second")
-    loader.slabs = {first.digest: 4, second.digest: 4}
+    loader.slabs = {first.object_key: 4, second.object_key: 4}
     core = make_core(tmp_path, make_scheduler(num_slabs=8, loader=loader))
     core.handle("gw", make_message("r1", adapter=first, max_tokens=30))
     core.handle("gw", make_message("r2", adapter=second, max_tokens=3))
     while not core.scheduler.running:
         core.step()
     while core.scheduler.running and core.scheduler.running[0].request_id == "r1":
-        assert core.adapters.is_ready(first.digest)
+        assert core.adapters.is_ready(first.object_key)
         core.step()
     assert tokens_of(run_until_idle(core)["r2"])
 

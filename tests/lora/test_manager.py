@@ -20,10 +20,10 @@ def bring_in(manager, ref):
     for _ in range(5):
         manager.want(ref)
         manager.poll()
-        if manager.slabs_needed(ref.digest):
-            assert manager.make_room(manager.slabs_needed(ref.digest))
-            manager.place(ref.digest)
-    assert manager.is_ready(ref.digest)
+        if manager.slabs_needed(ref.object_key):
+            assert manager.make_room(manager.slabs_needed(ref.object_key))
+            manager.place(ref.object_key)
+    assert manager.is_ready(ref.object_key)
 
 
 def test_an_adapter_passes_every_tier_on_its_way():
@@ -33,7 +33,7 @@ def test_an_adapter_passes_every_tier_on_its_way():
     for _ in range(2):
         loader.finish()
         manager.poll()
-    manager.place(ref.digest)
+    manager.place(ref.object_key)
     loader.finish()
     manager.poll()
     tiers = [tier for _, tier, _, _ in manager.take_moves()]
@@ -47,8 +47,8 @@ def test_the_least_recently_used_idle_adapter_is_evicted_first():
         bring_in(manager, ref)
     manager.want(a)  # used again
     bring_in(manager, d)
-    assert not manager.is_ready(b.digest)
-    assert all(manager.is_ready(ref.digest) for ref in (a, c, d))
+    assert not manager.is_ready(b.object_key)
+    assert all(manager.is_ready(ref.object_key) for ref in (a, c, d))
 
 
 def test_make_room_evicts_nobody_when_it_cannot_make_enough():
@@ -56,19 +56,19 @@ def test_make_room_evicts_nobody_when_it_cannot_make_enough():
     a, b = make_adapter("a"), make_adapter("b")
     bring_in(manager, a)
     bring_in(manager, b)
-    manager.acquire(a.digest)
+    manager.acquire(a.object_key)
     assert not manager.make_room(3)
-    assert manager.is_ready(b.digest)
+    assert manager.is_ready(b.object_key)
 
 
 def test_every_placement_has_a_generation_of_its_own():
     manager, _ = make_manager(num_slabs=1)
     a, b = make_adapter("a"), make_adapter("b")
     bring_in(manager, a)
-    first, _ = manager.tables(a.digest)
+    first, _ = manager.tables(a.object_key)
     bring_in(manager, b)
     bring_in(manager, a)
-    second, _ = manager.tables(a.digest)
+    second, _ = manager.tables(a.object_key)
     assert second > first
 
 
@@ -88,14 +88,25 @@ def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
 def test_a_rejected_object_is_not_fetched_again():
     manager, loader = make_manager()
     ref = make_adapter()
-    loader.errors[ref.digest, "host"] = ("not of this base model", True)
+    loader.errors[ref.object_key, "host"] = ("not of this base model", True)
     for _ in range(3):
         manager.want(ref)
         manager.poll()
         manager.poll()
         manager.clock.now += 1000
     assert loader.num_fetches == 1
-    assert manager.failure(ref.digest) == Failure("not of this base model", is_permanent=True)
+    assert manager.failure(ref.object_key) == Failure("not of this base model", is_permanent=True)
+
+
+def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
+    manager, loader = make_manager()
+    lost, kept = make_adapter("same", tenant_id="a"), make_adapter("same", tenant_id="b")
+    assert lost.digest == kept.digest
+    loader.errors[lost.object_key, "disk"] = ("no such object", True)
+    manager.want(lost)
+    manager.poll()
+    bring_in(manager, kept)
+    assert manager.failure(lost.object_key) is not None
 
 
 def test_the_host_cache_keeps_to_its_bytes():
@@ -112,7 +123,7 @@ def test_what_is_remembered_of_idle_adapters_has_a_limit():
     manager, loader = make_manager(max_entries=4)
     for i in range(20):
         ref = make_adapter(f"a{i}")
-        loader.errors[ref.digest, "disk"] = ("gone", True)
+        loader.errors[ref.object_key, "disk"] = ("gone", True)
         manager.want(ref)
         manager.poll()
     assert len(manager.entries) <= 5
@@ -125,7 +136,7 @@ class ManagerMachine(RuleBasedStateMachine):
         super().__init__()
         self.manager, self.loader = make_manager(num_slabs=6, at_once=False, host_cache_bytes=3000)
         self.refs = [make_adapter(f"a{i}") for i in range(5)]
-        self.loader.slabs = {ref.digest: i % 3 + 1 for i, ref in enumerate(self.refs)}
+        self.loader.slabs = {ref.object_key: i % 3 + 1 for i, ref in enumerate(self.refs)}
         self.held: list[str] = []
 
     @rule(i=integers(0, 4))
@@ -143,21 +154,21 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(i=integers(0, 4))
     def fail(self, i):
-        digest = self.refs[i].digest
-        self.loader.errors = {(digest, "disk"): ("503", False), (digest, "host"): ("bad", True)}
+        key = self.refs[i].object_key
+        self.loader.errors = {(key, "disk"): ("503", False), (key, "host"): ("bad", True)}
 
     @rule(i=integers(0, 4))
     def place(self, i):
-        entry = self.manager.entries.get(self.refs[i].digest)
+        entry = self.manager.entries.get(self.refs[i].object_key)
         if entry and entry.tier == "host" and self.manager.make_room(entry.packed.num_slabs):
-            self.manager.place(entry.ref.digest)
+            self.manager.place(entry.ref.object_key)
 
     @rule(i=integers(0, 4))
     def acquire(self, i):
-        digest = self.refs[i].digest
-        if digest in self.manager.entries and self.manager.is_ready(digest):
-            self.manager.acquire(digest)
-            self.held.append(digest)
+        key = self.refs[i].object_key
+        if key in self.manager.entries and self.manager.is_ready(key):
+            self.manager.acquire(key)
+            self.held.append(key)
 
     @rule()
     def release(self):
@@ -170,7 +181,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_in_use_was_evicted_and_no_slab_is_lost(self):
-        assert all(self.manager.is_ready(digest) for digest in self.held)
+        assert all(self.manager.is_ready(key) for key in self.held)
         self.manager.check_integrity()
         self.manager.arena.check_integrity()
 
