@@ -1,6 +1,7 @@
 """The journal: every token that left is in it, exactly once, whatever moment the engine died at."""
 
 import os
+import resource
 
 import pytest
 from hypothesis import given, settings
@@ -119,6 +120,22 @@ def test_an_end_outlives_the_deleted_segment_that_its_request_began_in(tmp_path)
     assert len(list((tmp_path / "journal").iterdir())) == 1
     again = reopen(tmp_path)
     assert (again.last_seq, again.read(crashed.last_seq, 10).records) == (crashed.last_seq, ())
+
+
+def test_a_full_disk_keeps_tokens_from_leaving_and_loses_none_that_left(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(max_tokens=50))
+    sent = [t for _ in range(3) for _, m in core.step() for o in m.outputs for t in o.new_token_ids]
+    (path,) = (tmp_path / "journal").glob("*.journal")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            core.step()  # the engine dies of it, with half a record written
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    (record,) = reopen(tmp_path).read(0, 10).records
+    assert (record.num_completion_tokens, record.output_sha256) == (3, output_sha256(sent))
 
 
 def test_reading_is_paged_and_says_when_it_is_complete(tmp_path):
