@@ -39,10 +39,6 @@ class Arena:
     def num_free(self) -> int:
         return len(self._free)
 
-    @property
-    def num_retired(self) -> int:
-        return sum(len(slabs) for _, slabs in self._retired)
-
     def allocate(self, num_slabs: int, owner: str) -> list[int]:
         """Slabs for `owner`, all or none. Raises ArenaFull."""
         if num_slabs > len(self._free):

@@ -1,9 +1,8 @@
 """What can go wrong on an adapter's way to the arena.
 
 LoraError
-├── ArenaFull            not now: everything left is in use
-├── AdapterUnavailable   the world's fault: may work on a later try
-└── AdapterRejected      this object will never work: corrupt, or not of this base model
+├── ArenaFull         not now: everything left is in use
+└── AdapterRejected   this object will never work: corrupt, or not of this base model
 """
 
 
@@ -17,10 +16,6 @@ class ArenaFull(LoraError):
     def __init__(self, wanted: int, free: int) -> None:
         self.wanted, self.free = wanted, free
         super().__init__(f"{wanted} slabs wanted, {free} free")
-
-
-class AdapterUnavailable(LoraError):
-    """The object could not be had this time."""
 
 
 class AdapterRejected(LoraError):

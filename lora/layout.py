@@ -97,10 +97,6 @@ class Layout:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
     @cached_property
-    def kv_bytes_per_token(self) -> int:
-        return self.kv_block_elems * self.itemsize // self.block_size
-
-    @cached_property
     def layout_id(self) -> str:
         """Names the byte layout: adapters packed under one id can be copied into any such arena."""
         return hashlib.sha256(

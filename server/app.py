@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from registry.completion import sweep_uploads
 from registry.errors import RegistryError
 from server import errors
-from server.auth import AuthError
+from server.auth import AuthError, record_key_use
 from server.database import DatabaseError
 from server.deps import authenticate, require_admin
 from server.errors import ApiError
@@ -57,6 +57,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         sweeping.cancel()
+        await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
         await asyncio.gather(settling, sweeping, return_exceptions=True)
         await gateway.engines.close()
@@ -64,11 +65,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _sweep(gateway: Gateway) -> None:
-    """Discard what abandoned uploads left, once a minute."""
+    """Once a minute: discard what abandoned uploads left, write down which keys were used."""
     while True:
+        await _write_key_uses(gateway)
         with contextlib.suppress(RegistryError, DatabaseError):
             await asyncio.to_thread(sweep_uploads, gateway.registry, gateway.database.begin)
         await asyncio.sleep(_SWEEP_S)
+
+
+async def _write_key_uses(gateway: Gateway) -> None:
+    uses = dict(gateway.key_uses)
+    gateway.key_uses.clear()
+    with contextlib.suppress(DatabaseError):  # it is worth no request's failure, nor the exit's
+        await gateway.database.write(lambda conn: record_key_use(conn, uses))
 
 
 # ---- errors ----

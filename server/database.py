@@ -113,7 +113,6 @@ class Database:
     ) -> None:
         self._config = config or DatabaseConfig()
         self.url = _normalize(url or f"sqlite:///{data_dir / DEFAULT_FILE}")
-        self._data_dir = data_dir
         self._lock: _FileLock | None = None
         if self.is_sqlite:
             folder = Path(str(self.url.database)).parent
@@ -138,10 +137,6 @@ class Database:
     @property
     def is_sqlite(self) -> bool:
         return self.url.get_backend_name() == "sqlite"
-
-    @property
-    def num_queued_writes(self) -> int:
-        return self._queue.qsize()
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the schema to `revision`, one process at a time and all or nothing."""

@@ -31,9 +31,11 @@ async def authenticate(gateway: GatewayDep, bearer: Bearer) -> Identity:
     if bearer is None:
         raise errors.missing_api_key()
     token = bearer.credentials
-    return await gateway.database.read(
+    identity = await gateway.database.read(
         lambda conn: auth.authenticate(conn, token, gateway.pepper, now_ms())
     )
+    gateway.key_uses[identity.key_id] = now_ms()
+    return identity
 
 
 IdentityDep = Annotated[Identity, Depends(authenticate)]

@@ -28,6 +28,7 @@ def now_ms() -> int:
 class Gateway:
     """One field a job; none of them knows another, but for the settler, which reads and posts.
 
+    key_uses: when keys were last used, in Unix milliseconds, until it is written down.
     work_dir: where uploads lie while they are received and built; empty at start.
     running: request ids of answers under way here, by tenant; only their own tenant may cancel
     them.
@@ -46,6 +47,7 @@ class Gateway:
     admin_key: str
     work_dir: Path
     running: dict[str, str] = field(default_factory=dict)
+    key_uses: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def build(cls, settings: Settings, model_dir: Path, admin_key: str) -> "Gateway":

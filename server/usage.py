@@ -7,7 +7,7 @@ for the operator only.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -16,7 +16,6 @@ from server.errors import invalid_request
 from server.tables import usage_events
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "day"]
-DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 MAX_GROUPS = 10_000
 
 _DAY_MS = 86_400_000

@@ -5,7 +5,9 @@ The runner's meter shares no code with the journal; the export comes from the le
 
 import asyncio
 import json
+import os
 import random
+import signal
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -241,6 +243,17 @@ def test_a_restarted_gateway_knows_at_once_where_adapters_are(fake_stack: Stack)
     fake_stack.kill("gateway")
     fake_stack.wait_ready()
     assert tenant.http.get("/v1/adapters/alpha").json()["latest"]["tier"] == "device"
+
+
+def test_a_keys_last_use_is_written_down_when_the_gateway_stops(fake_stack: Stack) -> None:
+    tenant = fake_stack.tenants[0]
+    assert tenant.http.get("/v1/models").status_code == 200
+    before = fake_stack.pid("gateway")
+    os.kill(before, signal.SIGTERM)
+    fake_stack.wait(lambda: fake_stack.pid("gateway") != before)
+    fake_stack.wait_ready()
+    keys = fake_stack.operator.get(f"/admin/v1/tenants/{tenant.name}/keys").json()["data"]
+    assert keys[0]["last_used_at"] is not None
 
 
 async def _all(lines) -> list[str]:
