@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
@@ -29,7 +28,7 @@ from engine.messages import (
     StepOutputs,
     Welcome,
 )
-from engine.wire import MessageLost, Numbering
+from engine.wire import Numbering, WireError
 
 SILENCE_S = 60.0
 """A living engine says something four times a second; one this quiet hangs."""
@@ -235,7 +234,7 @@ class _Connection:
         await self._socket.send(self._numbering.encode(message))
 
     async def _receive(self, take: Callable[[object], None]) -> None:
-        with contextlib.suppress(MessageLost, msgspec.MsgspecError):
+        with contextlib.suppress(WireError):
             while True:
                 message = self._numbering.decode(await self._socket.recv())
                 self._last_heard_at = time.monotonic()

@@ -13,12 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-import msgspec
 import zmq
 
 from engine.core import EngineCore
 from engine.messages import Heartbeat, Hello, Welcome
-from engine.wire import UNEXPECTED_NUMBER, MessageLost, Numbering, decode, encode
+from engine.wire import (
+    UNEXPECTED_NUMBER,
+    MessageLost,
+    Numbering,
+    WireError,
+    decode,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,40 +124,42 @@ class EngineProcess:
             return
         for _ in range(_MESSAGES_PER_STEP):
             try:
-                identity, frame = self._socket.recv_multipart(zmq.NOBLOCK)
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take(identity.decode(), frame)
+            self._take(identity.decode(errors="replace"), b"".join(frames))
 
     def _take(self, gateway_id: str, frame: bytes) -> None:
-        gateway = self._gateways.get(gateway_id)
         try:
-            if gateway is None:
-                self._greet(gateway_id, decode(frame)[1], frame)
-                return
-            message = gateway.numbering.decode(frame)
-        except (MessageLost, msgspec.MsgspecError) as error:
-            logger.error("gateway %s: %s", gateway_id, error)
+            number, message = decode(frame)
+            if isinstance(message, Hello):
+                self._greet(gateway_id)
+            if (gateway := self._gateways.get(gateway_id)) is None:
+                raise MessageLost("it has not said Hello to this engine")
+            gateway.numbering.accept(number)
+        except WireError as error:
+            logger.warning("gateway %s: %s", gateway_id, error)
             self._forget(gateway_id)
-            self._greet(gateway_id, decode(frame)[1], frame)
+            self._disown(gateway_id)
             return
         gateway.last_heard_at = time.monotonic()
-        if not isinstance(message, Heartbeat):
+        if not isinstance(message, Hello | Heartbeat):
             for receiver, answer in self.core.handle(gateway_id, message):
                 self._send(receiver, answer)
 
-    def _greet(self, gateway_id: str, message: object, frame: bytes) -> None:
-        """Only Hello makes a gateway known; one that was forgotten is told to say it again."""
-        if isinstance(message, Hello):
-            gateway = self._gateways[gateway_id] = _Gateway(time.monotonic())
-            gateway.numbering.decode(frame)
-            self._send(gateway_id, self.welcome)
-            for residency in self.core.all_residency():
-                self._send(gateway_id, residency)
-        else:
-            with contextlib.suppress(zmq.ZMQError):
-                stranger = encode(UNEXPECTED_NUMBER, self.welcome)
-                self._socket.send_multipart([gateway_id.encode(), stranger], zmq.NOBLOCK)
+    def _greet(self, gateway_id: str) -> None:
+        """A new connection: what its gateway had on an older one is nobody's any more."""
+        self._forget(gateway_id)
+        self._gateways[gateway_id] = _Gateway(time.monotonic())
+        self._send(gateway_id, self.welcome)
+        for residency in self.core.all_residency():
+            self._send(gateway_id, residency)
+
+    def _disown(self, gateway_id: str) -> None:
+        """Tell it, by a number that is never due, to begin anew with Hello."""
+        with contextlib.suppress(zmq.ZMQError):
+            stranger = encode(UNEXPECTED_NUMBER, self.welcome)
+            self._socket.send_multipart([gateway_id.encode(), stranger], zmq.NOBLOCK)
 
     # ---- out ----
 

@@ -51,8 +51,16 @@ _DECODERS: tuple[Any, ...] = tuple(msgspec.msgpack.Decoder(t) for t in _TYPES)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-class MessageLost(Exception):
-    """A number is missing: the peer cannot be trusted to have said everything."""
+class WireError(Exception):
+    """The peer cannot be trusted to have said everything: its connection ends."""
+
+
+class BadFrame(WireError):
+    """Bytes that are no message."""
+
+
+class MessageLost(WireError):
+    """A number is missing."""
 
 
 def encode(number: int, message: object) -> bytes:
@@ -60,9 +68,12 @@ def encode(number: int, message: object) -> bytes:
 
 
 def decode(frame: bytes) -> tuple[int, Any]:
-    """(number, message). Raises msgspec.ValidationError on a body that is no such message."""
-    number, kind = _HEADER.unpack_from(frame)
-    return number, _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
+    """(number, message). Raises BadFrame."""
+    try:
+        number, kind = _HEADER.unpack_from(frame)
+        return number, _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
+    except (struct.error, IndexError, msgspec.MsgspecError) as error:
+        raise BadFrame(str(error)) from None
 
 
 class Numbering:
@@ -82,12 +93,16 @@ class Numbering:
         return frame
 
     def decode(self, frame: bytes) -> Any:
-        """The next message. Raises MessageLost."""
+        """The next message. Raises BadFrame, MessageLost."""
         number, message = decode(frame)
+        self.accept(number)
+        return message
+
+    def accept(self, number: int) -> None:
+        """A message with this number has come. Raises MessageLost."""
         if number != self._received:
             raise MessageLost(f"message {number} came where {self._received} was due")
         self._received += 1
-        return message
 
 
 def write_vocabulary(path: Path, vocabulary: Sequence[bytes]) -> None:

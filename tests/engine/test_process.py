@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 
 import pytest
+import zmq
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestRefused
-from engine.messages import Heartbeat
+from engine.messages import Heartbeat, Hello
 from engine.meter import TokenMeter
-from engine.wire import write_vocabulary
+from engine.wire import encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 
 START_S = 20.0
@@ -169,6 +170,26 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
             )
 
     asyncio.run(run())
+
+
+def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_path):
+    process = engine()
+
+    async def run():
+        async with connected(tmp_path) as client:
+            endpoint = f"ipc://{tmp_path / 'engine' / 'engine.sock'}"
+            with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+                stranger.connect(endpoint)
+                hello = encode(0, Hello(gateway_id="x"))
+                for frame in (b"", b"x", b"\xff" * 9, hello[:-1], hello[:8] + b"\xc8", bytes(99)):
+                    stranger.send(frame)
+                stranger.send_multipart([b"two", b"frames"])
+                message = make_message("after", max_tokens=5)
+                assert await collect(client, message) == expected_tokens(message)
+                stranger.close(linger=0)
+
+    asyncio.run(run())
+    assert process.poll() is None
 
 
 def test_only_one_engine_runs_on_a_data_directory(engine, tmp_path):
