@@ -31,7 +31,6 @@ def main() -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
-        h11_max_incomplete_event_size=64 << 10,
     )
 
 

@@ -3,7 +3,6 @@
 One class; each situation is a function that makes it, so that a status has one place.
 """
 
-import math
 from typing import Any
 
 from registry import errors as registry_errors
@@ -147,11 +146,6 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
 def overloaded(retry_after_s: float = 1.0) -> ApiError:
     message = "The engine is overloaded. Try again shortly."
     return ApiError(503, message, type="overloaded_error", headers=retry_headers(retry_after_s))
-
-
-def adapter_loading(retry_after_s: float) -> ApiError:
-    message = f"The adapter is still loading; it should be ready in {math.ceil(retry_after_s)} s."
-    return service_unavailable(message, code="adapter_loading", retry_after_s=retry_after_s)
 
 
 def adapter_failed(retry_after_s: float = 5.0) -> ApiError:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection, RowMapping
 
 from server.database import Database
 from server.prices import format_usd
-from server.usage import Cursor, cursor_of, iter_events, newest_event_id, page_events
+from server.usage import Cursor, cursor_of, newest_event_id, page_events
 
 ExportFormat = Literal["csv", "jsonl"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
@@ -90,16 +90,6 @@ async def stream(
             after = cursor_of(page[-1])
         if len(page) < page_size:
             return
-
-
-def export(
-    conn: Connection, format: ExportFormat, tenant_id: str | None, start_ms: int, end_ms: int
-) -> Iterator[bytes]:
-    """The same file on one connection, for command-line tools."""
-    if format == "csv":
-        yield csv_header()
-    for event in iter_events(conn, tenant_id, start_ms, end_ms, page_size=PAGE_SIZE):
-        yield encode(format, [event])
 
 
 def csv_header() -> bytes:

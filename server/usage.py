@@ -4,7 +4,7 @@ Times are Unix milliseconds, [start, end) of when a request ended. tenant_id Non
 for the operator only.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -115,27 +115,6 @@ def page_events(
         query = query.where(_events.event_id <= through_event_id)
     query = query.order_by(_events.ended_at_ms, _events.event_id).limit(limit)
     return list(conn.execute(query).mappings())
-
-
-def iter_events(
-    conn: Connection, tenant_id: str | None, start_ms: int, end_ms: int, *, page_size: int = 1000
-) -> Iterator[RowMapping]:
-    """Every event of the period, a page at a time, on one connection."""
-    after = None
-    while True:
-        page = page_events(conn, tenant_id, start_ms, end_ms, after=after, limit=page_size)
-        yield from page
-        if len(page) < page_size:
-            return
-        after = cursor_of(page[-1])
-
-
-def get_event(conn: Connection, tenant_id: str | None, request_id: str) -> RowMapping | None:
-    """The usage event of one request; None also for another tenant's."""
-    query = sa.select(usage_events).where(_events.request_id == request_id)
-    if tenant_id is not None:
-        query = query.where(_events.tenant_id == tenant_id)
-    return conn.execute(query).mappings().first()
 
 
 def cursor_of(event: RowMapping) -> Cursor:

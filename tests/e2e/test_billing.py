@@ -9,7 +9,8 @@ import os
 import random
 import signal
 import sqlite3
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -243,6 +244,36 @@ def test_a_restarted_gateway_knows_at_once_where_adapters_are(fake_stack: Stack)
     fake_stack.kill("gateway")
     fake_stack.wait_ready()
     assert tenant.http.get("/v1/adapters/alpha").json()["latest"]["tier"] == "device"
+
+
+def test_clients_that_hang_up_give_their_seats_back(fake_stack: Stack) -> None:
+    """However early they leave: a seat that leaked would be a 429 for ever."""
+    tenant = fake_stack.tenant("two-seats", max_concurrency=2)
+
+    async def hang_up(client: httpx.AsyncClient, stream: bool, after_s: float) -> None:
+        body = {"model": "base", "prompt": [7] * 30, "max_tokens": 200, "ignore_eos": True}
+        headers = {"authorization": f"Bearer {tenant.api_key}"}
+        with suppress(httpx.TimeoutException):
+            await client.post(
+                "/v1/completions", json=body | {"stream": stream}, headers=headers, timeout=after_s
+            )
+
+    async def storm() -> None:
+        async with httpx.AsyncClient(base_url=fake_stack.base_url) as client:
+            for i in range(40):
+                await hang_up(client, stream=bool(i % 2), after_s=0.002 * (i % 20 + 1))
+
+    asyncio.run(storm())
+    body = {"model": "base", "prompt": [7], "max_tokens": 1}
+    fake_stack.wait(lambda: tenant.http.post("/v1/completions", json=body).status_code == 200)
+
+    def both_seats() -> bool:
+        with ThreadPoolExecutor(2) as pool:
+            long = body | {"max_tokens": 60, "ignore_eos": True}
+            answers = pool.map(lambda _: tenant.http.post("/v1/completions", json=long), range(2))
+            return {answer.status_code for answer in answers} == {200}
+
+    fake_stack.wait(both_seats)
 
 
 def test_a_keys_last_use_is_written_down_when_the_gateway_stops(fake_stack: Stack) -> None:

@@ -1,5 +1,6 @@
 """Limits hold, say so in headers, and give back what was not used."""
 
+import httpx
 import pytest
 
 from tests.e2e.conftest import TinyWorld
@@ -51,6 +52,19 @@ def test_a_tenant_without_limits_has_no_such_headers(tiny: TinyWorld) -> None:
 def test_a_body_over_the_limit_is_refused(tiny: TinyWorld) -> None:
     answer = tiny.tenant.http.post("/v1/completions", json=BODY | {"prompt": "x" * (5 << 20)})
     assert answer.status_code == 413
+
+
+def test_concurrency_is_held_while_answers_run_and_not_after(tiny: TinyWorld) -> None:
+    tenant = tiny.stack.tenant("one-seat", max_concurrency=1)
+    url, headers = f"{tiny.stack.base_url}/v1/completions", tenant.http.headers
+    long = BODY | {"max_tokens": 500, "stream": True}
+    with httpx.stream("POST", url, json=long, headers=headers, timeout=30) as answer:
+        lines = answer.iter_lines()  # held: dropping it would hang up
+        assert next(lines).startswith("data: ")
+        refused = tenant.http.post("/v1/completions", json=BODY)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+    tiny.stack.wait(lambda: tenant.http.post("/v1/completions", json=BODY).status_code == 200)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/openapi.json"])

@@ -38,7 +38,6 @@ def make(cls):
         (errors.rate_limited("slow", retry_after_s=1.2), 429, "rate_limit_error",
          "rate_limit_exceeded"),
         (errors.insufficient_quota("spent"), 429, "insufficient_quota", "insufficient_quota"),
-        (errors.adapter_loading(3.0), 503, "service_unavailable", "adapter_loading"),
         (errors.overloaded(), 503, "overloaded_error", None),
         (errors.metering_unavailable(), 503, "service_unavailable", "metering_unavailable"),
         (errors.engine_unavailable(), 503, "service_unavailable", "engine_unavailable"),

@@ -10,7 +10,7 @@ from server import exports, ledger, usage
 from server.errors import ApiError
 from server.prices import amount_nanousd
 from server.tables import usage_events
-from server.usage import UsageSum, get_event, page_events, summarize
+from server.usage import UsageSum, page_events, summarize
 from tests.server.factories import ENGINE, NOW_MS, insert_holds, make_end, make_hold, make_price
 
 DAY_MS = 86_400_000
@@ -132,15 +132,6 @@ def test_pages_hold_every_event_once_in_the_order_they_ended(database, price):
     keys = [(event["ended_at_ms"], event["event_id"]) for event in pages]
     assert keys == sorted(set(keys))
     assert len(keys) == 9
-    whole = database.read_sync(lambda c: list(usage.iter_events(c, "ten_1", *FOREVER, page_size=3)))
-    assert whole == pages
-
-
-def test_one_event_is_found_by_its_own_tenant_only(database, price):
-    use(database, price, {})
-    assert database.read_sync(lambda c: get_event(c, "ten_1", "r1"))["request_id"] == "r1"
-    assert database.read_sync(lambda c: get_event(c, "ten_2", "r1")) is None
-    assert database.read_sync(lambda c: get_event(c, None, "r1")) is not None
 
 
 def test_the_exports_sums_are_the_ledgers(database, price):
@@ -204,13 +195,6 @@ def test_what_is_posted_during_an_export_is_not_in_it(database, price):
 
     assert len(asyncio.run(run())) == 2
     assert len(exported(database, "jsonl", page_size=1)) == 4
-
-
-@pytest.mark.parametrize("format", exports.FORMATS)
-def test_the_command_lines_export_is_the_same_file(database, price, format):
-    use(database, price, {}, {"model": "=x"}, {"tenant": "ten_2"})
-    offline = database.read_sync(lambda c: list(exports.export(c, format, "ten_1", *FOREVER)))
-    assert b"".join(offline) == b"".join(exported(database, format))
 
 
 def test_every_column_of_the_ledger_is_exported():

@@ -178,7 +178,8 @@ def test_settling_twice_refunds_once():
 def test_tenants_do_not_share_a_bucket():
     limiter = Limiter()
     limiter.acquire("a", LIMITS, 600, 0.0)
-    limiter.acquire("b", LIMITS, 600, 0.0)
+    assert limiter.status("a", LIMITS, 0.0)["tokens"].remaining == 0
+    assert limiter.status("b", LIMITS, 0.0)["tokens"].remaining == 600
 
 
 def test_only_tenants_with_full_buckets_are_forgotten():

@@ -45,8 +45,9 @@ def test_an_unknown_variable_is_an_error_that_names_it(monkeypatch):
 
 @pytest.mark.parametrize("name", ["URL", "API_KEY", "ADMIN_KEY", "CONFIG"])
 def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
+    plain = load_settings({"model": "m"})
     monkeypatch.setenv(f"CHORALE_{name}", "x")
-    load_settings({"model": "m"})
+    assert load_settings({"model": "m"}) == plain
 
 
 @pytest.mark.parametrize(
