@@ -125,15 +125,13 @@ class ThreadLoader:
         self.dtype = dtype
         self.arena = arena
         self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[Callable[[], Loaded]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], Loaded | None]] = queue.SimpleQueue()
         self._fetcher = FetchClient(fetcher, self._done.put)
         threading.Thread(target=self._run, name="adapter-loader", daemon=True).start()
 
     def fetch(self, ref: AdapterRef) -> None:
-        if self.disk.has(ref.digest):
-            self._done.put(Loaded(ref.object_key, "disk"))
-        else:
-            self._fetcher.fetch(ref)
+        # Not even a look at the disk, nor a send, on the engine's loop: both may block.
+        self._work.put(lambda: self._fetch(ref))
 
     def load(self, ref: AdapterRef) -> None:
         self._work.put(lambda: self._load(ref))
@@ -150,7 +148,15 @@ class ThreadLoader:
 
     def _run(self) -> None:
         while True:
-            self._done.put(self._work.get()())
+            if (done := self._work.get()()) is not None:
+                self._done.put(done)
+
+    def _fetch(self, ref: AdapterRef) -> Loaded | None:
+        """Done at once where it is on disk; else the fetcher's answer will say."""
+        if self.disk.has(ref.digest):
+            return Loaded(ref.object_key, "disk")
+        self._fetcher.fetch(ref)
+        return None
 
     def _load(self, ref: AdapterRef) -> Loaded:
         try:
