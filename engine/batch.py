@@ -1,8 +1,15 @@
 """One step: what is to be computed, and what it came to. Plain data, testable without a model."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.messages import LeaseLow, RequestOutput, RequestProgress, SamplingParams
+from engine.messages import (
+    LeaseLow,
+    RequestOutput,
+    RequestProgress,
+    SamplingParams,
+    TokenLogprobs,
+)
 from engine.request import Request
 
 BAD_LOGITS = -1
@@ -16,6 +23,7 @@ class ScheduledRow:
     token_ids: to compute, at positions start, start + 1, ...   block_ids: cover all of them.
     sampling: None while the prompt is not finished; then no token is chosen.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
+    prompt_token_ids, output_token_ids: everything before it, only where penalties need it.
     """
 
     request_id: str
@@ -28,6 +36,8 @@ class ScheduledRow:
     sampling: SamplingParams | None
     seed: int
     num_output_tokens: int
+    prompt_token_ids: tuple[int, ...] = ()
+    output_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,18 @@ class Batch:
     @property
     def adapters(self) -> set[str]:
         return {row.adapter_key for row in self.rows if row.adapter_key}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTokens:
+    """What a runner chose in a step.
+
+    token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
+    logprobs: by row number, for rows that asked for them.
+    """
+
+    token_ids: Sequence[int | None]
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

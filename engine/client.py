@@ -89,7 +89,7 @@ class EngineClient:
         return self.welcome
 
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request, the last with `finish_reason`; leaving early aborts it.
+        """Outputs of one request, the last with `is_last`; leaving early aborts it.
 
         Raises RequestRefused, and EngineDeadError.
         """
@@ -108,7 +108,7 @@ class EngineClient:
                     finished = True
                     raise EngineDeadError("the engine died")
                 expected += 1
-                finished = output.finish_reason is not None
+                finished = output.is_last
                 if output.finish_reason == "error" and output.stop_cause is None:
                     raise RequestRefused(output.error or "refused")
                 yield output
@@ -180,7 +180,7 @@ class EngineClient:
                 for output in message.outputs:
                     if stream := self._streams.get(output.request_id):
                         stream.put_nowait(output)
-                    if output.finish_reason is not None:
+                    if output.is_last:
                         self._on_end()
             case JournalRecords():
                 waiter = self._journal_waiters.pop(0)

@@ -118,7 +118,7 @@ class EngineCore:
             return []
         # Never accepted, so the journal knows nothing of it: the gateway voids the hold.
         refused = RequestOutput(
-            request_id=message.request_id, seq=0, finish_reason="error", error=refusal
+            request_id=message.request_id, seq=0, finish_reason="error", error=refusal, is_last=True
         )
         return [(gateway_id, StepOutputs(outputs=(refused,)))]
 

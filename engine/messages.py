@@ -15,23 +15,45 @@ from registry.ref import AdapterRef
 FinishReason = Literal["stop", "length", "abort", "error"]
 StopCause = Literal[
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
-    "aborted", "deadline", "gateway_lost", "adapter_failed", "adapter_rejected", "engine_failure",
+    "aborted", "deadline", "first_token_timeout", "gateway_lost",
+    "adapter_failed", "adapter_rejected", "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop. temperature 0 is greedy; top_k 0 is off."""
+    """How tokens are chosen and when to stop; the defaults change nothing.
+
+    temperature 0 is greedy; top_k 0 is off.   min_p: share of the likeliest token's probability.
+    presence_penalty, frequency_penalty: over generated tokens (OpenAI's formula).
+    repetition_penalty: over prompt and generated tokens (CTRL's, arXiv 1909.05858).
+    logit_bias: (token id, added to its logit).   logprobs: how many of the likeliest tokens to
+    name beside the chosen one's logprob; None is none at all.   n: independent answers.
+    """
 
     max_tokens: int
+    n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
     seed: int | None = None
     stop: tuple[bytes, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the choice of a token depends on those before it."""
+        return bool(
+            self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        )
 
 
 # ---- gateway to engine ----
@@ -48,8 +70,10 @@ class Hello:
 class AddRequest:
     """One request, tokenized and paid for: its hold is durable before this is sent.
 
-    token_lease: completion tokens that the hold covers; the engine stops at the last one.
+    token_lease: completion tokens that the hold covers, all n answers together, in equal parts; the
+    engine stops at the last one.
     deadline_s: seconds from receipt after which the engine ends the request.
+    first_token_timeout_s: the same, while no token has been generated.
     weight: the tenant's share.   priority: 0 interactive, 1 batch.
     """
 
@@ -59,6 +83,7 @@ class AddRequest:
     sampling_params: SamplingParams
     token_lease: int
     deadline_s: float
+    first_token_timeout_s: float = 30.0
     adapter: AdapterRef | None = None
     cache_salt: str = ""
     weight: float = 1.0
@@ -122,12 +147,26 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Of one token: natural logarithms of model probabilities (softmax of the raw logits, in
+    float32).
+
+    top: (token id, logprob) of the likeliest tokens, likeliest first.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one request; the last one carries `finish_reason`.
+    """What one step added to one of a request's n answers; its last one carries `finish_reason`.
 
     seq: outputs of this request so far, from 0; a gap is an engine failure.
+    index: which of the n answers.   is_last: of the request; nothing follows.
     new_token_ids are certain: none of them can still become part of a stop string.
-    num_completion_tokens: what is billed, stop token or string included.
+    logprobs: one for every new token, where they were asked for.
+    num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     """
 
@@ -135,7 +174,7 @@ class RequestOutput:
     seq: int
     index: int = 0
     new_token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     error: str | None = None
@@ -144,6 +183,7 @@ class RequestOutput:
     num_completion_tokens: int = 0
     num_stop_bytes: int = 0
     adapter_digest: str | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

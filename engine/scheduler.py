@@ -387,6 +387,7 @@ class Scheduler:
             num_completion_tokens=len(request.output_token_ids),
             num_stop_bytes=num_stop_bytes,
             adapter_digest=request.digest if request.first_token_at is not None else None,
+            is_last=request.finish_reason is not None,
         )
 
     def _release(self, request: Request) -> None:
