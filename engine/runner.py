@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from engine.batch import Batch
+from engine.batch import Batch, StepTokens
 from engine.inputs import InputBuilder
 from engine.meter import TokenMeter
 from engine.models.llama import Llama
@@ -29,14 +29,20 @@ class ModelRunner:
         self.inputs = InputBuilder(arena, layout, dtype, tables)
         self.meter = meter
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> list[int | None]:
         """See engine.core.Runner."""
+        return list(self.run_step(batch).token_ids)
+
+    @torch.inference_mode()
+    def run_step(self, batch: Batch) -> StepTokens:
+        """Tokens and logprobs of a step."""
         inputs = self.inputs.build(batch)
         logits = self.model.forward(inputs.input_ids, inputs.positions, inputs)
-        due = [row for row in batch.rows if row.sampling is not None]
-        tokens = choose(logits, due)
+        due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
+        tokens, logprobs = choose(logits, [batch.rows[i] for i in due])
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
         self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(t >= 0 for t in tokens))
-        chosen = iter(tokens)
-        return [next(chosen) if row.sampling is not None else None for row in batch.rows]
+        token_ids: list[int | None] = [None] * len(batch.rows)
+        for i, token in zip(due, tokens, strict=True):
+            token_ids[i] = token
+        return StepTokens(token_ids, {due[j]: named for j, named in logprobs.items()})

@@ -1,13 +1,29 @@
-"""One token for every row that is due one; a row's choice depends on nothing but itself."""
+"""One token for every row that is due one; a row's choice depends on nothing but itself.
 
-from collections.abc import Sequence
+The order is vLLM's: logprobs are of the raw logits; then bias, repetition, frequency and presence
+penalties; then the likeliest token, or temperature, min_p, top_k and top_p before one is drawn.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from engine.batch import BAD_LOGITS, ScheduledRow
-from kernels.sampling import greedy, sample
+from engine.messages import SamplingParams, TokenLogprobs
+from kernels.sampling import (
+    add_bias,
+    draw,
+    greedy,
+    likeliest,
+    penalize_frequency,
+    penalize_repetition,
+    probabilities,
+    truncate,
+)
 
 _MASK = (1 << 64) - 1
+_COLDEST = 1e-5
+"""Below it a temperature is greedy, as in vLLM: dividing by it would overflow."""
 
 
 def uniform(seed: int, index: int) -> float:
@@ -18,28 +34,113 @@ def uniform(seed: int, index: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / (1 << 53)
 
 
-def choose(logits: torch.Tensor, rows: Sequence[ScheduledRow]) -> list[int]:
-    """A token id per row; BAD_LOGITS where one is not finite.   logits: [rows, vocab]."""
-    tokens = greedy(logits)
-    drawn = [i for i, row in enumerate(rows) if row.sampling and row.sampling.temperature > 0]
-    if drawn:
-        tokens[drawn] = _draw(logits[drawn], [rows[i] for i in drawn])
-    finite = torch.isfinite(logits).all(dim=-1)
-    return torch.where(finite, tokens, BAD_LOGITS).tolist()
+def choose(
+    logits: torch.Tensor, rows: Sequence[ScheduledRow]
+) -> tuple[list[int], dict[int, TokenLogprobs]]:
+    """A token id per row, and logprobs by position in `rows` where they were asked for.
 
-
-def _draw(logits: torch.Tensor, rows: Sequence[ScheduledRow]) -> torch.Tensor:
+    BAD_LOGITS where a logit is not finite.   logits: [rows, vocab]; float32 ones are changed in
+    place by bias and penalties.   rows: all with `sampling`.
+    """
+    logits = logits.float()
     params = [row.sampling for row in rows if row.sampling is not None]
+    assert len(params) == len(rows) == len(logits)
+    finite = torch.isfinite(logits).all(dim=-1)
+    asked = [i for i, p in enumerate(params) if p.logprobs is not None]
+    logprobs = logits[asked].log_softmax(dim=-1) if asked else logits[:0]
+    _adjust(logits, rows, params)
+    tokens = greedy(logits)
+    drawn = [i for i, p in enumerate(params) if p.temperature >= _COLDEST]
+    if drawn:
+        # A row with bad logits is replaced below; here it must only not poison the arithmetic.
+        sane = logits[drawn].nan_to_num_(0.0, 0.0, 0.0)
+        tokens[drawn] = _draw(sane, [rows[i] for i in drawn], [params[i] for i in drawn])
+    token_ids = torch.where(finite, tokens, BAD_LOGITS).tolist()
+    good = [j for j, i in enumerate(asked) if token_ids[i] != BAD_LOGITS]
+    told = [asked[j] for j in good]
+    named = _name(logprobs[good], [token_ids[i] for i in told], [params[i] for i in told])
+    return token_ids, dict(zip(told, named, strict=True))
+
+
+# ---- bias and penalties ----
+
+
+def _adjust(
+    logits: torch.Tensor, rows: Sequence[ScheduledRow], params: Sequence[SamplingParams]
+) -> None:
+    """Change the logits that bias and penalties speak of; the others are not touched."""
+    biased = [(i, [token for token, _ in p.logit_bias]) for i, p in enumerate(params)]
+    if any(tokens for _, tokens in biased):
+        positions, is_known = _positions(logits, biased)
+        bias = _floats(logits, (value for p in params for _, value in p.logit_bias))
+        add_bias(logits, positions, bias[is_known])
+    repeating = [i for i, p in enumerate(params) if p.repetition_penalty != 1.0]
+    if repeating:
+        seen = [(i, rows[i].prompt_token_ids + rows[i].output_token_ids) for i in repeating]
+        penalty = _floats(logits, (p.repetition_penalty for p in params))
+        penalize_repetition(logits, _positions(logits, seen)[0], penalty)
+    counting = [i for i, p in enumerate(params) if p.frequency_penalty or p.presence_penalty]
+    if counting:
+        said = [(i, rows[i].output_token_ids) for i in counting]
+        frequency = _floats(logits, (p.frequency_penalty for p in params))
+        presence = _floats(logits, (p.presence_penalty for p in params))
+        penalize_frequency(logits, _positions(logits, said)[0], frequency, presence)
+
+
+def _positions(
+    logits: torch.Tensor, tokens_by_row: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where these tokens are in the flat logits, and which of them the vocabulary knows."""
+    tokens = torch.tensor([t for _, tokens in tokens_by_row for t in tokens], dtype=torch.int64)
+    rows = torch.tensor([row for row, _ in tokens_by_row], dtype=torch.int64)
+    rows = rows.repeat_interleave(torch.tensor([len(tokens) for _, tokens in tokens_by_row]))
+    is_known = (tokens >= 0) & (tokens < logits.shape[1])
+    positions = (rows * logits.shape[1] + tokens)[is_known]
+    return positions.to(logits.device), is_known.to(logits.device)
+
+
+def _floats(logits: torch.Tensor, values: Iterable[float]) -> torch.Tensor:
+    return torch.tensor(list(values), dtype=logits.dtype, device=logits.device)
+
+
+# ---- drawing ----
+
+
+def _draw(
+    logits: torch.Tensor, rows: Sequence[ScheduledRow], params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """One token a row at its own temperature, from its own numbers.   Result: [rows] int64."""
     device = logits.device
-    # A row with bad logits is replaced by the caller; here it must only not poison the sort.
-    return sample(
-        torch.nan_to_num(logits),
-        temperature=torch.tensor([p.temperature for p in params], device=device),
-        top_k=torch.tensor([p.top_k for p in params], device=device),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-        uniform=torch.tensor(
-            [uniform(row.seed, row.num_output_tokens) for row in rows],
-            dtype=torch.float64,
-            device=device,
-        ),
-    )
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    probs = probabilities(logits, temperature)
+    cut = [i for i, p in enumerate(params) if p.min_p > 0 or p.top_k > 0 or p.top_p < 1]
+    if cut:
+        probs[cut] = truncate(
+            probs[cut],
+            torch.tensor([params[i].min_p for i in cut], dtype=torch.float64, device=device),
+            torch.tensor([params[i].top_k for i in cut], device=device),
+            torch.tensor([params[i].top_p for i in cut], dtype=torch.float64, device=device),
+        )
+    numbers = [uniform(row.seed, row.num_output_tokens) for row in rows]
+    return draw(probs, torch.tensor(numbers, dtype=torch.float64, device=device))
+
+
+# ---- logprobs ----
+
+
+def _name(
+    logprobs: torch.Tensor, token_ids: Sequence[int], params: Sequence[SamplingParams]
+) -> list[TokenLogprobs]:
+    """The chosen token's logprob and the likeliest ones', row by row.   logprobs: [rows, vocab]."""
+    if not token_ids:
+        return []
+    chosen = logprobs[range(len(token_ids)), token_ids].tolist()
+    counts = [min(p.logprobs or 0, logprobs.shape[1]) for p in params]
+    if not any(counts):
+        return [TokenLogprobs(logprob=value) for value in chosen]
+    values, tokens = likeliest(logprobs, max(counts))
+    tops = [zip(*pair, strict=True) for pair in zip(tokens.tolist(), values.tolist(), strict=True)]
+    return [
+        TokenLogprobs(logprob=value, top=tuple(top)[:count])
+        for value, top, count in zip(chosen, tops, counts, strict=True)
+    ]

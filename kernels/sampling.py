@@ -1,6 +1,16 @@
-"""Choosing tokens from logits: the plain-torch meaning, which is also the CPU path."""
+"""Choosing tokens from logits: the plain-torch meaning, which is also the CPU path.
+
+    bias -> repetition -> frequency and presence -> greedy, or
+    temperature -> min_p -> top_k -> top_p -> one uniform number
+
+Each cut keeps the tokens whose probability is not below a floor, so equal tokens share their fate.
+Every row's numbers come from that row only, by operations whose order its neighbours do not change.
+"""
 
 import torch
+
+_DEPTHS = (256, 4096)
+"""How many likeliest tokens are looked at before a whole vocabulary is sorted: bench/LOG.md."""
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -8,31 +18,124 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-def sample(
+# ---- logits that depend on the request, and on what it has said ----
+# Positions are `row * vocab + token`: only the few logits that change are touched.
+
+
+def add_bias(logits: torch.Tensor, positions: torch.Tensor, bias: torch.Tensor) -> None:
+    """logits[positions] += bias, in place.   logits: [B, vocab].   positions, bias: [N]."""
+    logits.view(-1).index_add_(0, positions, bias)
+
+
+def penalize_repetition(
+    logits: torch.Tensor, positions: torch.Tensor, penalty: torch.Tensor
+) -> None:
+    """A seen token's logit is divided by the penalty, or multiplied where negative, in place.
+
+    logits: [B, vocab].   positions: [N] int64, once or often.   penalty: [B].
+    Formula: CTRL, arXiv 1909.05858, section 4.1.
+    """
+    seen = positions.unique()
+    values, factor = logits.view(-1)[seen], penalty[seen // logits.shape[1]]
+    logits.view(-1)[seen] = torch.where(values > 0, values / factor, values * factor)
+
+
+def penalize_frequency(
     logits: torch.Tensor,
-    temperature: torch.Tensor,
+    positions: torch.Tensor,
+    frequency: torch.Tensor,
+    presence: torch.Tensor,
+) -> None:
+    """logit -= count * frequency + (count > 0) * presence, in place: OpenAI's formula.
+
+    logits: [B, vocab].   positions: [N] int64, one for every time.   frequency, presence: [B].
+    """
+    said, counts = positions.unique(return_counts=True)
+    row = said // logits.shape[1]
+    logits.view(-1)[said] -= counts * frequency[row] + presence[row]
+
+
+# ---- sampling ----
+
+
+def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """softmax(logits / temperature) in float32.   logits: [B, vocab].   temperature: [B] > 0."""
+    # The likeliest at 0 first: a large logit over a small temperature would overflow.
+    below = logits.float() - logits.amax(dim=-1, keepdim=True)
+    return torch.softmax(below.div_(temperature[:, None]), dim=-1)
+
+
+def truncate(
+    probs: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    """`probs` with 0 for tokens that are cut off; what remains is not scaled to sum to 1.
+
+    probs: [B, vocab] float32.   min_p, top_p: [B] float64.   top_k: [B] int64, 0 is off.
+    min_p keeps tokens of at least that share of the likeliest's probability, top_k the likeliest k
+    of those, top_p those of these whose likelier ones together stay below that share of them all.
+    """
+    vocab = probs.shape[1]
+    floor = torch.zeros_like(top_p)
+    open_rows = torch.arange(len(probs), device=probs.device)
+    for depth in sorted({min(depth, vocab) for depth in (*_DEPTHS, vocab)}):
+        cuts = min_p[open_rows], top_k[open_rows], top_p[open_rows]
+        floor[open_rows], is_certain = _floor(probs[open_rows], *cuts, depth)
+        open_rows = open_rows[~is_certain]
+        if not len(open_rows):
+            break
+    return probs.masked_fill(probs < floor[:, None].float(), 0.0)
+
+
+def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """One token a row, by inverting the cumulative distribution at `uniform`.
+
+    probs: [B, vocab], of any sum.   uniform: [B] float64 in [0, 1).   Result: [B] int64.
+    """
+    cumulative = probs.double().cumsum(dim=-1)
+    total = cumulative[:, -1:]
+    # Rounding must not reach the total, where no token begins.
+    target = torch.minimum(
+        uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    return torch.searchsorted(cumulative, target, right=True).squeeze(1)
+
+
+def likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k highest of each row, falling; of equal ones the lower token id first.
+
+    logprobs: [B, vocab], no NaN.   Result: logprobs and token ids, both [B, k].
+    """
+    kth = logprobs.topk(k).values[:, -1:]
+    # topk leaves open which of equal values it takes: take all that qualify, and sort these few.
+    row, token = (logprobs >= kth).nonzero(as_tuple=True)
+    value = logprobs[row, token]
+    order = value.argsort(descending=True, stable=True)
+    order = order[row[order].argsort(stable=True)]
+    counts = row.bincount(minlength=len(logprobs))
+    first = counts.cumsum(0) - counts
+    picked = order[first[:, None] + torch.arange(k, device=order.device)]
+    return value[picked], token[picked]
+
+
+def _floor(
+    probs: torch.Tensor,
+    min_p: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    uniform: torch.Tensor,
-) -> torch.Tensor:
-    """One token a row by inverting the cumulative distribution at `uniform`; rows are independent.
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lowest probability kept in each row, and whether `depth` tokens were enough to tell.
 
-    logits: [B, vocab].   temperature: [B] > 0.   top_k: [B] int64, 0 is off.   top_p: [B] in (0,
-    1].
-    uniform: [B] float64 in [0, 1).   Result: [B] int64.
-    A token is kept while the probability of the likelier ones is below top_p, so one always is.
+    The answer does not depend on a depth that is enough: a longer prefix has the same beginning.
     """
-    scaled = logits.double() / temperature[:, None].double()
-    probs, tokens = torch.softmax(scaled, dim=-1).sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(probs.shape[1], device=probs.device)
-    limit = torch.where(top_k > 0, top_k, probs.shape[1])
-    probs = probs.masked_fill(ranks[None, :] >= limit[:, None], 0.0)
-    probs = probs / probs.sum(dim=-1, keepdim=True)
-    before = probs.cumsum(dim=-1) - probs
-    probs = probs.masked_fill(before >= top_p[:, None], 0.0)
-    cumulative = probs.cumsum(dim=-1)
-    target = uniform[:, None] * cumulative[:, -1:]
-    chosen = torch.searchsorted(cumulative, target, right=True).clamp(max=probs.shape[1] - 1)
-    # Rounding may point past the last kept token: step back to it.
-    last = (probs > 0).sum(dim=-1, keepdim=True) - 1
-    return tokens.gather(1, torch.minimum(chosen, last)).squeeze(1)
+    top = probs.topk(depth).values.double()
+    kth = top.gather(1, (top_k[:, None] - 1).clamp(0, depth - 1)).squeeze(1)
+    floor = torch.maximum(min_p * top[:, 0], torch.where(top_k > 0, kth, 0.0))
+    kept = top.masked_fill(top < floor[:, None], 0.0)
+    cumulative = kept.cumsum(dim=-1)
+    total = torch.where(floor > 0, cumulative[:, -1], 1.0)
+    is_in = (kept > 0) & (cumulative - kept < (top_p * total)[:, None])
+    nucleus = kept.gather(1, is_in.sum(dim=-1, keepdim=True) - 1).squeeze(1)
+    is_all = (floor > top[:, -1]) | (floor == 0) & (cumulative[:, -1] >= top_p)
+    is_certain = (top_k <= depth) & ((top_p >= 1) | is_all)
+    return torch.where(top_p < 1, torch.maximum(floor, nucleus), floor), is_certain

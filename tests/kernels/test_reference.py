@@ -2,13 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from engine.sampler import uniform
 from kernels.attention import decode_attention, prefill_attention, store_kv
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
-from kernels.sampling import greedy, sample
 
 BLOCK, HEADS, KV_HEADS, DIM, LAYERS = 16, 6, 2, 8, 2
 
@@ -86,63 +82,3 @@ def test_rope_keeps_lengths_and_depends_on_distance_only():
     far = (at(q, 95) * at(k, 92)).sum()
     assert torch.allclose(near, far, atol=1e-4)
     assert torch.allclose(at(q, 50).norm(), q.norm(), atol=1e-5)
-
-
-def draw(logits, *, temperature=1.0, top_k=0, top_p=1.0, u=0.5):
-    rows = logits.shape[0]
-    return sample(
-        logits,
-        torch.full((rows,), temperature),
-        torch.full((rows,), top_k),
-        torch.full((rows,), top_p, dtype=torch.float64),
-        torch.full((rows,), u, dtype=torch.float64),
-    )
-
-
-def test_sampling_has_the_distribution_it_is_asked_for():
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
-    wanted = logits.double().softmax(-1)[0]
-    grid = [(i + 0.5) / 4000 for i in range(4000)]
-    drawn = [draw(logits, u=u).item() for u in grid]
-    counts = torch.bincount(torch.tensor(drawn), minlength=4) / len(grid)
-    assert (counts - wanted).abs().max() < 1e-3
-
-
-@given(
-    st.lists(st.floats(-20, 20), min_size=2, max_size=40),
-    st.integers(0, 45),
-    st.floats(0.01, 1.0),
-    st.floats(0.0, 1.0, exclude_max=True),
-    st.floats(0.05, 5.0),
-)
-@settings(max_examples=300, deadline=None)
-def test_a_drawn_token_is_always_within_top_k_and_top_p(values, top_k, top_p, u, temperature):
-    logits = torch.tensor([values])
-    token = draw(logits, temperature=temperature, top_k=top_k, top_p=top_p, u=u).item()
-    probs = (logits[0].double() / temperature).softmax(-1)
-    likelier = probs[probs > probs[token]]
-    if top_k:
-        assert len(likelier) < top_k
-        kept = probs.sort(descending=True).values[:top_k]
-        likelier = likelier / kept.sum()
-    assert likelier.sum() < top_p + 1e-9
-
-
-@given(st.integers(1, 6), st.integers(0, 2**31))
-@settings(max_examples=50, deadline=None)
-def test_a_rows_token_does_not_depend_on_its_neighbours(rows, seed):
-    torch.manual_seed(seed)
-    logits = torch.randn(rows, 50)
-    together = draw(logits, top_p=0.9, top_k=20, u=0.37)
-    alone = torch.cat([draw(row[None], top_p=0.9, top_k=20, u=0.37) for row in logits])
-    assert torch.equal(together, alone)
-    assert torch.equal(greedy(logits), logits.argmax(-1))
-
-
-def test_uniforms_of_a_seed_are_spread_evenly_and_differ_between_seeds():
-    drawn = torch.tensor([uniform(7, i) for i in range(20_000)])
-    counts = torch.histc(drawn, bins=20, min=0, max=1) / 1000
-    assert counts.min() > 0.88
-    assert counts.max() < 1.12
-    assert drawn.max() < 1
-    assert len({uniform(seed, 0) for seed in range(1000)}) == 1000
