@@ -1,4 +1,7 @@
-"""Stop strings, matched on the bytes of tokens: which tokens may leave, and where the text ends."""
+"""Stop strings, matched on the bytes of tokens: which tokens may leave, and where the text ends.
+
+Tokens leave in the order they came, so what belongs to them (logprobs) may wait in a queue beside.
+"""
 
 from collections.abc import Sequence
 
@@ -22,9 +25,11 @@ class StopMatcher:
             return [token_id], None
         self._held.append((token_id, len(token)))
         self._text += token
-        found = [at for stop in self._stops if (at := self._text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if found:
-            surplus = len(self._text) - min(found)
+            # The one complete first, byte by byte: how the text is cut into tokens decides nothing.
+            _, start = min(found)
+            surplus = len(self._text) - start
             return self.flush(), surplus
         return self._release(len(self._text) - self._possible_start()), None
 

@@ -1,11 +1,14 @@
 """Stop strings: what leaves is certain, and the text ends exactly before the stop."""
 
 from hypothesis import given, settings
-from hypothesis.strategies import lists, sampled_from
+from hypothesis.strategies import binary, lists, sampled_from
 
 from engine.stops import StopMatcher
 
 pieces = lists(sampled_from([b"a", b"b", b"ab", b"ba", b"", b"aab", b"c"]), max_size=20)
+few_bytes = sampled_from([0x61, 0x62, 0xC3, 0xA9])
+any_pieces = lists(lists(few_bytes, max_size=4).map(bytes), max_size=20) | lists(binary(max_size=3))
+any_stops = lists(lists(few_bytes, min_size=1, max_size=5).map(bytes), min_size=1, max_size=4)
 abc_stops = lists(sampled_from([b"ab", b"aba", b"bb", b"cab", b"aaa", b"c"]), max_size=3)
 
 
@@ -49,3 +52,39 @@ def test_released_text_never_contains_or_begins_a_stop_that_comes(tokens, stops)
                 if text.endswith(stop[:length]):
                     assert len(sent) <= len(text) - length
     assert released + matcher.flush() == list(range(len(tokens)))
+
+
+def first_complete(text, stops):
+    """Where the stop begins that is complete first, read byte by byte; None without one."""
+    for end in range(len(text) + 1):
+        begun = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
+        if begun:
+            return min(begun)
+    return None
+
+
+@given(any_pieces, any_stops)
+@settings(max_examples=1000, deadline=None)
+def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(tokens, stops):
+    matcher, released, surplus = StopMatcher(stops), [], None
+    text, start = b"", first_complete(b"".join(tokens), stops)
+    for token_id, piece in enumerate(tokens):
+        text += piece
+        out, surplus = matcher.push(token_id, piece)
+        released += out
+        if surplus is not None:
+            break
+        sent = b"".join(tokens[i] for i in released)
+        assert start is None or len(sent) <= start, "a token of the stop string has left"
+    released += matcher.flush()
+    assert released == list(range(len(released))), "tokens leave in the order they came"
+    assert text == b"".join(tokens[i] for i in released)
+    assert (surplus is None) == (start is None)
+    assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]
+
+
+def test_a_stop_within_another_one_ends_the_text_in_one_token_as_in_many():
+    for tokens in ([b"abcd"], [b"a", b"b", b"c"], [b"ab", b"cd"]):
+        matcher = StopMatcher([b"abcd", b"bc"])
+        surplus = [matcher.push(i, token)[1] for i, token in enumerate(tokens)][-1]
+        assert b"".join(tokens)[:-surplus] == b"a"
