@@ -104,7 +104,8 @@ class InputBuilder:
         for at in range(0, len(decodes), DECODE_GROUP):
             group = decodes[at : at + DECODE_GROUP]
             depth = max(self.layout.num_blocks(row.start + 1) for _, row in group)
-            blocks = [(row.block_ids[:depth] + (0,) * depth)[:depth] for _, row in group]
+            # Padded with a row's own last block: a row reads nobody else's memory, masked or not.
+            blocks = [(row.block_ids + row.block_ids[-1:] * depth)[:depth] for _, row in group]
             groups.append(
                 DecodeGroup(
                     rows=self._ints([first for first, _ in group]),

@@ -9,19 +9,26 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.elementwise import is_finite
+
 
 def store_kv(
     kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Write this step's keys and values where their positions live.
+) -> torch.Tensor:
+    """Write this step's keys and values where their positions live; [T] bool, which are finite.
 
     kv: [blocks, layers, 2, kv heads, block_size, head_dim].   k, v: [T, kv heads, head_dim].
     slot_mapping: [T] int64, block * block_size + offset.
+    What is not finite is written as 0: under a mask 0 * NaN is NaN, for every later owner of the
+    block.
     """
     block_size = kv.shape[4]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    kv[:, layer, 0].transpose(1, 2)[blocks, offsets] = k
-    kv[:, layer, 1].transpose(1, 2)[blocks, offsets] = v
+    pair = torch.stack((k, v), dim=1)
+    finite = is_finite(pair.flatten(1))
+    # [block, token, k or v, kv head, head_dim]
+    kv[:, layer].permute(0, 3, 1, 2, 4)[blocks, offsets] = pair.nan_to_num_(0.0, 0.0, 0.0)
+    return finite
 
 
 def _gather(

@@ -84,6 +84,9 @@ def _rows(
         raise AdapterRejected(
             f"{name} has shapes {tuple(a.shape)}, {tuple(b.shape)}, not {features}"
         )
+    # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise AdapterRejected(f"{name} has a value that is too large for {dtype}")
     return a, b
 
 

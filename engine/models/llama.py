@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from engine.inputs import ForwardInputs
 from kernels.attention import decode_attention, prefill_attention, store_kv
-from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from kernels.elementwise import apply_rope, is_finite, rms_norm, silu_mul
 from lora.layout import PROJECTIONS, ModelShape
 
 _Q, _K, _V, _O, _GATE, _UP, _DOWN = range(len(PROJECTIONS))
@@ -152,8 +152,8 @@ class Llama:
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs: ForwardInputs
-    ) -> torch.Tensor:
-        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab].
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; [T] bool, is it finite.
 
         input_ids, positions: [T] int64.   The KV of all T tokens is written to the arena.
         """
@@ -165,7 +165,8 @@ class Llama:
             normed = rms_norm(hidden, layer.post_norm, self.config.rms_norm_eps)
             hidden = hidden + self._mlp(index, layer, normed, inputs)
         last = rms_norm(hidden[inputs.logits_indices], self.norm, self.config.rms_norm_eps)
-        return linear(last, self.lm_head)
+        # Nothing turns a NaN of the residual stream into a number again: the last one tells.
+        return linear(last, self.lm_head), is_finite(hidden)
 
     def _attention(
         self,
@@ -181,7 +182,7 @@ class Llama:
         k = self._project(index, layer, _K, x, inputs).view(len(x), -1, dim)
         v = self._project(index, layer, _V, x, inputs).view(len(x), -1, dim)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        store_kv(inputs.kv, index, k, v, inputs.slot_mapping)
+        stored = store_kv(inputs.kv, index, k, v, inputs.slot_mapping)
         out = torch.empty_like(q)
         for group in inputs.decodes:
             out[group.rows] = decode_attention(
@@ -190,7 +191,9 @@ class Llama:
         for chunk in inputs.prefills:
             rows = slice(chunk.row, chunk.row + chunk.length)
             out[rows] = prefill_attention(q[rows], inputs.kv, index, chunk.blocks, chunk.start)
-        return self._project(index, layer, _O, out.flatten(1), inputs)
+        # The cache has zeros where this token's keys or values are not finite: it must not pass.
+        out = out.flatten(1).masked_fill(~stored[:, None], torch.nan)
+        return self._project(index, layer, _O, out, inputs)
 
     def _mlp(
         self, index: int, layer: _Layer, x: torch.Tensor, inputs: ForwardInputs

@@ -2,9 +2,12 @@
 
 import hashlib
 import random
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, ScheduledRow
 from engine.config import SchedulerConfig
@@ -22,6 +25,7 @@ from lora.layout import Layout
 from lora.manager import AdapterManager, Loaded
 from lora.weights import pack
 from registry.base_model import BaseModel
+from registry.peft_format import WEIGHTS_FILE
 from registry.ref import AdapterRef
 from tests.engine.fakes import FakeLoader, make_message, run_until_idle, tokens_of
 from tests.oracle import greedy, merged_model
@@ -55,8 +59,7 @@ class MemoryLoader(FakeLoader):
 def build_core(model_dir, directory, objects, num_slabs=96, budget=64):
     config = LlamaConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4)
-    slabs = torch.full((num_slabs, layout.slab_bytes), 0xFF, dtype=torch.uint8)  # NaNs
-    slabs.view(torch.float32).nan_to_num_(nan=0.0)
+    slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     adapters = AdapterManager(Arena(num_slabs), MemoryLoader(layout, slabs, objects))
     limits = SchedulerConfig(max_model_len=256, max_num_seqs=8, max_num_batched_tokens=budget)
     scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0])
@@ -114,6 +117,83 @@ def test_a_mixed_batch_gives_each_request_what_it_gets_with_its_adapter_merged(t
     assert distinct >= 0.9 * len(answers), "the adapters must be seen to matter"
     for i, message in enumerate(messages):
         assert tokens_of(outputs[message.request_id]) == answers[i][i % 4]
+
+
+def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_path):
+    model_dir = save_model(tmp_path / "model")
+    good = save_adapter(model_dir, tmp_path / "good", seed=1)
+    objects: dict[str, bytes] = {}
+    adapters = {
+        "base": None,
+        "good": add_adapter(objects, model_dir, good, tmp_path),
+        # In the keys only: the residual stream stays finite unless the store speaks up.
+        "bad": add_adapter(objects, model_dir, overflowing(good, "k_proj"), tmp_path),
+    }
+    core = build_core(model_dir, tmp_path / "engine", objects, num_slabs=26, budget=40)
+    messages = [make_message(f"{n}-{i}", 63, 8, adapters[n]) for i in range(4) for n in adapters]
+    for message in messages:
+        core.handle("gw", message)
+    outputs = run_until_idle(core)
+    oracles = {
+        "base": merged_model(model_dir, None),
+        "good": merged_model(model_dir, good),
+    }
+    for message in messages:
+        name, last = message.request_id.split("-")[0], outputs[message.request_id][-1]
+        if name == "bad":
+            assert (last.stop_cause, last.num_completion_tokens) == ("engine_failure", 0)
+        else:
+            expected = greedy(oracles[name], list(message.prompt_token_ids), 8)
+            assert tokens_of(outputs[message.request_id]) == expected
+    first_bad = outputs["bad-0"][-1]
+    assert first_bad.num_prompt_tokens < 63, "it fails before its prompt is through"
+    assert core.runner.inputs.kv.isfinite().all()
+
+
+def overflowing(adapter_dir, projection):
+    """The adapter with finite weights of one projection, the product of which is not."""
+    folder = adapter_dir.with_name("overflowing")
+    shutil.copytree(adapter_dir, folder)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    for name in tensors:
+        if projection in name:
+            tensors[name] *= 1e25
+    save_file(tensors, folder / WEIGHTS_FILE)
+    return folder
+
+
+def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path):
+    model_dir = save_model(tmp_path / "model", tied=False)
+    core = build_core(model_dir, tmp_path / "engine", {}, num_slabs=16, budget=40)
+    poison = 7
+    core.runner.model.embedding[poison] = torch.nan
+    clean = [t for t in make_message("x", 70).prompt_token_ids if t != poison]
+    prompts = {"first": [poison, *clean], "clean": clean, "last": [*clean, poison]}
+    prompts |= {"middle": [*clean[:20], poison, *clean[20:]], "later": clean[::-1]}
+    for name, prompt in prompts.items():
+        message = replace(make_message(name, max_tokens=8), prompt_token_ids=tuple(prompt))
+        core.handle("gw", message)
+    outputs = run_until_idle(core)
+    oracle = merged_model(model_dir, None)
+    for name, prompt in prompts.items():
+        if poison in prompt:
+            assert outputs[name][-1].stop_cause == "engine_failure"
+        else:
+            assert tokens_of(outputs[name]) == greedy(oracle, prompt, 8)
+    assert core.runner.inputs.kv.isfinite().all()
+
+
+def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
+    layout = Layout.of(LlamaConfig.parse(TINY_CONFIG).shape, itemsize=4)
+    slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
+    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, None))
+    size = layout.block_size
+    rows = [
+        ScheduledRow("short", (1,), 3, (5,), None, None, 0, None, 0, 0),
+        ScheduledRow("long", (1,), 2 * size, (2, 6, 3), None, None, 0, None, 0, 0),
+    ]
+    (group,) = builder.build(Batch(1, tuple(rows))).decodes
+    assert group.blocks.tolist() == [[5, 5, 5], [2, 6, 3]]
 
 
 def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from lora.layout import PROJECTIONS, Layout
 from lora.loader import ThreadLoader
 from lora.weights import pack
 from registry.base_model import BaseModel
+from registry.peft_format import parse_canonical
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
 from tests.engine.fakes import SHAPE
@@ -92,6 +94,18 @@ def test_an_object_of_another_base_model_is_rejected(world):
     shallower = Layout.of(SHAPE.__class__(1, 64, 160, 4, 2, 16), itemsize=4)
     with pytest.raises(AdapterRejected, match="no projection of this base model"):
         pack("d", data, shallower, torch.float32)
+
+
+def test_a_value_that_the_arenas_dtype_cannot_hold_is_rejected(world):
+    base, _, data = world
+    adapter = parse_canonical(data)
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    large = bytearray(data)
+    large[adapter.tensors[name].start : adapter.tensors[name].start + 4] = struct.pack("<f", 1e5)
+    pack("d", bytes(large), layout_of(base), torch.float32)
+    halves = Layout.of(layout_of(base).shape, itemsize=2)
+    with pytest.raises(AdapterRejected, match=r"layers\.1\.mlp\.up_proj .* torch\.float16"):
+        pack("d", bytes(large), halves, torch.float16)
 
 
 def test_damaged_bytes_are_rejected():
