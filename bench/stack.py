@@ -68,6 +68,7 @@ def _settings(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, 
         "max_model_len": _BLOCK_SIZE * (longest // _BLOCK_SIZE + 1),
         "arena_bytes": 2 << 30,
         "request_timeout_s": _REQUEST_TIMEOUT_S,
+        "first_token_timeout_s": _REQUEST_TIMEOUT_S,
     } | dict(options.settings)
 
 

@@ -83,8 +83,8 @@ class Engines:
 
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Raises EngineDeadError, RequestRefused, Quarantined."""
-        fingerprint = _fingerprint(request)
-        if self._deaths.get(fingerprint, 0) >= _MAX_DEATHS:
+        mark = fingerprint(request)
+        if self._deaths.get(mark, 0) >= _MAX_DEATHS:
             raise Quarantined
         was_ready = self.is_ready
         try:
@@ -94,7 +94,7 @@ class Engines:
         except EngineDeadError:
             # An engine that was not there to begin with did not die of this request.
             if was_ready:
-                self._remember_death(fingerprint)
+                self._remember_death(mark)
             raise
 
     def _remember_death(self, fingerprint: str) -> None:
@@ -106,7 +106,8 @@ class Engines:
             self._deaths.popitem(last=False)
 
 
-def _fingerprint(request: AddRequest) -> str:
+def fingerprint(request: AddRequest) -> str:
+    """The same for requests that make the engine do the same."""
     digest = request.adapter.digest if request.adapter else None
     shape = (request.tenant_id, digest, request.prompt_token_ids, request.sampling_params)
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

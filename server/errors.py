@@ -63,6 +63,10 @@ def unsupported_parameter(param: str, why: str = "") -> ApiError:
     return ApiError(400, message, param=param, code="unsupported_parameter")
 
 
+def unknown_token_id(vocabulary_size: int, *, param: str) -> ApiError:
+    return ApiError(400, f"Token ids must be below {vocabulary_size}.", param=param)
+
+
 def context_length_exceeded(*, limit: int, asked: int, param: str = "messages") -> ApiError:
     message = (
         f"This model's maximum context length is {limit} tokens; "
@@ -146,6 +150,17 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
 def overloaded(retry_after_s: float = 1.0) -> ApiError:
     message = "The engine is overloaded. Try again shortly."
     return ApiError(503, message, type="overloaded_error", headers=retry_headers(retry_after_s))
+
+
+def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> ApiError:
+    message = f"No token came within {timeout_s:g} s: too many are waiting. Nothing was billed."
+    return ApiError(
+        503,
+        message,
+        type="overloaded_error",
+        code="first_token_timeout",
+        headers=retry_headers(retry_after_s),
+    )
 
 
 def adapter_failed(retry_after_s: float = 5.0) -> ApiError:

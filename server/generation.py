@@ -9,7 +9,7 @@ paid; nothing here counts a token.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,7 +18,8 @@ from sqlalchemy import Connection
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import AddRequest, RequestOutput
 from registry.ref import AdapterRef
-from server import errors, openai
+from server import answers, errors
+from server.answers import Answer, Choice, Part
 from server.auth import Identity
 from server.database import LedgerUnavailable
 from server.engines import Quarantined
@@ -26,7 +27,7 @@ from server.errors import ApiError
 from server.gateway import Gateway, now_ms
 from server.ledger import Hold, insert_hold, void_refused
 from server.limits import RateLimits, Reservation
-from server.openai import Answer, ChatRequest, CompletionRequest
+from server.openai import ChatRequest, CompletionRequest
 from server.prices import Price, amount_nanousd, current_price, rated_nanousd
 from server.tokenizer import Detokenizer, TemplateError
 
@@ -40,6 +41,7 @@ _HOLD_SLACK_MS = 60_000
 class Generation:
     """A request that has been admitted and paid for."""
 
+    asked: ChatRequest | CompletionRequest
     message: AddRequest
     answer: Answer
     price: Price
@@ -66,28 +68,36 @@ async def admit(
         if adapter:
             await gateway.engines.prefetch(identity.tenant_id, adapter)
         prompt = await _tokenize(gateway, asked)
+        asked.check_token_ids(len(gateway.tokenizer.vocabulary))
         max_tokens = _max_tokens(gateway, asked, len(prompt))
-        sampling = asked.sampling(max_tokens)
-        gateway.limiter.acquire_tokens(reservation, len(prompt) + max_tokens, time.monotonic())
+        token_lease = asked.n * max_tokens
+        gateway.limiter.acquire_tokens(reservation, len(prompt) + token_lease, time.monotonic())
         message = AddRequest(
             request_id=request_id,
             tenant_id=identity.tenant_id,
             prompt_token_ids=tuple(prompt),
-            sampling_params=sampling,
-            token_lease=max_tokens,
+            sampling_params=asked.sampling(max_tokens),
+            token_lease=token_lease,
             deadline_s=gateway.settings.request_timeout_s,
+            first_token_timeout_s=gateway.settings.first_token_timeout_s,
             adapter=adapter,
             cache_salt=identity.cache_salt,
             weight=identity.weight,
+            priority=asked.priority,
         )
         await _hold(gateway, identity, asked.model, message, price)
     except BaseException:
         gateway.running.pop(request_id, None)
         reservation.cancel(time.monotonic())
         raise
-    is_chat = isinstance(asked, ChatRequest)
-    answer = Answer.of(request_id, asked.model, is_chat, gateway.base.base_revision)
-    return Generation(message, answer, price, reservation, arrived_at)
+    answer = Answer.of(
+        request_id,
+        asked.model,
+        isinstance(asked, ChatRequest),
+        gateway.base.base_revision,
+        asked.served_tier,
+    )
+    return Generation(asked, message, answer, price, reservation, arrived_at)
 
 
 async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[RequestOutput, None]:
@@ -101,10 +111,8 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
                     waited_s = time.monotonic() - generation.arrived_at
                     gateway.metrics.time_to_first_token.observe(waited_s)
                 num_tokens = output.num_prompt_tokens + output.num_completion_tokens
-                if output.finish_reason == "error":
-                    raise _failure(output)
-                if output.stop_cause == "deadline" and not output.num_completion_tokens:
-                    raise errors.request_timeout(gateway.settings.request_timeout_s)
+                if failure := _failure(generation.message, output):
+                    raise failure
                 yield output
     except RequestRefused as refused:
         await _void(gateway, request_id)
@@ -122,22 +130,18 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
         generation.reservation.settle(num_tokens, time.monotonic())
 
 
-async def whole(
-    gateway: Gateway, generation: Generation, with_token_ids: bool
-) -> tuple[dict[str, object], str | None]:
+async def whole(gateway: Gateway, generation: Generation) -> tuple[dict[str, object], str | None]:
     """The complete answer, and the digest of the adapter that was applied."""
-    detokenizer, text = Detokenizer(gateway.tokenizer.vocabulary), ""
-    token_ids: list[int] = []
+    choices = _choices(gateway, generation)
+    parts = [Part() for _ in choices]
     async with aclosing(outputs(gateway, generation)) as stream:
         async for output in stream:
-            token_ids += output.new_token_ids
-            text += _text(detokenizer, output)
+            parts[output.index].append(choices[output.index].take(output))
+    message = generation.message
+    prompt = message.prompt_token_ids if generation.asked.return_token_ids else None
     body = generation.answer.whole(
-        text,
-        openai.finish_reason(output),
+        [choice.whole(part, prompt) for choice, part in zip(choices, parts, strict=True)],
         _usage(generation, output),
-        token_ids if with_token_ids else None,
-        generation.message.prompt_token_ids,
     )
     return body, output.adapter_digest
 
@@ -147,33 +151,29 @@ async def events(
     generation: Generation,
     first: RequestOutput,
     rest: AsyncGenerator[RequestOutput, None],
-    asked: ChatRequest | CompletionRequest,
 ) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events; a failure on the way is one error event, and the end."""
-    detokenizer = Detokenizer(gateway.tokenizer.vocabulary)
+    asked, answer = generation.asked, generation.answer
+    choices = _choices(gateway, generation)
     # With include_usage every chunk carries the key: null until the last one.
     nothing = {"usage": None} if asked.includes_usage else {}
     output = first
     async with aclosing(rest):
         try:
             while True:
-                final = output.finish_reason is not None
-                chunk = generation.answer.chunk(
-                    _text(detokenizer, output),
-                    finish_reason=openai.finish_reason(output) if final else None,
-                    token_ids=output.new_token_ids if asked.return_token_ids else None,
-                    is_first=output is first,
-                )
-                yield openai.event(chunk | nothing)
-                if final:
+                choice = choices[output.index]
+                part = choice.take(output)
+                chunk = answer.chunk(choice.chunk(part, with_token_ids=asked.return_token_ids))
+                yield answers.event(chunk | nothing)
+                if output.is_last:
                     break
                 output = await anext(rest)
         except ApiError as error:
-            yield openai.event(errors.error_body(error))
+            yield answers.event(errors.error_body(error))
             return
     if asked.includes_usage:
-        yield openai.event(generation.answer.usage_chunk(_usage(generation, output)))
-    yield openai.DONE
+        yield answers.event(answer.usage_chunk(_usage(generation, output)))
+    yield answers.DONE
 
 
 # ---- the steps, in order ----
@@ -237,7 +237,7 @@ def _checked_ids(gateway: Gateway, ids: list[int]) -> list[int]:
         raise errors.invalid_request("The prompt is empty.", param="prompt")
     size = len(gateway.tokenizer.vocabulary)
     if max(ids) >= size:
-        raise errors.invalid_request(f"Token ids must be below {size}.", param="prompt")
+        raise errors.unknown_token_id(size, param="prompt")
     return ids
 
 
@@ -288,12 +288,24 @@ async def _void(gateway: Gateway, request_id: str) -> None:
     await gateway.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
 
 
-def _text(detokenizer: Detokenizer, output: RequestOutput) -> str:
-    return detokenizer.push(
-        output.new_token_ids,
-        final=output.finish_reason is not None,
-        cut_bytes=output.num_stop_bytes,
-    )
+def _choices(gateway: Gateway, generation: Generation) -> list[Choice]:
+    """One for each of the n answers."""
+    vocabulary = gateway.tokenizer.vocabulary
+    echo = _echo(generation, vocabulary)
+    is_chat = generation.answer.is_chat
+    return [Choice(index, vocabulary, is_chat, echo) for index in range(generation.asked.n)]
+
+
+def _echo(generation: Generation, vocabulary: Sequence[bytes]) -> str:
+    """The prompt as it was sent; of token ids, their text."""
+    asked = generation.asked
+    if not isinstance(asked, CompletionRequest) or not asked.echo:
+        return ""
+    if isinstance(asked.prompt, str):
+        return asked.prompt
+    if isinstance(asked.prompt[0], str):
+        return asked.prompt[0]
+    return Detokenizer(vocabulary).push(generation.message.prompt_token_ids, final=True)
 
 
 def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
@@ -308,14 +320,21 @@ def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
         final.num_completion_tokens,
         generation.price,
     )
-    return openai.usage(final, cost, generation.price.price_version)
+    return answers.usage(final, cost, generation.price.price_version)
 
 
 # ---- failures ----
 
 
-def _failure(output: RequestOutput) -> ApiError:
-    """A request that the engine accepted and could not serve; it is rated 0."""
+def _failure(message: AddRequest, output: RequestOutput) -> ApiError | None:
+    """Of a request that the engine accepted and could not serve."""
+    if not output.num_completion_tokens:
+        if output.stop_cause == "first_token_timeout":
+            return errors.first_token_timeout(message.first_token_timeout_s)
+        if output.stop_cause == "deadline":
+            return errors.request_timeout(message.deadline_s)
+    if output.finish_reason != "error":
+        return None
     if output.stop_cause == "adapter_failed":
         return errors.adapter_failed()
     if output.stop_cause == "adapter_rejected":

@@ -1,34 +1,31 @@
-"""OpenAI's shapes: requests checked and refused by name, answers and chunks rendered.
+"""Requests in OpenAI's shapes: checked, and what is not served refused by name.
 
-Field names and framing follow OpenAI's specification; `return_token_ids` is vLLM's.
+Field names follow OpenAI's specification; top_k, min_p, repetition_penalty, stop_token_ids,
+ignore_eos and return_token_ids are vLLM's.
 """
 
 import json
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.messages import RequestOutput, SamplingParams
+from engine.messages import SamplingParams
 from server import errors
 from server.errors import ApiError
-
-DONE = b"data: [DONE]\n\n"
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
 _MAX_MESSAGES = 2048
+_MAX_ANSWERS = 16
+_MAX_BIASES = 1024
+_MAX_LOGPROBS = 20
+_BATCH_PRIORITY = 1
 
 # What may be sent without being served: values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "echo": (False,),
-    "suffix": ("",), "tools": ([],), "tool_choice": ("none",), "functions": ([],),
-    "parallel_tool_calls": (True, False), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "presence_penalty": (0,), "frequency_penalty": (0,),
-    "logit_bias": ({},), "store": (False,), "service_tier": ("auto", "default"),
+    "best_of": (1,), "top_logprobs": (0,), "echo": (False,), "suffix": ("",), "tools": ([],),
+    "tool_choice": ("none",), "functions": ([],), "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,),
     "reasoning_effort": ("none",), "verbosity": ("medium",),
 }  # fmt: skip
 # Labels of the caller's own: accepted, and nothing depends on them.
@@ -60,65 +57,142 @@ class _Message(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+
+
 class _Request(BaseModel):
     """What both kinds of completion share."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str = Field(min_length=1, max_length=512)
+    n: int = Field(1, ge=1, le=_MAX_ANSWERS)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0.0, le=2.0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0.0, le=1.0, allow_inf_nan=False)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
+    logit_bias: dict[_TokenName, _Bias] = Field(default_factory=dict, max_length=_MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] = Field(default_factory=list, max_length=64)
+    stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
+    service_tier: Literal["auto", "default", "flex"] = "auto"
 
     @property
     def asked_tokens(self) -> int | None:
         return self.max_tokens
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Of the likeliest tokens beside the chosen one; None for no logprobs at all."""
+        raise NotImplementedError
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """Raises ApiError for stops that cannot be."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        encoded = tuple(stop.encode() for stop in stops)
-        if len(encoded) > _MAX_STOPS or any(not 0 < len(s) <= _MAX_STOP_BYTES for s in encoded):
+    @property
+    def priority(self) -> int:
+        """AddRequest's: who asks for the flexible tier can wait."""
+        return _BATCH_PRIORITY if self.service_tier == "flex" else 0
+
+    @property
+    def served_tier(self) -> str:
+        return "flex" if self.service_tier == "flex" else "default"
+
+    def check(self) -> None:
+        """What fields alone do not say. Raises ApiError."""
+        if len(self._stops) > _MAX_STOPS or any(
+            not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
+        ):
             raise errors.invalid_request(
                 f"stop takes at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes.",
                 param="stop",
             )
+
+    def check_token_ids(self, vocabulary_size: int) -> None:
+        """Raises ApiError for an id that no token has."""
+        named = {
+            "logit_bias": [int(token) for token in self.logit_bias],
+            "stop_token_ids": self.stop_token_ids,
+        }
+        for param, token_ids in named.items():
+            if max(token_ids, default=0) >= vocabulary_size:
+                raise errors.unknown_token_id(vocabulary_size, param=param)
+
+    def sampling(self, max_tokens: int) -> SamplingParams:
+        """As the engine wants it."""
         return SamplingParams(
             max_tokens=max_tokens,
+            n=self.n,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            logprobs=self.num_logprobs,
             seed=None if self.seed is None else self.seed % 2**64,
-            stop=encoded,
+            stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
         )
+
+    @property
+    def _stops(self) -> tuple[bytes, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop.encode() for stop in stops)
 
 
 class ChatRequest(_Request):
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
 
     @property
     def asked_tokens(self) -> int | None:
         given = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
         return max(given, default=None)
 
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise errors.invalid_request(
+                "top_logprobs needs logprobs to be true.", param="top_logprobs"
+            )
+
 
 class CompletionRequest(_Request):
     max_tokens: int | None = Field(16, ge=1)
-    prompt: str | list[Annotated[int, Field(ge=0)]] | list[str]
+    prompt: str | list[_TokenId] | list[str]
+    logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
+    echo: bool = False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise errors.unsupported_parameter(
+                "echo", "logprobs of the prompt are not computed; leave out echo or logprobs"
+            )
 
 
 def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]) -> Any:
@@ -135,11 +209,13 @@ def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]
         if value is not None and not any(_equal(value, n) for n in _NEUTRAL.get(name, ())):
             raise errors.unsupported_parameter(name)
     try:
-        return kind.model_validate_json(
+        asked = kind.model_validate_json(
             json.dumps({k: v for k, v in served.items() if v is not None})
         )
     except ValidationError as error:
         raise _fault(error) from None
+    asked.check()
+    return asked
 
 
 def _equal(value: Any, neutral: Any) -> bool:
@@ -154,6 +230,8 @@ def _fault(error: ValidationError) -> ApiError:
     for part in deepest["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
+        elif path == "logit_bias":
+            break  # what follows is the caller's own key
         elif part in _FIELDS:
             path += f".{part}" if path else part
     return errors.invalid_request(f"{path}: {deepest['msg']}", param=path or None)
@@ -165,105 +243,3 @@ _FIELDS = frozenset(
     for model in (ChatRequest, CompletionRequest, _Message, _TextPart, _StreamOptions)
     for name in model.model_fields
 )
-
-
-# ---- answers ----
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What every object of one answer carries. digest: of the adapter that was applied."""
-
-    request_id: str
-    model: str
-    is_chat: bool
-    created: int
-    fingerprint: str
-
-    @classmethod
-    def of(cls, request_id: str, model: str, is_chat: bool, base_revision: str) -> "Answer":
-        return cls(request_id, model, is_chat, int(time.time()), f"fp_{base_revision[:12]}")
-
-    @property
-    def id(self) -> str:
-        return f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.request_id}"
-
-    def whole(
-        self,
-        text: str,
-        finish_reason: str,
-        usage: dict[str, Any],
-        token_ids: Sequence[int] | None,
-        prompt_token_ids: Sequence[int] | None,
-    ) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-        if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
-        else:
-            choice["text"] = text
-        if token_ids is not None:
-            choice["token_ids"] = list(token_ids)
-            choice["prompt_token_ids"] = list(prompt_token_ids or ())
-        kind = "chat.completion" if self.is_chat else "text_completion"
-        return {**self._head(kind), "choices": [choice], "usage": usage}
-
-    def chunk(
-        self,
-        text: str,
-        *,
-        finish_reason: str | None = None,
-        token_ids: Sequence[int] | None = None,
-        is_first: bool = False,
-    ) -> dict[str, Any]:
-        """One event of a stream."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-        if self.is_chat:
-            choice["delta"] = ({"role": "assistant"} if is_first else {}) | {"content": text}
-        else:
-            choice["text"] = text
-        if token_ids is not None:
-            choice["token_ids"] = list(token_ids)
-        return {**self._head(self._chunk_kind), "choices": [choice]}
-
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head(self._chunk_kind), "choices": [], "usage": usage}
-
-    @property
-    def _chunk_kind(self) -> str:
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.fingerprint,
-        }
-
-
-def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> dict[str, Any]:
-    """OpenAI's usage object from the engine's counts; what is ours is under one key."""
-    return {
-        "prompt_tokens": final.num_prompt_tokens,
-        "completion_tokens": final.num_completion_tokens,
-        "total_tokens": final.num_prompt_tokens + final.num_completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": final.num_cached_tokens},
-        "x_chorale": {
-            "cost_nanousd": cost_nanousd,
-            "price_version": price_version,
-            "adapter_digest": final.adapter_digest,
-            "stop_cause": final.stop_cause,
-        },
-    }
-
-
-def finish_reason(final: RequestOutput) -> str:
-    """OpenAI's word for how it ended: a cancelled answer stopped."""
-    return "length" if final.finish_reason == "length" else "stop"
-
-
-def event(data: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -54,8 +54,9 @@ def rated_nanousd(
     price: TokenPrices,
 ) -> int:
     """What a request that ended like this pays: its tokens' price, or nothing."""
-    # Nothing was generated before the deadline, so the client got an error, not an answer.
-    is_unanswered = stop_cause == "deadline" and completion_tokens == 0
+    # Nothing was generated in time, so the client got an error, not an answer.
+    is_late = stop_cause in ("deadline", "first_token_timeout")
+    is_unanswered = is_late and completion_tokens == 0
     if is_unanswered or not is_billable(finish_reason, stop_cause):
         return 0
     return amount_nanousd(prompt_tokens, cached_tokens, completion_tokens, price)

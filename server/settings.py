@@ -53,6 +53,7 @@ class Settings(BaseModel):
     max_rank: int = Field(256, ge=1, le=256)
 
     request_timeout_s: float = Field(120.0, gt=0)
+    first_token_timeout_s: float = Field(30.0, gt=0)
     max_body_bytes: int = Field(4 << 20, ge=1 << 10)
     drain_timeout_s: float = Field(30.0, ge=0)
 

@@ -58,10 +58,8 @@ async def _complete(
     admitted = await generation.admit(gateway, identity, asked)
     headers = _rate_headers(gateway, identity)
     if asked.stream:
-        return await _stream(request, gateway, admitted, asked, headers)
-    answered = await _unless_gone(
-        request, generation.whole(gateway, admitted, asked.return_token_ids)
-    )
+        return await _stream(request, gateway, admitted, headers)
+    answered = await _unless_gone(request, generation.whole(gateway, admitted))
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
@@ -72,7 +70,6 @@ async def _stream(
     request: Request,
     gateway: Gateway,
     admitted: generation.Generation,
-    asked: ChatRequest | CompletionRequest,
     headers: dict[str, str],
 ) -> Response:
     """The first output is awaited before the status is sent: until then failures have their own."""
@@ -81,7 +78,7 @@ async def _stream(
     if first is None:
         return Response(status_code=_CLIENT_CLOSED)
     return StreamingResponse(
-        generation.events(gateway, admitted, first, outputs, asked),
+        generation.events(gateway, admitted, first, outputs),
         media_type="text/event-stream",
         headers=headers | _SSE_HEADERS | _digest_header(first.adapter_digest),
     )

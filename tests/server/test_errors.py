@@ -39,6 +39,7 @@ def make(cls):
          "rate_limit_exceeded"),
         (errors.insufficient_quota("spent"), 429, "insufficient_quota", "insufficient_quota"),
         (errors.overloaded(), 503, "overloaded_error", None),
+        (errors.first_token_timeout(30), 503, "overloaded_error", "first_token_timeout"),
         (errors.metering_unavailable(), 503, "service_unavailable", "metering_unavailable"),
         (errors.engine_unavailable(), 503, "service_unavailable", "engine_unavailable"),
         (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
@@ -56,6 +57,7 @@ def test_each_situation_has_its_status_and_all_four_keys(error, status, type, co
 def test_every_503_and_429_says_when_to_come_back_or_not_to():
     for error in (
         errors.overloaded(),
+        errors.first_token_timeout(30),
         errors.metering_unavailable(),
         errors.engine_unavailable(),
         errors.adapter_failed(),

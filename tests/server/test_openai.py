@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import RequestOutput
+from engine.messages import SamplingParams
 from server.errors import ApiError
-from server.openai import Answer, ChatRequest, CompletionRequest, event, parse_request, usage
+from server.openai import ChatRequest, CompletionRequest, parse_request
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "m", "prompt": "hi"}
 
 
 def parse(body, kind=ChatRequest):
@@ -28,8 +29,8 @@ def refused(body, kind=ChatRequest):
 @pytest.mark.parametrize(
     "name",
     [
-        "tools", "functions", "response_format", "logit_bias", "presence_penalty", "n", "logprobs",
-        "audio", "prediction", "web_search_options", "surprise",
+        "tools", "functions", "response_format", "audio", "prediction", "web_search_options",
+        "best_of", "suffix", "echo", "surprise",
     ],
 )  # fmt: skip
 def test_a_parameter_that_is_not_served_is_refused_by_name(name):
@@ -62,6 +63,29 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral):
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [IMAGE]}, "messages[0].content[0].type"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 10.1}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"logit_bias": {"7": 101}}, "logit_bias"),
+        ({"logit_bias": {"-7": 1}}, "logit_bias"),
+        ({"logit_bias": {"07": 1}}, "logit_bias"),
+        ({"logit_bias": {"model": 1}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [7]}, "logit_bias"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "x" * 300}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
     ],
     ids=str,
 )  # fmt: skip
@@ -69,11 +93,61 @@ def test_a_bad_value_names_its_place(change, param):
     assert refused(HELLO | change) == param
 
 
-@pytest.mark.parametrize("stop", ["", [""], ["x" * 300], ["a"] * 17])
-def test_stops_have_limits(stop):
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"prompt": [2**40]}, "prompt[0]"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_of_a_text_completion_names_its_place(change, param):
+    assert refused(TEXT | change, CompletionRequest) == param
+
+
+def test_every_sampling_parameter_reaches_the_engine():
+    values = {
+        "n": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05,
+        "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+        "seed": 7, "stop_token_ids": [5], "ignore_eos": True,
+    }  # fmt: skip
+    wanted = SamplingParams(
+        **values | {"stop_token_ids": (5,)}, max_tokens=9, stop=(b"END",), logprobs=4,
+        logit_bias=((50, -100.0), (0, 1.5)),
+    )  # fmt: skip
+    given = values | {"stop": "END", "logit_bias": {"50": -100, "0": 1.5}}
+    chat = parse(HELLO | given | {"logprobs": True, "top_logprobs": 4})
+    assert chat.sampling(9) == wanted
+    assert parse(TEXT | given | {"logprobs": 4}, CompletionRequest).sampling(9) == wanted
+
+
+def test_what_is_not_asked_for_changes_nothing():
+    assert parse(HELLO).sampling(9) == SamplingParams(max_tokens=9)
+    assert parse(TEXT, CompletionRequest).sampling(9) == SamplingParams(max_tokens=9)
+    assert parse(HELLO | {"top_k": -1}).sampling(9).top_k == 0
+    assert parse(HELLO | {"logprobs": True}).sampling(9).logprobs == 0
+    assert parse(TEXT | {"logprobs": 0}, CompletionRequest).sampling(9).logprobs == 0
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+def test_a_token_id_that_nobody_has_is_refused_by_name(name):
+    asked = parse(HELLO | {"logit_bias": {"99": 1}, "stop_token_ids": [99]})
+    asked.check_token_ids(100)
+    other = {"logit_bias": {"100": 1}} if name == "logit_bias" else {"stop_token_ids": [3, 100]}
     with pytest.raises(ApiError) as error:
-        parse(HELLO | {"stop": stop}).sampling(10)
-    assert error.value.param == "stop"
+        parse(HELLO | other).check_token_ids(100)
+    assert (error.value.status, error.value.param) == (400, name)
+
+
+def test_the_flexible_tier_waits_and_every_other_does_not():
+    tiers = {tier: parse(HELLO | {"service_tier": tier}) for tier in ("auto", "default", "flex")}
+    assert {tier: asked.priority for tier, asked in tiers.items()} == {
+        "auto": 0, "default": 0, "flex": 1,
+    }  # fmt: skip
+    assert [asked.served_tier for asked in tiers.values()] == ["default", "default", "flex"]
 
 
 def test_both_token_limits_are_read_and_the_larger_counts():
@@ -99,7 +173,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "n", "x"]), json_values))
+@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "best_of", "x"]), json_values))
 @settings(max_examples=300, deadline=None)
 def test_no_json_makes_the_parser_raise_anything_but_a_400(body):
     status = 200
@@ -114,25 +188,3 @@ def test_no_json_makes_the_parser_raise_anything_but_a_400(body):
 def test_a_body_that_is_no_json_object_is_a_400(body):
     with pytest.raises(ApiError):
         parse_request(body, ChatRequest)
-
-
-def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
-    final = RequestOutput(
-        request_id="r", seq=0, finish_reason="stop", stop_cause="eos",
-        num_prompt_tokens=7, num_completion_tokens=5,
-    )  # fmt: skip
-    body = usage(final, 123, 1)
-    assert body["total_tokens"] == body["prompt_tokens"] + body["completion_tokens"] == 12
-    assert body["x_chorale"]["cost_nanousd"] == 123
-
-
-def test_an_event_is_one_data_line():
-    chunk = Answer.of("r", "m", True, "abc").chunk("a\nb\u2028c", is_first=True)
-    raw = event(chunk)
-    assert raw.startswith(b"data: {")
-    assert raw.endswith(b"\n\n")
-    assert raw.count(b"\n") == 2
-    assert json.loads(raw[6:])["choices"][0]["delta"] == {
-        "role": "assistant",
-        "content": "a\nb\u2028c",
-    }

@@ -82,7 +82,9 @@ def test_what_we_broke_is_free_and_what_the_client_stopped_is_not(
 
 
 def test_a_deadline_before_the_first_token_is_free():
-    assert rated_nanousd("abort", "deadline", 7, 0, 0, DEFAULT_PRICES) == 0
+    for cause in ("deadline", "first_token_timeout"):
+        for reason in ("abort", "length", "error"):
+            assert rated_nanousd(reason, cause, 7, 0, 0, DEFAULT_PRICES) == 0
     some = rated_nanousd("abort", "deadline", 7, 2, 1, DEFAULT_PRICES)
     assert some == amount_nanousd(7, 2, 1, DEFAULT_PRICES)
     assert rated_nanousd("error", "engine_failure", 7, 2, 1, DEFAULT_PRICES) == 0

@@ -1,0 +1,162 @@
+"""Answers in OpenAI's shapes: whole objects, chunks of a stream, usage.
+
+Framing follows OpenAI's specification; `token_ids` and `prompt_token_ids` are vLLM's.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.messages import RequestOutput, TokenLogprobs
+from server.logprobs import LogprobsText
+from server.tokenizer import Detokenizer
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of one answer, or all of it. logprobs: one for every token, None if not asked for."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+
+    def append(self, other: "Part") -> None:
+        """What comes after."""
+        self.text += other.text
+        self.token_ids += other.token_ids
+        if other.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + other.logprobs
+        self.finish_reason = other.finish_reason
+
+
+class Choice:
+    """One of a request's n answers as it comes. echo: text of the prompt, to stand before it."""
+
+    def __init__(self, index: int, vocabulary: Sequence[bytes], is_chat: bool, echo: str) -> None:
+        self.index = index
+        self.is_chat = is_chat
+        self._detokenizer = Detokenizer(vocabulary)
+        self._logprobs = LogprobsText(vocabulary, is_chat)
+        self._echo = echo
+        self._is_first_chunk = True
+
+    def take(self, output: RequestOutput) -> Part:
+        """What an output adds."""
+        is_final = output.finish_reason is not None
+        text = self._detokenizer.push(
+            output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
+        )
+        text, self._echo = self._echo + text, ""
+        logprobs = None if output.logprobs is None else list(output.logprobs)
+        reason = finish_reason(output) if is_final else None
+        return Part(text, list(output.new_token_ids), logprobs, reason)
+
+    def whole(self, part: Part, prompt_token_ids: Sequence[int] | None) -> dict[str, Any]:
+        """The choice of an answer that is not streamed. prompt_token_ids: None for no ids."""
+        choice = self._head(part)
+        if self.is_chat:
+            choice["message"] = {"role": "assistant", "content": part.text, "refusal": None}
+        else:
+            choice["text"] = part.text
+        if prompt_token_ids is not None:
+            choice["token_ids"] = part.token_ids
+            choice["prompt_token_ids"] = list(prompt_token_ids)
+        return choice
+
+    def chunk(self, part: Part, *, with_token_ids: bool = False) -> dict[str, Any]:
+        """The choice of one event of a stream."""
+        choice = self._head(part)
+        if self.is_chat:
+            role = {"role": "assistant"} if self._is_first_chunk else {}
+            choice["delta"] = role | {"content": part.text}
+        else:
+            choice["text"] = part.text
+        if with_token_ids:
+            choice["token_ids"] = part.token_ids
+        self._is_first_chunk = False
+        return choice
+
+    def _head(self, part: Part) -> dict[str, Any]:
+        logprobs = self._logprobs.render(part.token_ids, part.logprobs) if part.logprobs else None
+        return {"index": self.index, "logprobs": logprobs, "finish_reason": part.finish_reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What every object of one request's answer carries."""
+
+    request_id: str
+    model: str
+    is_chat: bool
+    created: int
+    fingerprint: str
+    service_tier: str
+
+    @classmethod
+    def of(
+        cls, request_id: str, model: str, is_chat: bool, base_revision: str, service_tier: str
+    ) -> "Answer":
+        fingerprint = f"fp_{base_revision[:12]}"
+        return cls(request_id, model, is_chat, int(time.time()), fingerprint, service_tier)
+
+    @property
+    def id(self) -> str:
+        return f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.request_id}"
+
+    def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": usage}
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """One event of a stream."""
+        return {**self._head(self._chunk_kind), "choices": [choice]}
+
+    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(self._chunk_kind), "choices": [], "usage": usage}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self.is_chat else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "service_tier": self.service_tier,
+        }
+
+
+def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> dict[str, Any]:
+    """OpenAI's usage object from the engine's counts; what is ours is under one key."""
+    return {
+        "prompt_tokens": final.num_prompt_tokens,
+        "completion_tokens": final.num_completion_tokens,
+        "total_tokens": final.num_prompt_tokens + final.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": final.num_cached_tokens},
+        "x_chorale": {
+            "cost_nanousd": cost_nanousd,
+            "price_version": price_version,
+            "adapter_digest": final.adapter_digest,
+            "stop_cause": final.stop_cause,
+        },
+    }
+
+
+def finish_reason(output: RequestOutput) -> str:
+    """OpenAI's word for how it ended: a cancelled answer stopped."""
+    return "length" if output.finish_reason == "length" else "stop"
+
+
+def event(data: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,347 @@
+"""Completions over HTTP, around an engine that says what the test wants it to say."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from engine.errors import EngineDeadError, RequestRefused
+from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
+from registry.ref import AdapterRef
+from server.app import create_app
+from server.auth import create_key
+from server.database import DEFAULT_FILE
+from server.engines import Quarantined, fingerprint
+from server.gateway import Gateway
+from server.prices import amount_nanousd, ensure_price
+from server.settings import Settings
+from server.tables import holds
+from tests.server.factories import NOW_MS, make_tenant
+
+DEMO = Path(__file__).parents[2] / "demo" / "model"
+MAX_MODEL_LEN = 512
+CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
+
+Script = Callable[[AddRequest], Sequence[RequestOutput | Exception]]
+
+
+def token_ids(index: int) -> tuple[int, ...]:
+    """What the engine says in its index-th answer."""
+    return tuple(range(40 + 10 * index, 43 + 10 * index))
+
+
+def answer_all(message: AddRequest) -> list[RequestOutput]:
+    """Three tokens for each answer, one by one and in turn; the last output has the counts."""
+    params, n = message.sampling_params, message.sampling_params.n
+    said = [(index, place) for place in range(3) for index in range(n)]
+    outputs = []
+    for seq, (index, place) in enumerate(said):
+        token = token_ids(index)[place]
+        named = (TokenLogprobs(logprob=-0.5, top=((token, -0.5), (7, -1.5))),)
+        outputs.append(
+            RequestOutput(
+                request_id=message.request_id,
+                seq=seq,
+                index=index,
+                new_token_ids=(token,),
+                logprobs=None if params.logprobs is None else named,
+                finish_reason="length" if place == 2 else None,
+                stop_cause="max_tokens" if place == 2 else None,
+                num_prompt_tokens=len(message.prompt_token_ids),
+                num_completion_tokens=seq + 1,
+                is_last=seq + 1 == len(said),
+            )
+        )
+    return outputs
+
+
+def end_at_once(**fields: Any) -> Script:
+    """The engine ends the request before any token."""
+
+    def script(message: AddRequest) -> list[RequestOutput]:
+        return [RequestOutput(request_id=message.request_id, seq=0, is_last=True, **fields)]
+
+    return script
+
+
+@dataclass
+class FakeEngines:
+    """Follows its script, and remembers what it was asked."""
+
+    script: Script = answer_all
+    is_ready: bool = True
+    asked: list[AddRequest] = field(default_factory=list)
+    welcome: Welcome = field(
+        default_factory=lambda: Welcome(
+            engine_id="engine-1", epoch=1, base_revision="b" * 64, max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=8, device="fake", dtype="float32",
+        )
+    )  # fmt: skip
+
+    def engine_ids(self) -> list[str]:
+        return [self.welcome.engine_id]
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        raise AssertionError("the base model needs no adapter")
+
+    async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(message)
+        for said in self.script(message):
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+
+@dataclass
+class Product:
+    """The gateway's application with one tenant, called without a socket."""
+
+    gateway: Gateway
+    engines: FakeEngines
+    api_key: str
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        async def call() -> httpx.Response:
+            transport = httpx.ASGITransport(create_app(self.gateway))
+            headers = {"authorization": f"Bearer {self.api_key}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://gateway", headers=headers
+            ) as client:
+                return await client.post(f"/v1/{path}", json=body)
+
+        return asyncio.run(call())
+
+    def chat(self, **changes: Any) -> httpx.Response:
+        return self.post("chat/completions", CHAT | changes)
+
+    def text(self, **changes: Any) -> httpx.Response:
+        return self.post("completions", TEXT | changes)
+
+    def words(self, ids: Sequence[int]) -> str:
+        return b"".join(self.gateway.tokenizer.vocabulary[i] for i in ids).decode()
+
+    def hold(self) -> sa.Row[Any]:
+        """The newest."""
+        request_id = self.engines.asked[-1].request_id
+        query = sa.select(holds).where(holds.c.request_id == request_id)
+        return self.gateway.database.write_sync(lambda conn: conn.execute(query).one())
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
+    settings = Settings(
+        model=str(DEMO), model_name="base", data_dir=tmp_path, first_token_timeout_s=12
+    )
+    engines = FakeEngines()
+    built = Gateway.build(settings, DEMO, "admin")
+    gateway = replace(built, engines=engines)
+    gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    tenant = make_tenant(gateway.database, tokens_per_minute=1000)
+    api_key = gateway.database.write_sync(
+        lambda conn: create_key(conn, tenant.tenant_id, "a key", gateway.pepper, now_ms=NOW_MS)[1]
+    )
+    yield Product(gateway, engines, api_key)
+    gateway.database.close()
+    asyncio.run(built.engines.close())
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def test_n_answers_are_n_choices_in_order_and_one_usage(product: Product) -> None:
+    body = product.chat(n=3, return_token_ids=True).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    for index, choice in enumerate(body["choices"]):
+        assert choice["token_ids"] == list(token_ids(index))
+        assert choice["message"]["content"] == product.words(token_ids(index))
+        assert choice["finish_reason"] == "length"
+    prompt = len(product.engines.asked[0].prompt_token_ids)
+    assert body["usage"]["prompt_tokens"] == prompt
+    assert body["usage"]["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Product, kind) -> None:
+    ask = product.chat if kind == "chat" else product.text
+    chunks = events(ask(n=3, stream=True, stream_options={"include_usage": True}))
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+        texts = [c["delta"]["content"] if kind == "chat" else c["text"] for c in own]
+        assert "".join(texts) == product.words(token_ids(index))
+        assert [c["finish_reason"] for c in own] == [None, None, "length"]
+        if kind == "chat":
+            assert ["role" in c["delta"] for c in own] == [True, False, False]
+    assert [c["usage"] for c in chunks[:-1]] == [None] * 9
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 9
+
+
+def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(product: Product) -> None:
+    answer = product.text(n=4, max_tokens=20)
+    message = product.engines.asked[-1]
+    num_prompt_tokens = len(message.prompt_token_ids)
+    assert (message.token_lease, message.sampling_params.max_tokens) == (80, 20)
+    hold = product.hold()
+    assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 80)
+    price = product.gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    assert hold.amount_nanousd == amount_nanousd(num_prompt_tokens, 0, 80, price)
+    left = int(answer.headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - num_prompt_tokens - 80
+    # Used: the prompt and 12 tokens; the next request takes its own prompt and one.
+    again = product.text(max_tokens=1)
+    left = int(again.headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - (num_prompt_tokens + 12) - (num_prompt_tokens + 1)
+
+
+def test_without_max_tokens_every_answer_may_fill_the_context(product: Product) -> None:
+    product.chat(n=2, max_tokens=None)
+    message = product.engines.asked[-1]
+    rest = MAX_MODEL_LEN - len(message.prompt_token_ids)
+    assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
+
+
+def test_logprobs_come_in_both_shapes_whole_and_streamed(product: Product) -> None:
+    whole = product.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]
+    assert (
+        b"".join(bytes(entry["bytes"]) for entry in whole["content"])
+        == product.words(token_ids(0)).encode()
+    )
+    chunks = events(product.chat(logprobs=True, top_logprobs=2, stream=True))
+    streamed = [entry for c in chunks for entry in c["choices"][0]["logprobs"]["content"]]
+    assert streamed == whole["content"]
+    whole = product.text(logprobs=2).json()["choices"][0]["logprobs"]
+    assert whole["text_offset"][0] == 0
+    assert whole["tokens"] == [product.words([token]) for token in token_ids(0)]
+    chunks = events(product.text(logprobs=2, stream=True))
+    for name, entries in whole.items():
+        assert [e for c in chunks for e in c["choices"][0]["logprobs"][name]] == entries
+
+
+def test_logprobs_that_were_not_asked_for_are_null(product: Product) -> None:
+    assert product.chat().json()["choices"][0]["logprobs"] is None
+    assert {c["choices"][0]["logprobs"] for c in events(product.text(stream=True))} == {None}
+
+
+def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) -> None:
+    said = [product.words(token_ids(index)) for index in range(2)]
+    whole = product.text(echo=True, n=2).json()["choices"]
+    assert [choice["text"] for choice in whole] == [TEXT["prompt"] + words for words in said]
+    ids = product.gateway.tokenizer.encode(TEXT["prompt"])
+    for prompt in (TEXT["prompt"], [TEXT["prompt"]], ids):
+        chunks = events(product.text(echo=True, n=2, stream=True, prompt=prompt))
+        for index, words in enumerate(said):
+            own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+            assert own[0]["text"].startswith(TEXT["prompt"])
+            assert "".join(c["text"] for c in own) == TEXT["prompt"] + words
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier", "priority"), [("auto", "default", 0), ("default", "default", 0),
+    ("flex", "flex", 1)]
+)  # fmt: skip
+def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, priority) -> None:
+    assert product.chat(service_tier=asked).json()["service_tier"] == tier
+    assert product.engines.asked[-1].priority == priority
+    chunks = events(product.chat(service_tier=asked, stream=True))
+    assert {chunk["service_tier"] for chunk in chunks} == {tier}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [999999]}, "stop_token_ids"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"n": 17}, "n"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_costs_nothing(
+    product: Product, changes, param
+) -> None:
+    refused = product.text(**changes)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert product.engines.asked == []
+    assert not product.gateway.running
+    left = int(product.text(max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - len(product.engines.asked[-1].prompt_token_ids) - 1
+
+
+@pytest.mark.parametrize("reason", ["length", "abort", "error"])
+def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product, reason) -> None:
+    product.engines.script = end_at_once(finish_reason=reason, stop_cause="first_token_timeout")
+    for stream in (False, True):
+        answer = product.chat(stream=stream)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("overloaded_error", "first_token_timeout")
+    assert product.engines.asked[-1].first_token_timeout_s == 12
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        EngineDeadError("it died"),
+        RequestRefused("queue_full"),
+        RequestRefused("metering_unavailable"),
+        end_at_once(finish_reason="error", stop_cause="adapter_failed"),
+        end_at_once(finish_reason="error", stop_cause="gateway_lost"),
+    ],
+    ids=str,
+)
+def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
+    product.engines.script = fault if callable(fault) else lambda _: [fault]
+    for stream in (False, True):
+        answer = product.chat(stream=stream)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+    product.engines.is_ready = False
+    assert int(product.chat().headers["retry-after"]) >= 1
+
+
+def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
+    def script(message: AddRequest) -> list[RequestOutput]:
+        said = answer_all(message)[:3]
+        return [*said, replace(said[0], seq=3, finish_reason="error", stop_cause="engine_failure")]
+
+    product.engines.script = script
+    assert product.chat(n=2).status_code == 500
+    streamed = product.chat(n=2, stream=True)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert not product.gateway.running
+
+
+def test_a_quarantined_request_is_told_to_change(product: Product) -> None:
+    product.engines.script = lambda _: [Quarantined()]
+    answer = product.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_quarantined")
+
+
+def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: Product) -> None:
+    product.chat()
+    product.chat(service_tier="flex")
+    same, again = product.engines.asked
+    assert same.request_id != again.request_id
+    assert fingerprint(same) == fingerprint(again)
+    for change in (
+        {"n": 2}, {"logit_bias": {"5": 1}}, {"min_p": 0.1}, {"logprobs": True}, {"max_tokens": 8},
+        {"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1},
+    ):  # fmt: skip
+        product.chat(**change)
+        assert fingerprint(product.engines.asked[-1]) != fingerprint(same)
