@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from engine.messages import RequestOutput, TokenLogprobs
-from server.logprobs import LogprobsText
+from engine.messages import RequestOutput
+from server.logprobs import LogprobsText, extend
 from server.tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -19,20 +19,22 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Part:
-    """Some of one answer, or all of it. logprobs: one for every token, None if not asked for."""
+    """Some of one answer, or all of it. logprobs: in their OpenAI shape, None without any."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
 
     def append(self, other: "Part") -> None:
         """What comes after."""
         self.text += other.text
         self.token_ids += other.token_ids
-        if other.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + other.logprobs
         self.finish_reason = other.finish_reason
+        if self.logprobs is None:
+            self.logprobs = other.logprobs
+        elif other.logprobs is not None:
+            extend(self.logprobs, other.logprobs)
 
 
 class Choice:
@@ -53,7 +55,10 @@ class Choice:
             output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
         )
         text, self._echo = self._echo + text, ""
-        logprobs = None if output.logprobs is None else list(output.logprobs)
+        logprobs = None
+        if output.logprobs:
+            # Here, output by output: an answer's worth at its end would hold up everybody else.
+            logprobs = self._logprobs.render(output.new_token_ids, output.logprobs)
         reason = finish_reason(output) if is_final else None
         return Part(text, list(output.new_token_ids), logprobs, reason)
 
@@ -83,8 +88,11 @@ class Choice:
         return choice
 
     def _head(self, part: Part) -> dict[str, Any]:
-        logprobs = self._logprobs.render(part.token_ids, part.logprobs) if part.logprobs else None
-        return {"index": self.index, "logprobs": logprobs, "finish_reason": part.finish_reason}
+        return {
+            "index": self.index,
+            "logprobs": part.logprobs,
+            "finish_reason": part.finish_reason,
+        }
 
 
 @dataclass(frozen=True, slots=True)

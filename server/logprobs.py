@@ -75,3 +75,10 @@ class LogprobsText:
     def _bytes(self, token_id: int) -> bytes:
         # A model may have more logits than its tokenizer has tokens.
         return self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
+
+
+def extend(logprobs: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add those of the tokens that follow, of the same shape."""
+    for name, entries in more.items():
+        if isinstance(entries, list):
+            logprobs[name] += entries

@@ -5,8 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
 from engine.messages import RequestOutput
 from server import errors, generation
@@ -63,7 +64,11 @@ async def _complete(
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
-    return JSONResponse(body, headers=headers | _digest_header(digest))
+    return Response(
+        msgspec.json.encode(body),
+        media_type="application/json",
+        headers=headers | _digest_header(digest),
+    )
 
 
 async def _stream(
