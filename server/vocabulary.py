@@ -1,0 +1,88 @@
+"""A vocabulary as bytes: what each token id adds to a text."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+class UnsupportedTokenizer(Exception):
+    """What makes it so. Its tokens cannot be written as bytes, or its template does not parse."""
+
+
+def read_vocabulary(definition: dict[str, Any]) -> list[bytes]:
+    """Token id -> its bytes; special tokens and ids that nobody has are none.
+
+    definition: of tokenizer.json. A token's bytes are those it has after other text, so a word of a
+    SentencePiece vocabulary keeps its space. Raises UnsupportedTokenizer.
+    """
+    model = definition["model"]
+    if model["type"] != "BPE":
+        raise UnsupportedTokenizer(f"its model is {model['type']}; only BPE is served")
+    convert = _converter(_flattened(definition.get("decoder")))
+    added = definition.get("added_tokens", [])
+    ids = {*model["vocab"].values(), *(token["id"] for token in added)}
+    table = [b""] * (max(ids, default=-1) + 1)
+    for token, token_id in model["vocab"].items():
+        table[token_id] = convert(token)
+    for token in added:
+        table[token["id"]] = b"" if token["special"] else convert(token["content"])
+    return table
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The characters by which byte-level BPE writes bytes (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def _flattened(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a decoder, in order."""
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [step for nested in decoder["decoders"] for step in _flattened(nested)]
+    return [decoder]
+
+
+def _converter(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
+    """From a token's name to its bytes, as the decoder's steps would."""
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    replaced = [_replacement(step, kinds) for step in steps]
+    if not any(replaced):
+        raise UnsupportedTokenizer(f"its decoder {kinds} does not write tokens as bytes")
+
+    def convert(token: str) -> bytes:
+        for pair in replaced:
+            token = token.replace(*pair) if pair else token
+        byte = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in kinds else None
+        return bytes.fromhex(byte[1]) if byte else token.encode()
+
+    return convert
+
+
+def _byte_level(token: str, alphabet: dict[str, int] = byte_alphabet()) -> bytes:
+    # Added tokens may have other characters; they stand for themselves.
+    known = all(character in alphabet for character in token)
+    return bytes(alphabet[character] for character in token) if known else token.encode()
+
+
+def _replacement(step: dict[str, Any], kinds: list[str]) -> tuple[str, str] | None:
+    """What this step replaces in every token. Raises UnsupportedTokenizer if it does other things.
+
+    The space that Strip and Metaspace take from a text's start stays: see Detokenizer.
+    """
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return old, new
+        case {"type": "Metaspace", "replacement": str(old)}:
+            return old, " "
+        case {"type": "ByteFallback" | "Fuse"}:
+            return None
+        case {"type": "Strip", "content": " ", "stop": 0} if "Fuse" in kinds:
+            return None
+    raise UnsupportedTokenizer(f"its decoder's step {step['type']} does not write tokens as bytes")
