@@ -18,6 +18,7 @@ from engine.models.llama import Llama, LlamaConfig, UnsupportedModel
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.runner import ModelRunner
 from engine.scheduler import ArenaTooSmall, Scheduler
+from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import load_config, load_weights
 from engine.wire import read_vocabulary
 from lora.arena import Arena
@@ -34,6 +35,10 @@ _STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (74 of 78 GFLOP/s),
 and decodes wait for a chunk of 0.4 s instead of 1.4 s (135M shape, one thread; bench/LOG.md).
 """
+_SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+_LEAST_SUM_RANKS = 256
+_RANK_SHARE = 0.1
+"""Of the bytes that a step reads anyway, the weights: what all its adapters together may add."""
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:
@@ -44,7 +49,14 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else _half_dtype(Path(config.model_dir))
     step_tokens = config.max_num_batched_tokens or _STEP_TOKENS[device]
-    return replace(config, device=device, dtype=dtype, max_num_batched_tokens=step_tokens)
+    swap_bytes = _SWAP_BYTES[device] if config.swap_bytes is None else config.swap_bytes
+    return replace(
+        config,
+        device=device,
+        dtype=dtype,
+        max_num_batched_tokens=step_tokens,
+        swap_bytes=swap_bytes,
+    )
 
 
 def _half_dtype(model_dir: Path) -> str:
@@ -66,6 +78,15 @@ def resolve_max_model_len(
         num_tokens,
     )
     return replace(config, max_model_len=longest)
+
+
+def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -> EngineConfig:
+    """Without a wish: a tenth of the step's bytes; small models, all adapters to them, get more."""
+    if config.max_sum_ranks_per_step is not None:
+        return config
+    rank_bytes = layout.bytes_per_rank
+    sum_ranks = max(_LEAST_SUM_RANKS, int(_RANK_SHARE * weight_bytes / rank_bytes))
+    return replace(config, max_sum_ranks_per_step=sum_ranks)
 
 
 def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, EngineConfig]:
@@ -92,9 +113,14 @@ def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, Engine
     )
     vocabulary = read_vocabulary(Path(config.vocabulary_path))
     vocabulary += [b""] * (model_config.vocab_size - len(vocabulary))
-    scheduler = Scheduler(config.scheduler, layout, adapters, vocabulary, config.eos_token_ids)
-    meter = TokenMeter(data_dir / "meter")
-    runner = ModelRunner(model, slabs, layout, dtype, adapters.tables, meter)
+    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+    config = resolve_sum_ranks(config, layout, weight_bytes)
+    meter, num_slots = TokenMeter(data_dir / "meter"), (config.swap_bytes or 0) // layout.slab_bytes
+    runner = ModelRunner(model, slabs, layout, dtype, adapters.tables, meter, num_slots)
+    swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
+    scheduler = Scheduler(
+        config.scheduler, layout, adapters, vocabulary, config.eos_token_ids, swap
+    )
     journal = Journal(data_dir / "journal", engine_id, config.base_revision)
     logger.info(
         "%d slabs of %d kB, %d KV tokens, %s on %s",

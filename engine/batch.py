@@ -10,7 +10,7 @@ from engine.messages import (
     SamplingParams,
     TokenLogprobs,
 )
-from engine.request import Request
+from engine.request import RequestGroup
 
 BAD_LOGITS = -1
 """What a runner gives for a row whose logits are not finite: that request fails, nobody else."""
@@ -20,7 +20,9 @@ BAD_LOGITS = -1
 class ScheduledRow:
     """One request's part of a step: plain data, so that it can be broadcast.
 
-    token_ids: to compute, at positions start, start + 1, ...   block_ids: cover all of them.
+    index: which of the request's answers.
+    token_ids: to compute, at positions start, start + 1, ...; the last may be PENDING_TOKEN: what
+    the step before chooses for this request and index.   block_ids: cover all of them.
     sampling: None while the prompt is not finished; then no token is chosen.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
     prompt_token_ids, output_token_ids: everything before it, only where penalties need it.
@@ -36,16 +38,34 @@ class ScheduledRow:
     sampling: SamplingParams | None
     seed: int
     num_output_tokens: int
+    index: int = 0
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """A KV block copied to its slot of the swap space, or back from it."""
+
+    block_id: int
+    slot: int
+    is_out: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Rows of one adapter are neighbours, the base model's come first."""
+    """One step. Rows of one adapter are neighbours, the base model's come first.
+
+    transfers: run in this order, before the rows are computed.
+    """
 
     step: int
     rows: tuple[ScheduledRow, ...]
+    transfers: tuple[Transfer, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.rows and not self.transfers
 
     @property
     def num_tokens(self) -> int:
@@ -76,4 +96,4 @@ class StepResult:
     outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
     leases_low: list[tuple[str, LeaseLow]] = field(default_factory=list)
     progress: list[RequestProgress] = field(default_factory=list)
-    ended: list[Request] = field(default_factory=list)
+    ended: list[RequestGroup] = field(default_factory=list)

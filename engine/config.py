@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from engine.fairness import SchedulingPolicy
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -9,12 +11,20 @@ class SchedulerConfig:
 
     max_num_batched_tokens: tokens computed in one step.   max_num_seqs: requests in one step.
     max_waiting: requests queued; one more is refused.
+    max_sum_ranks_per_step: of the distinct adapters in one step; a single larger one goes alone.
+    max_skips: times that a request which wants for room is passed before nobody passes any more.
+    public_prefixes: token ids of prompts that every tenant may share on the base model.
     """
 
     max_model_len: int
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 128
     max_waiting: int = 1024
+    max_sum_ranks_per_step: int = 1024
+    max_skips: int = 64
+    scheduling_policy: SchedulingPolicy = "vtc"
+    prefix_caching: bool = True
+    public_prefixes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +33,9 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
-    device and dtype may be "auto", max_model_len and max_num_batched_tokens None: `engine.__main__`
-    replaces them by what the machine, the checkpoint and the arena give.
+    device and dtype may be "auto", and max_model_len, max_num_batched_tokens,
+    max_sum_ranks_per_step and swap_bytes None: `engine.__main__` replaces them by what the machine,
+    the checkpoint and the arena give.   swap_bytes: host memory for the KV of preempted requests.
     """
 
     data_dir: str
@@ -43,6 +54,12 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     max_waiting: int = 1024
+    max_sum_ranks_per_step: int | None = None
+    max_skips: int = 64
+    scheduling_policy: SchedulingPolicy = "vtc"
+    prefix_caching: bool = True
+    public_prefixes: tuple[tuple[int, ...], ...] = ()
+    swap_bytes: int | None = None
     disk_cache_bytes: int = 10 << 30
     host_cache_bytes: int = 256 << 20
     prefetch_per_tenant: int = 4
@@ -50,15 +67,24 @@ class EngineConfig:
     max_unsettled_records: int = 100_000
 
     def __post_init__(self) -> None:
+        # From JSON they come as lists.
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        public = tuple(tuple(prefix) for prefix in self.public_prefixes)
+        object.__setattr__(self, "public_prefixes", public)
 
     @property
     def scheduler(self) -> SchedulerConfig:
         assert self.max_model_len is not None, "not resolved yet"
         assert self.max_num_batched_tokens is not None, "not resolved yet"
+        assert self.max_sum_ranks_per_step is not None, "not resolved yet"
         return SchedulerConfig(
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_waiting=self.max_waiting,
+            max_sum_ranks_per_step=self.max_sum_ranks_per_step,
+            max_skips=self.max_skips,
+            scheduling_policy=self.scheduling_policy,
+            prefix_caching=self.prefix_caching,
+            public_prefixes=self.public_prefixes,
         )

@@ -1,9 +1,9 @@
 """The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
 
-from collections.abc import Sequence
+from collections import deque
 from typing import Protocol
 
-from engine.batch import Batch, StepResult
+from engine.batch import Batch, StepResult, StepTokens
 from engine.journal import Journal
 from engine.messages import (
     AbortRequests,
@@ -26,10 +26,19 @@ ToGateway = StepOutputs | LeaseLow | JournalRecords
 
 
 class Runner(Protocol):
-    """Runs a step on the device."""
+    """Runs steps on the device, in the order in which they are launched.
 
-    def run(self, batch: Batch) -> Sequence[int | None]:
-        """A token for every row with `sampling`, None for the others; BAD_LOGITS if not finite."""
+    lag: steps that may run while the next one is being scheduled; 0 where `launch` computes.
+    """
+
+    lag: int
+
+    def launch(self, batch: Batch) -> None:
+        """Begin a step."""
+        ...
+
+    def collect(self) -> StepTokens:
+        """What the oldest step came to, once it has finished."""
         ...
 
 
@@ -47,15 +56,29 @@ class EngineCore:
         self.journal = journal
         self.max_unsettled = max_unsettled
         self.largest_batch = Batch(0, ())
+        self._launched: deque[Batch] = deque()
+        self.num_cached_tokens = 0
         self.num_steps = self.num_prompt_tokens = self.num_completion_tokens = 0
 
     def step(self) -> list[tuple[str, ToGateway]]:
         """One step of every request that can run; what comes back may be sent at once."""
         self.adapters.poll()
-        batch = self.scheduler.schedule()
-        sampled = self.runner.run(batch) if batch.rows else ()
-        result = self.scheduler.update(batch, sampled)
-        return self._deliver(batch, self.journal.commit(result))
+        batch = self._launch(self.scheduler.schedule())
+        finished, tokens = self._collect(may_wait=batch.is_empty)
+        result = self.scheduler.update(finished, tokens)
+        return self._deliver(finished, self.journal.commit(result))
+
+    def _launch(self, batch: Batch) -> Batch:
+        if not batch.is_empty:
+            self.runner.launch(batch)
+            self._launched.append(batch)
+        return batch
+
+    def _collect(self, *, may_wait: bool) -> tuple[Batch, StepTokens]:
+        """The oldest step and its tokens, once enough others run behind it or none is to come."""
+        if not self._launched or (len(self._launched) <= self.runner.lag and not may_wait):
+            return Batch(0, ()), StepTokens(())
+        return self._launched.popleft(), self.runner.collect()
 
     def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
         """Take in one message; the answers, if it has any at once."""
@@ -84,6 +107,7 @@ class EngineCore:
         """The figures of now; the largest batch is searched for anew."""
         scheduler, batch = self.scheduler, self.largest_batch
         self.largest_batch = Batch(0, ())
+        costs = scheduler.kv.swap.costs
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -96,7 +120,13 @@ class EngineCore:
             steps=self.num_steps,
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_completion_tokens,
+            cached_tokens=self.num_cached_tokens,
             preemptions=scheduler.num_preemptions,
+            swapped=scheduler.num_swaps,
+            prefix_slabs=scheduler.kv.pool.num_idle_slabs(),
+            prefix_evictions=scheduler.kv.pool.num_evictions,
+            prefill_tokens_per_s=costs.prefill_tokens_per_s,
+            copy_bytes_per_s=costs.copy_bytes_per_s,
             adapter_loads=self.adapters.num_loads,
             adapter_evictions=self.adapters.num_evictions,
             unsettled_records=self.journal.num_unsettled,
@@ -114,7 +144,7 @@ class EngineCore:
         if self.journal.num_unsettled < self.max_unsettled:
             refusal = self.scheduler.add(gateway_id, message)
         if refusal is None:
-            self.journal.start(self.scheduler.requests[message.request_id])
+            self.journal.start(self.scheduler.groups[message.request_id])
             return []
         # Never accepted, so the journal knows nothing of it: the gateway voids the hold.
         refused = RequestOutput(
@@ -130,7 +160,8 @@ class EngineCore:
         for gateway_id, output in result.outputs:
             by_gateway.setdefault(gateway_id, []).append(output)
         self.num_completion_tokens += sum(len(p.new_token_ids) for p in result.progress)
-        self.num_prompt_tokens += sum(r.num_prompt_tokens_done for r in result.ended)
+        self.num_prompt_tokens += sum(g.num_prompt_tokens_done for g in result.ended)
+        self.num_cached_tokens += sum(g.num_cached_tokens for g in result.ended)
         return [
             *((g, StepOutputs(outputs=tuple(outputs))) for g, outputs in by_gateway.items()),
             *result.leases_low,

@@ -29,7 +29,7 @@ from engine.messages import (
     StartRecord,
     StopCause,
 )
-from engine.request import Request
+from engine.request import RequestGroup
 
 SEGMENT_BYTES = 16 << 20
 
@@ -56,12 +56,19 @@ class _Open:
 
     start: StartRecord
     num_prompt_tokens: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    outputs: dict[int, list[int]] = field(default_factory=dict)
     first_token_at: float | None = None
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """All answers, one after the other."""
+        return [token for _, tokens in sorted(self.outputs.items()) for token in tokens]
 
     def add(self, progress: RequestProgress, at: float) -> None:
         self.num_prompt_tokens = progress.num_prompt_tokens
-        self.output_token_ids += progress.new_token_ids
+        self.num_cached_tokens = progress.num_cached_tokens
+        self.outputs.setdefault(progress.index, []).extend(progress.new_token_ids)
         if progress.new_token_ids and self.first_token_at is None:
             self.first_token_at = at
 
@@ -123,7 +130,7 @@ class Journal:
 
     # ---- writing ----
 
-    def start(self, request: Request) -> None:
+    def start(self, request: RequestGroup) -> None:
         """A request was accepted; its record is written with the next commit, before any token."""
         record = StartRecord(
             seq=self._next_seq(),
@@ -171,7 +178,7 @@ class Journal:
                 adapter_digest=start.adapter_digest,
                 base_revision=self.base_revision,
                 num_prompt_tokens=opened.num_prompt_tokens,
-                num_cached_tokens=0,
+                num_cached_tokens=opened.num_cached_tokens,
                 num_completion_tokens=len(ids),
                 finish_reason=reason,
                 stop_cause=cause,

@@ -229,7 +229,13 @@ class EngineStats:
     steps: int
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
     preemptions: int
+    swapped: int
+    prefix_slabs: int
+    prefix_evictions: int
+    prefill_tokens_per_s: float
+    copy_bytes_per_s: float
     adapter_loads: int
     adapter_evictions: int
     unsettled_records: int
@@ -253,11 +259,16 @@ class StartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """Since the last record: prompt tokens computed in all, and new completion tokens."""
+    """Since the last record: prompt tokens done in all, and new tokens of one of the answers.
+
+    num_cached_tokens: prompt tokens that were found in the prefix cache, not computed.
+    """
 
     request_id: str
     num_prompt_tokens: int
     new_token_ids: tuple[int, ...]
+    index: int = 0
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +285,8 @@ class ProgressRecord:
 class EndRecord:
     """All that a usage event and a receipt need; on disk before the final output leaves.
 
-    started_at, first_token_at, at: Unix seconds.   output_sha256: of the output ids as uint32 LE.
+    started_at, first_token_at, at: Unix seconds.   output_sha256: of the output ids as uint32 LE,
+    one answer after the other.
     """
 
     seq: int

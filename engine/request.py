@@ -1,35 +1,48 @@
-"""One request in the engine: mutable, written by the scheduler only."""
+"""Requests in the engine: mutable, written by the scheduler only."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause
+from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause, TokenLogprobs
 from engine.stops import StopMatcher
 from registry.ref import AdapterRef
 
+PENDING_TOKEN = -2
+"""Stands for the token that the step before, still running, will choose for the same row."""
+
 
 @dataclass(eq=False)
-class Request:
-    """`num_computed_tokens` catches up with `num_tokens`; everything else follows.
+class RequestGroup:
+    """What one AddRequest asked for: n answers, each a `Request`, under one hold and one number.
 
-    [0, num_computed)  in the KV blocks      [num_computed, num_tokens)  to do
+    num_prompt_tokens_done: prompt tokens that have been computed or found in the prefix cache, once
+    for all answers: what is billed.   num_cached_tokens: those of them that were found.
     """
 
     gateway_id: str
     message: AddRequest
     arrived_at: float
-    seed: int
-    stops: StopMatcher
-    output_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
-    holds_adapter: bool = False
+    requests: list["Request"] = field(default_factory=list)
     first_token_at: float | None = None
-    finish_reason: FinishReason | None = None
-    stop_cause: StopCause | None = None
-    num_outputs_sent: int = 0
-    # Prompt tokens computed at least once: what is billed, recomputation not included.
     num_prompt_tokens_done: int = 0
-    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_outputs_sent: int = 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._decisive.finish_reason
+
+    @property
+    def stop_cause(self) -> StopCause | None:
+        return self._decisive.stop_cause
+
+    @property
+    def _decisive(self) -> "Request":
+        """The answer that says how the whole ended: a failed one, else an aborted one, else the
+        first.
+        """
+        ranks = {"error": 0, "abort": 1}
+        return min(self.requests, key=lambda r: ranks.get(r.finish_reason or "", 2))
 
     @property
     def request_id(self) -> str:
@@ -40,42 +53,133 @@ class Request:
         return self.message.adapter
 
     @property
-    def adapter_key(self) -> str | None:
-        """By which the adapter manager knows it: the tenant's own object."""
-        return self.adapter.object_key if self.adapter else None
-
-    @property
     def digest(self) -> str | None:
         return self.adapter.digest if self.adapter else None
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.message.sampling_params
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.message.prompt_token_ids)
 
     @property
+    def output_token_ids(self) -> list[int]:
+        """All answers, one after the other."""
+        return [token for request in self.requests for token in request.output_token_ids]
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(len(request.output_token_ids) for request in self.requests)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every answer has ended."""
+        return all(request.finish_reason is not None for request in self.requests)
+
+
+@dataclass(eq=False)
+class Request:
+    """One answer. `num_computed_tokens` catches up with `num_tokens`; everything else follows.
+
+    [0, num_computed)                           in the KV blocks
+    [num_computed, + num_in_flight)             in steps that have been launched and not finished
+    [.., num_tokens + num_pending)              to do; the pending token is chosen by such a step
+
+    arrival: counts requests, so it orders them.   swapped: its blocks' places in the swap space.
+    num_restarts: times that what it had computed was lost to it.
+    num_found_tokens: in the prefix cache, when it was last admitted.
+    num_skips: times that somebody was admitted past it while it wanted for room.
+    """
+
+    group: RequestGroup
+    index: int
+    arrival: int
+    seed: int
+    scope: bytes
+    stops: StopMatcher
+    output_token_ids: list[int] = field(default_factory=list)
+    held_logprobs: deque[TokenLogprobs] = field(default_factory=deque)
+    num_computed_tokens: int = 0
+    num_in_flight_tokens: int = 0
+    num_pending_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
+    num_public_blocks: int = 0
+    num_found_tokens: int = 0
+    swapped: list[int] = field(default_factory=list)
+    holds_adapter: bool = False
+    finish_reason: FinishReason | None = None
+    stop_cause: StopCause | None = None
+    num_restarts: int = 0
+    num_skips: int = 0
+    # Prompt tokens that its tenant has been charged for: what is computed again is on the house.
+    num_charged_tokens: int = 0
+    # Service of the load that it started, charged when it gets to run.
+    load_service: float = 0.0
+
+    @property
+    def message(self) -> AddRequest:
+        return self.group.message
+
+    @property
+    def request_id(self) -> str:
+        return self.group.message.request_id
+
+    @property
+    def tenant_id(self) -> str:
+        return self.group.message.tenant_id
+
+    @property
+    def priority(self) -> int:
+        return self.group.message.priority
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.group.message.adapter
+
+    @property
+    def adapter_key(self) -> str | None:
+        """By which the adapter manager knows it: the tenant's own object."""
+        adapter = self.group.message.adapter
+        return adapter.object_key if adapter else None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.group.message.sampling_params
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.group.message.prompt_token_ids)
+
+    @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
+    def num_scheduled_tokens(self) -> int:
+        """Computed, or about to be."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
     def num_tokens_to_do(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        return self.num_tokens + self.num_pending_tokens - self.num_scheduled_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.num_tokens_to_do <= 1
+
+    @property
+    def token_lease(self) -> int:
+        """Its equal part of what the hold covers."""
+        return self.group.message.token_lease // self.params.n
 
     @property
     def max_tokens(self) -> int:
         """Completion tokens after which it ends for certain."""
-        return min(self.params.max_tokens, self.message.token_lease)
-
-    @property
-    def deadline_at(self) -> float:
-        return self.arrived_at + self.message.deadline_s
+        return min(self.params.max_tokens, self.token_lease)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Token ids at positions [start, end) of prompt and output together."""
+        """Token ids at positions [start, end) of prompt and output; the unknown are pending."""
         split = self.num_prompt_tokens
         prompt = self.message.prompt_token_ids[start : min(end, split)]
         output = self.output_token_ids[max(start - split, 0) : max(end - split, 0)]
-        return (*prompt, *output)
+        return (*prompt, *output, *[PENDING_TOKEN] * (end - max(start, self.num_tokens)))

@@ -1,5 +1,7 @@
 """Runs batches on a device: inputs, forward, sampling, and its own count of what it did."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,7 +16,12 @@ from lora.layout import Layout
 
 
 class ModelRunner:
-    """arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) while resident."""
+    """arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) while resident.
+
+    num_swap_slots: KV blocks that preemption may keep in host memory.
+    """
+
+    lag = 0
 
     def __init__(
         self,
@@ -24,18 +31,44 @@ class ModelRunner:
         dtype: torch.dtype,
         tables: Callable[[str], tuple[int, DeviceTables]],
         meter: TokenMeter,
+        num_swap_slots: int = 0,
     ) -> None:
+        self.arena = arena
         self.model = model
         self.inputs = InputBuilder(arena, layout, dtype, tables)
         self.meter = meter
+        # Memory that nothing was written to yet is not taken from the host.
+        self.swap = torch.empty(
+            num_swap_slots, layout.slab_bytes, dtype=torch.uint8, pin_memory=arena.is_cuda
+        )
+        self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
+        self._finished: deque[StepTokens] = deque()
 
-    def run(self, batch: Batch) -> list[int | None]:
-        """See engine.core.Runner."""
-        return list(self.run_step(batch).token_ids)
+    def _measure_copies(self) -> float:
+        """Bytes a second between arena and swap space, in both directions: the best of three."""
+        best_s = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            self.swap[0].copy_(self.arena[0])
+            self.arena[0].copy_(self.swap[0])
+            if self.arena.is_cuda:
+                torch.cuda.synchronize()
+            best_s = min(best_s, time.perf_counter() - start)
+        return 2 * self.arena.shape[1] / best_s
 
     @torch.inference_mode()
-    def run_step(self, batch: Batch) -> StepTokens:
-        """Tokens and logprobs of a step."""
+    def launch(self, batch: Batch) -> None:
+        """See engine.core.Runner."""
+        for transfer in batch.transfers:
+            slab, slot = self.arena[transfer.block_id], self.swap[transfer.slot]
+            slot.copy_(slab) if transfer.is_out else slab.copy_(slot)
+        self._finished.append(self._compute(batch) if batch.rows else StepTokens(()))
+
+    def collect(self) -> StepTokens:
+        """See engine.core.Runner."""
+        return self._finished.popleft()
+
+    def _compute(self, batch: Batch) -> StepTokens:
         inputs = self.inputs.build(batch)
         logits, is_finite = self.model.forward(inputs.input_ids, inputs.positions, inputs)
         due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]

@@ -93,6 +93,16 @@ class Layout:
         return _round_up(self.kv_block_elems * self.itemsize, ADDRESS_UNIT_BYTES)
 
     @property
+    def kv_bytes_per_token(self) -> float:
+        return self.slab_bytes / self.block_size
+
+    @property
+    def bytes_per_rank(self) -> int:
+        """Of an adapter on every projection of every layer."""
+        tiles = sum(self.tile_bytes(p) for p in range(len(PROJECTIONS)))
+        return self.shape.num_layers * tiles // RANK_ROWS
+
+    @property
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 

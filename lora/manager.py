@@ -9,7 +9,7 @@ adapter in use is never evicted; one that fails fails its own requests and is tr
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -66,9 +66,11 @@ class Entry:
     ref: AdapterRef
     tier: Tier = "remote"
     users: int = 0
+    used_at: int = 0
     generation: int = 0
     packed: Packed | None = None
     packed_bytes: int = 0
+    num_slabs: int = 0
     tables: Any = None
     slabs: list[int] = field(default_factory=list)
     copy: int | None = None
@@ -113,10 +115,13 @@ class AdapterManager:
         # The same, in the same order, for what every step asks: in the arena, and in memory.
         self._in_arena: dict[str, Entry] = {}
         self._in_memory: dict[str, Entry] = {}
+        self._idle: dict[str, Entry] = {}  # in the arena and used by nobody
+        self._num_idle_slabs = 0
         self.num_loads = 0
         self.num_evictions = 0
         self._num_prefetches: Counter[str] = Counter()
         self._moves: list[Place] = []
+        arena.keep(self)
 
     # ---- what requests ask for ----
 
@@ -145,12 +150,15 @@ class AdapterManager:
 
     def acquire(self, key: str) -> None:
         """One more request holds it: it stays in the arena until released."""
-        self.entries[key].users += 1
+        entry = self.entries[key]
+        entry.users += 1
+        self._note_idle(entry)
 
     def release(self, key: str) -> None:
         entry = self.entries[key]
         assert entry.users > 0, "released more often than acquired"
         entry.users -= 1
+        self._note_idle(entry)
 
     def slabs_needed(self, key: str) -> int | None:
         """Slabs that placing it takes now; 0 if it is there or coming, None if not packed yet."""
@@ -159,16 +167,21 @@ class AdapterManager:
             return 0
         return entry.packed.num_slabs if entry.packed is not None else None
 
-    def place(self, key: str) -> None:
-        """Take slabs and start the copy into them. The caller made room. Raises ArenaFull."""
+    def place(self, key: str) -> int:
+        """Take slabs and start the copy into them; its bytes. The caller made room.
+
+        Raises ArenaFull.
+        """
         entry = self.entries[key]
         assert entry.packed is not None
         assert entry.tier == "host"
-        entry.slabs = self.arena.allocate(entry.packed.num_slabs, key)
+        entry.num_slabs = entry.packed.num_slabs
+        entry.slabs = self.arena.allocate(entry.num_slabs, key)
         entry.copy = self.arena.begin_copy()
         entry.generation += 1
         self._move(entry, "loading")
         self.loader.place(entry.ref, entry.packed, entry.slabs)
+        return entry.packed.size_bytes
 
     def tables(self, key: str) -> tuple[int, Any]:
         """(generation, device tables) of an adapter in the arena."""
@@ -178,24 +191,15 @@ class AdapterManager:
 
     # ---- who must go ----
 
-    def idle(self) -> Iterator[Entry]:
-        """Adapters in the arena that nobody uses, least recently used first."""
-        return (e for e in self._in_arena.values() if e.tier == "device" and e.users == 0)
+    def num_idle_slabs(self) -> int:
+        """See lora.arena.Idle, as the next two."""
+        return self._num_idle_slabs
 
-    def num_evictable(self) -> int:
-        return sum(len(e.slabs) for e in self.idle())
+    def coldest(self) -> int | None:
+        return next((entry.used_at for entry in self._idle.values()), None)
 
-    def make_room(self, num_slabs: int) -> bool:
-        """Evict idle adapters until `num_slabs` are free; nothing is evicted if that cannot be."""
-        if self.arena.num_free >= num_slabs:
-            return True
-        if self.arena.num_free + self.num_evictable() < num_slabs:
-            return False
-        for entry in list(self.idle()):
-            if self.arena.num_free >= num_slabs:
-                break
-            self._evict(entry)
-        return self.arena.num_free >= num_slabs
+    def evict_coldest(self) -> None:
+        self._evict(next(iter(self._idle.values())))
 
     # ---- once a step ----
 
@@ -240,6 +244,10 @@ class AdapterManager:
             assert self.arena.owned_by(key) == len(entry.slabs)
             assert (key in self._in_arena) == bool(entry.slabs)
             assert (key in self._in_memory) == (entry.packed is not None)
+            assert (key in self._idle) == (entry.tier == "device" and entry.users == 0)
+        idle = list(self._idle.values())
+        assert [e.used_at for e in idle] == sorted(e.used_at for e in idle)
+        assert self._num_idle_slabs == sum(len(e.slabs) for e in idle)
 
     # ---- inside ----
 
@@ -248,7 +256,8 @@ class AdapterManager:
         key = ref.object_key
         entry = self.entries.pop(key, None) or Entry(ref)
         self.entries[key] = entry
-        for place in (self._in_arena, self._in_memory):
+        entry.used_at = self.arena.tick()
+        for place in (self._in_arena, self._in_memory, self._idle):
             if place.pop(key, None):
                 place[key] = entry
         if len(self.entries) > self.max_entries:
@@ -309,11 +318,24 @@ class AdapterManager:
         self._moves.append(self._place_of(entry))
         _list(self._in_arena, entry, bool(entry.slabs))
         _list(self._in_memory, entry, entry.packed is not None)
+        self._note_idle(entry)
         if entry.prefetched_by is not None and tier not in ("fetching", "disk"):
             self._num_prefetches[entry.prefetched_by] -= 1
             if not self._num_prefetches[entry.prefetched_by]:
                 del self._num_prefetches[entry.prefetched_by]
             entry.prefetched_by = None
+
+    def _note_idle(self, entry: Entry) -> None:
+        """Keep `_idle` and its slabs right after any change of tier or users."""
+        key = entry.ref.object_key
+        is_idle = entry.tier == "device" and entry.users == 0
+        if is_idle and key not in self._idle:
+            self._idle[key] = entry
+            entry.used_at = self.arena.tick()
+            self._num_idle_slabs += entry.num_slabs
+        elif not is_idle and key in self._idle:
+            del self._idle[key]
+            self._num_idle_slabs -= entry.num_slabs
 
     @staticmethod
     def _place_of(entry: Entry) -> Place:

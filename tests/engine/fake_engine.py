@@ -27,16 +27,17 @@ POISON = 3
 
 
 class SlowRunner(FakeRunner):
-    def run(self, batch):
+    def launch(self, batch):
         time.sleep(float(os.environ.get("FAKE_STEP_S", "0")))
         if any(row.start == 0 and row.token_ids[0] == POISON for row in batch.rows):
             os.abort()
-        return super().run(batch)
+        super().launch(batch)
 
 
 def main() -> None:
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
-    config = replace(config, max_num_batched_tokens=config.max_num_batched_tokens or 128)
+    step_tokens = config.max_num_batched_tokens or 128
+    config = replace(config, max_num_batched_tokens=step_tokens, max_sum_ranks_per_step=1024)
     data_dir = Path(config.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):

@@ -3,17 +3,20 @@ files.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.batch import Batch
+from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.journal import Journal
 from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
 from engine.meter import TokenMeter
+from engine.request import PENDING_TOKEN
 from engine.scheduler import Scheduler
+from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.layout import Layout, ModelShape
 from lora.manager import AdapterManager, Loaded
@@ -42,28 +45,72 @@ def fake_token(history: Sequence[int], adapter_digest: str | None) -> int:
 
 
 class FakeRunner:
-    """Chooses tokens as a model would: from the positions it was given, in order, per request."""
+    """Chooses tokens as a model would: from what lies in the blocks that it was given.
 
-    def __init__(self, meter: TokenMeter | None = None) -> None:
+    It works on a memory of its own, (slab, offset) -> what was computed there, and only when a step
+    is collected: so it sees what a device would see that is `lag` steps behind.
+    """
+
+    copy_bytes_per_s = 1e9
+
+    def __init__(self, meter: TokenMeter | None = None, lag: int = 0) -> None:
         self.meter = meter
-        self.histories: dict[str, list[int]] = {}
+        self.lag = lag
+        self.slabs: dict[int, dict[int, tuple[int, str | None]]] = {}
+        self.swapped: dict[int, dict[int, tuple[int, str | None]]] = {}
+        self.num_transfers = 0
+        self.newest = Batch(0, ())
+        self._launched: deque[Batch] = deque()
+        self._chosen: dict[tuple[str, int], int] = {}
 
-    def run(self, batch: Batch) -> list[int | None]:
-        tokens: list[int | None] = []
-        prompt = sampled = 0
-        for row in batch.rows:
-            history = self.histories.setdefault(row.request_id, [])
-            assert row.start <= len(history), "a position was skipped"
-            del history[row.start :]
-            history.extend(row.token_ids)
-            prompt += len(row.token_ids) if row.num_output_tokens == 0 else 0
-            sampled += row.sampling is not None
-            tokens.append(
-                fake_token(history, row.adapter_digest) if row.sampling is not None else None
-            )
+    def launch(self, batch: Batch) -> None:
+        self._launched.append(batch)
+        self.newest = batch
+
+    def collect(self) -> StepTokens:
+        batch = self._launched.popleft()
+        for transfer in batch.transfers:
+            self.num_transfers += 1
+            if transfer.is_out:
+                self.swapped[transfer.slot] = dict(self.slabs.get(transfer.block_id, {}))
+            else:
+                self.slabs[transfer.block_id] = dict(self.swapped[transfer.slot])
+        tokens = [self._compute(row) for row in batch.rows]
         if self.meter:
-            self.meter.count(prompt, sampled)
-        return tokens
+            prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
+            self.meter.count(prompt, sum(token is not None for token in tokens))
+        return StepTokens(tokens)
+
+    def run(self, batch: Batch) -> StepTokens:
+        """A step without lag."""
+        self.launch(batch)
+        return self.collect()
+
+    def overwrite(self, slabs: Sequence[int]) -> None:
+        """An adapter's tiles go where these slabs' KV was, at once, whatever step is running."""
+        for slab in slabs:
+            self.slabs[slab] = {}
+
+    def _compute(self, row: ScheduledRow) -> int | None:
+        answer = (row.request_id, row.index)
+        for position, token in enumerate(row.token_ids, row.start):
+            known = self._chosen[answer] if token == PENDING_TOKEN else token
+            slab, offset = self._place(row, position)
+            self.slabs.setdefault(slab, {})[offset] = (known, row.adapter_digest)
+        if row.sampling is None:
+            return None
+        history = []
+        for position in range(row.start + len(row.token_ids)):
+            slab, offset = self._place(row, position)
+            token, digest = self.slabs[slab][offset]
+            assert digest == row.adapter_digest, "KV of another adapter"
+            history.append(token)
+        self._chosen[answer] = fake_token(history, row.adapter_digest)
+        return self._chosen[answer]
+
+    @staticmethod
+    def _place(row: ScheduledRow, position: int) -> tuple[int, int]:
+        return row.block_ids[position // LAYOUT.block_size], position % LAYOUT.block_size
 
 
 @dataclass
@@ -85,6 +132,7 @@ class FakeLoader:
         self.under_way: list[Loaded] = []
         self.done: list[Loaded] = []
         self.num_fetches = 0
+        self.on_place: Callable[[Sequence[int]], None] = lambda slabs: None
 
     def fetch(self, ref: AdapterRef) -> None:
         self.num_fetches += 1
@@ -96,6 +144,7 @@ class FakeLoader:
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
         assert len(slabs) == packed.num_slabs
+        self.on_place(slabs)
         self._begin(Loaded(ref.object_key, "device", f"tables of {ref.digest}"))
 
     def finish(self, count: int = 1) -> None:
@@ -125,15 +174,26 @@ def make_message(
     tenant_id: str = "t1",
     token_lease: int | None = None,
     deadline_s: float = 120.0,
+    cache_salt: str = "",
+    weight: float = 1.0,
+    priority: int = 0,
+    n: int = 1,
+    prompt: Sequence[int] | None = None,
     **sampling: object,
 ) -> AddRequest:
-    prompt = tuple(hashlib.blake2b(request_id.encode(), digest_size=32).digest()) * 64
+    if prompt is None:
+        prompt = (list(hashlib.blake2b(request_id.encode(), digest_size=32).digest()) * 64)[
+            :prompt_len
+        ]
     return AddRequest(
         request_id=request_id,
         tenant_id=tenant_id,
-        prompt_token_ids=prompt[:prompt_len],
-        sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling),  # type: ignore[arg-type]
-        token_lease=max_tokens if token_lease is None else token_lease,
+        prompt_token_ids=tuple(prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens, n=n, temperature=0.0, **sampling),  # type: ignore[arg-type]
+        token_lease=n * max_tokens if token_lease is None else token_lease,
+        cache_salt=cache_salt,
+        weight=weight,
+        priority=priority,
         deadline_s=deadline_s,
         adapter=adapter,
     )
@@ -143,20 +203,35 @@ def make_scheduler(
     num_slabs: int = 64,
     loader: FakeLoader | None = None,
     clock: FakeClock | None = None,
-    **limits: int,
+    num_swap_slots: int = 0,
+    **limits: object,
 ) -> Scheduler:
     longest = min(256, num_slabs * LAYOUT.block_size)
-    limits = {"max_model_len": longest, "max_num_seqs": 8, "max_num_batched_tokens": 64} | limits
+    defaults = {"max_model_len": longest, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     clock = clock or FakeClock()
     adapters = AdapterManager(Arena(num_slabs), loader or FakeLoader(), clock=clock)
-    config = SchedulerConfig(**limits)
-    return Scheduler(config, LAYOUT, adapters, VOCABULARY, [EOS], clock)
+    config = SchedulerConfig(**{"scheduling_policy": "fcfs", **defaults, **limits})  # type: ignore[arg-type]
+    costs = PreemptionCosts(FakeRunner.copy_bytes_per_s, clock)
+    swap = SwapSpace(num_swap_slots, LAYOUT.slab_bytes, costs)
+    return Scheduler(config, LAYOUT, adapters, VOCABULARY, [EOS], swap, clock)
 
 
-def make_core(directory: Path, scheduler: Scheduler | None = None, **limits: int) -> EngineCore:
+def make_core(
+    directory: Path, scheduler: Scheduler | None = None, lag: int = 0, **limits: object
+) -> EngineCore:
+    """The core around a FakeRunner; what the loader places overwrites what the runner has there."""
     journal = Journal(directory / "journal", "eng-1", "base-1")
-    runner = FakeRunner(TokenMeter(directory / "meter"))
-    return EngineCore(scheduler or make_scheduler(**limits), runner, journal)
+    runner = FakeRunner(TokenMeter(directory / "meter"), lag)
+    scheduler = scheduler or make_scheduler(**limits)  # type: ignore[arg-type]
+    loader = scheduler.adapters.loader
+    assert isinstance(loader, FakeLoader)
+    loader.on_place = runner.overwrite
+    return EngineCore(scheduler, runner, journal)
+
+
+def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
+    """The same token for every row that is due one."""
+    return StepTokens([token_id if row.sampling else None for row in batch.rows])
 
 
 def expected_tokens(message: AddRequest) -> list[int]:

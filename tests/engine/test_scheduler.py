@@ -4,9 +4,9 @@ import random
 
 import pytest
 from hypothesis import given, settings
-from hypothesis.strategies import booleans, integers, lists, tuples
+from hypothesis.strategies import booleans, composite, integers, sampled_from
 
-from engine.batch import BAD_LOGITS
+from engine.batch import BAD_LOGITS, StepTokens
 from engine.messages import ExtendLease, LeaseLow
 from tests.engine.fakes import (
     LAYOUT,
@@ -19,60 +19,138 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     run_until_idle,
+    tokens_for,
     tokens_of,
 )
 
-request_shapes = lists(
-    tuples(integers(1, 90), integers(1, 40), integers(0, 4), booleans()), min_size=1, max_size=12
+ADAPTERS = [None, *(make_adapter(f"a{i}", rank=8 * (i + 1)) for i in range(4))]
+MAX_SUM_RANKS = 48
+
+
+@composite
+def requests(draw):
+    """Prompts that share prefixes, of two tenants that share a salt or not."""
+    stem = [draw(integers(1, 3)) for _ in range(draw(sampled_from([0, 17, 40, 40])))]
+    messages = []
+    for i in range(draw(integers(1, 10))):
+        prompt = stem[: draw(integers(0, len(stem)))]
+        prompt = prompt + [draw(integers(1, 3)) for _ in range(draw(integers(1, 50)))]
+        messages.append(
+            make_message(
+                f"r{i}",
+                prompt=prompt,
+                max_tokens=draw(integers(1, 40)),
+                adapter=ADAPTERS[draw(integers(0, 4))],
+                tenant_id=draw(sampled_from(["t1", "t2"])),
+                cache_salt=draw(sampled_from(["s1", "s1", "s2"])),
+                priority=draw(integers(0, 1)),
+                n=draw(sampled_from([1, 1, 1, 3])),
+            )
+        )
+    return messages
+
+
+@given(
+    messages=requests(),
+    lag=integers(0, 1),
+    policy=sampled_from(["fcfs", "sjf", "vtc"]),
+    num_slabs=integers(16, 40),
+    num_swap_slots=sampled_from([0, 6, 40]),
+    budget=integers(5, 64),
+    num_seqs=integers(1, 6),
+    prefix_caching=booleans(),
+    max_skips=sampled_from([0, 2, 64]),
+    seed=integers(0, 2**16),
 )
-
-
-@given(request_shapes, integers(14, 40), integers(5, 64), integers(1, 6), integers(0, 2**16))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_mix_gives_each_request_what_it_gets_alone(
-    tmp_path_factory, shapes, num_slabs, budget, num_seqs, seed
-):
-    """Small arenas, chunked prefill, preemption, adapters coming and going, aborts on the way."""
+    tmp_path_factory, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs,
+    prefix_caching, max_skips, seed,
+):  # fmt: skip
+    """Small arenas, chunks, preemption, swap, shared prefixes, adapters that come and go, aborts;
+    and after every step: budgets held, no block shared by what differs, nothing lost.
+    """
     loader = FakeLoader(at_once=False)
-    adapters = [None, *(make_adapter(f"a{i}") for i in range(4))]
-    loader.slabs = {a.object_key: i + 1 for i, a in enumerate(adapters) if a}
+    loader.slabs = {a.object_key: i + 1 for i, a in enumerate(ADAPTERS) if a}
     scheduler = make_scheduler(
-        num_slabs, loader, max_num_batched_tokens=budget, max_num_seqs=num_seqs
+        num_slabs,
+        loader,
+        num_swap_slots=num_swap_slots,
+        max_num_batched_tokens=budget,
+        max_num_seqs=num_seqs,
+        max_sum_ranks_per_step=MAX_SUM_RANKS,
+        scheduling_policy=policy,
+        prefix_caching=prefix_caching,
+        max_skips=max_skips,
     )
-    core = make_core(tmp_path_factory.mktemp("engine"), scheduler)
+    scheduler.kv.swap.costs.note_prefill(1, 1.0)
+    core = make_core(tmp_path_factory.mktemp("engine"), scheduler, lag)
     chance = random.Random(seed)
-    messages = [
-        make_message(f"r{i}", prompt, output, adapters[adapter])
-        for i, (prompt, output, adapter, _) in enumerate(shapes)
-    ]
-    aborted = {f"r{i}" for i, shape in enumerate(shapes) if shape[3]}
     outputs: dict[str, list] = {}
     pending = list(messages)
-    for _ in range(3000):
+    for _ in range(4000):
         if pending and chance.random() < 0.5:
             assert core.handle("gw", pending.pop(0)) == []
-        if aborted and chance.random() < 0.05:
-            scheduler.abort([chance.choice(sorted(aborted))])
+        if chance.random() < 0.01:
+            scheduler.abort([chance.choice(messages).request_id])
         if chance.random() < 0.7:
             loader.finish()
         for _, message in core.step():
             for output in message.outputs:
                 outputs.setdefault(output.request_id, []).append(output)
         scheduler.check_integrity()
+        check_sharing(scheduler)
+        check_budgets(core.runner.newest, scheduler.running, budget, num_seqs)
         if not pending and not scheduler.has_work:
             break
     assert not scheduler.has_work, "somebody waits for ever"
     for message in messages:
-        got = outputs[message.request_id]
-        assert [o.seq for o in got] == list(range(len(got)))
-        assert [o.finish_reason is not None for o in got] == [False] * (len(got) - 1) + [True]
-        expected = expected_tokens(message)
-        if got[-1].finish_reason == "abort":
-            assert tokens_of(got) == expected[: len(tokens_of(got))]
+        check_answers(message, outputs[message.request_id])
+    arena = scheduler.arena
+    used = scheduler.adapters.num_slabs_used() + scheduler.kv.pool.num_idle_slabs()
+    assert arena.num_free + used == num_slabs
+
+
+def check_answers(message, outputs):
+    """Every answer ends once, the request with the last of them, with the tokens it gets alone."""
+    assert [o.seq for o in outputs] == list(range(len(outputs)))
+    assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
+    total = 0
+    for index in range(message.sampling_params.n):
+        answer = [o for o in outputs if o.index == index]
+        finals = [o.finish_reason is not None for o in answer]
+        assert finals == [False] * (len(answer) - 1) + [True]
+        tokens, expected = tokens_of(answer), expected_tokens(message)
+        total += len(tokens)
+        if answer[-1].finish_reason == "abort":
+            assert tokens == expected[: len(tokens)]
         else:
-            assert tokens_of(got) == expected
-            assert got[-1].num_prompt_tokens == len(message.prompt_token_ids)
-    assert scheduler.arena.num_free + scheduler.adapters.num_slabs_used() == num_slabs
+            assert tokens == expected
+            assert answer[-1].num_prompt_tokens == len(message.prompt_token_ids)
+    assert outputs[-1].num_completion_tokens == total
+    assert outputs[-1].num_cached_tokens <= outputs[-1].num_prompt_tokens
+
+
+def check_sharing(scheduler):
+    """A block has two users only where digest, salt and all tokens up to its end agree."""
+    holders: dict[int, list] = {}
+    for request in (*scheduler.running, *scheduler.waiting):
+        for number, block_id in enumerate(request.block_ids):
+            holders.setdefault(block_id, []).append((request, number))
+    size = scheduler.layout.block_size
+    for shared in holders.values():
+        contents = {
+            (r.group.digest, r.message.cache_salt, r.tokens(0, (number + 1) * size))
+            for r, number in shared
+        }
+        assert len(shared) == 1 or len(contents) == 1
+
+
+def check_budgets(batch, running, budget, num_seqs):
+    assert batch.num_tokens <= budget
+    assert len(batch.rows) <= num_seqs
+    ranks = {r.adapter_key: r.adapter.rank for r in running if r.adapter}
+    assert len(ranks) == 1 or sum(ranks.values()) <= MAX_SUM_RANKS
 
 
 def test_a_step_stays_within_the_token_budget():
@@ -82,20 +160,20 @@ def test_a_step_stays_within_the_token_budget():
     for _ in range(10):
         batch = scheduler.schedule()
         assert batch.num_tokens <= 20
-        scheduler.update(batch, [7 if row.sampling else None for row in batch.rows])
+        scheduler.update(batch, tokens_for(batch))
 
 
 def test_a_long_prefill_does_not_stop_decodes():
     scheduler = make_scheduler(max_num_batched_tokens=16)
     scheduler.add("gw", make_message("short", prompt_len=4, max_tokens=30))
     batch = scheduler.schedule()
-    scheduler.update(batch, [7])
+    scheduler.update(batch, tokens_for(batch))
     scheduler.add("gw", make_message("long", prompt_len=200))
     for _ in range(8):
         batch = scheduler.schedule()
         assert "short" in {row.request_id for row in batch.rows}
         assert batch.num_tokens == 16
-        scheduler.update(batch, [7 if row.sampling else None for row in batch.rows])
+        scheduler.update(batch, tokens_for(batch))
 
 
 def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
@@ -187,7 +265,7 @@ def test_bad_logits_fail_their_own_request_only():
     scheduler.add("gw", make_message("good"))
     batch = scheduler.schedule()
     tokens = [BAD_LOGITS if row.request_id == "bad" else 7 for row in batch.rows]
-    outputs = {o.request_id: o for _, o in scheduler.update(batch, tokens).outputs}
+    outputs = {o.request_id: o for _, o in scheduler.update(batch, StepTokens(tokens)).outputs}
     assert outputs["bad"].finish_reason == "error"
     assert outputs["bad"].error == "the logits are not finite"
     assert outputs["good"].finish_reason is None
@@ -210,7 +288,7 @@ def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
         batch = scheduler.schedule()
         if not batch.rows:
             break
-        ended = scheduler.update(batch, [token]).ended
+        ended = scheduler.update(batch, StepTokens([token])).ended
     assert ended[0].stop_cause == cause
     assert len(ended[0].output_token_ids) == count
 
@@ -219,7 +297,7 @@ def test_eos_ends_a_request_unless_it_is_ignored():
     for ignore, reason in ((False, "stop"), (True, None)):
         scheduler = make_scheduler()
         scheduler.add("gw", make_message(ignore_eos=ignore))
-        (_, output), *_ = scheduler.update(scheduler.schedule(), [0]).outputs
+        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([0])).outputs
         assert output.finish_reason == reason
 
 
@@ -230,7 +308,7 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
     for token in b"ABCD":
         batch = scheduler.schedule()
         if batch.rows:
-            finals += [o for _, o in scheduler.update(batch, [token]).outputs]
+            finals += [o for _, o in scheduler.update(batch, StepTokens([token])).outputs]
     assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
     assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", 2)
     assert finals[-1].num_completion_tokens == 3
@@ -241,7 +319,7 @@ def test_a_low_lease_is_announced_and_extending_it_goes_on():
     scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
     low: list[LeaseLow] = []
     for count in range(1, 101):
-        result = scheduler.update(scheduler.schedule(), [7])
+        result = scheduler.update(scheduler.schedule(), StepTokens([7]))
         low += [message for _, message in result.leases_low]
         if count == 20:
             scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=100))
@@ -255,7 +333,7 @@ def test_a_request_past_its_deadline_is_ended():
     scheduler = make_scheduler(clock=clock)
     scheduler.add("gw", make_message(deadline_s=5.0))
     clock.now += 5.0
-    (_, output), *_ = scheduler.update(scheduler.schedule(), []).outputs
+    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([])).outputs
     assert output.stop_cause == "deadline"
 
 
@@ -266,7 +344,7 @@ def test_a_lost_gateway_frees_everything_it_had():
     scheduler.schedule()
     scheduler.abort_gateway("gw-1")
     scheduler.check_integrity()
-    assert set(scheduler.requests) == {"r2"}
+    assert set(scheduler.groups) == {"r2"}
 
 
 def test_preempted_requests_come_back_with_the_same_tokens(tmp_path):

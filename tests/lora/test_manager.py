@@ -21,7 +21,7 @@ def bring_in(manager, ref):
         manager.want(ref)
         manager.poll()
         if manager.slabs_needed(ref.object_key):
-            assert manager.make_room(manager.slabs_needed(ref.object_key))
+            assert manager.arena.make_room(manager.slabs_needed(ref.object_key))
             manager.place(ref.object_key)
     assert manager.is_ready(ref.object_key)
 
@@ -57,7 +57,7 @@ def test_make_room_evicts_nobody_when_it_cannot_make_enough():
     bring_in(manager, a)
     bring_in(manager, b)
     manager.acquire(a.object_key)
-    assert not manager.make_room(3)
+    assert not manager.arena.make_room(3)
     assert manager.is_ready(b.object_key)
 
 
@@ -160,7 +160,7 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(i=integers(0, 4))
     def place(self, i):
         entry = self.manager.entries.get(self.refs[i].object_key)
-        if entry and entry.tier == "host" and self.manager.make_room(entry.packed.num_slabs):
+        if entry and entry.tier == "host" and self.manager.arena.make_room(entry.packed.num_slabs):
             self.manager.place(entry.ref.object_key)
 
     @rule(i=integers(0, 4))

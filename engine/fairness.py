@@ -1,0 +1,165 @@
+"""Who goes next: the order in which waiting requests are admitted, and who pays for service.
+
+fcfs   first come, first served
+sjf    shortest expected first, by what its tenant's answers came to so far; nobody waits for ever
+vtc    least served tenant first: virtual token counters (arXiv 2401.00588)
+
+Priority classes come before any of them: interactive requests, then batch.
+"""
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from engine.request import Request
+
+SchedulingPolicy = Literal["fcfs", "sjf", "vtc"]
+
+PREFILL_COST = 1.0
+DECODE_COST = 2.0
+"""Service of a token computed from the prompt, and of one generated, as in the paper."""
+_MAX_TENANTS = 100_000
+_SJF_PATIENCE_S = 10.0
+_SJF_MEMORY = 0.9
+
+
+class Policy(Protocol):
+    def order(self, ready: Sequence[Request]) -> Iterator[Request]:
+        """`ready` (oldest first) in the order to admit them; charges made meanwhile count."""
+        ...
+
+    def charge(self, request: Request, service: float) -> None:
+        """Its tenant was given this much service, in prefill tokens."""
+        ...
+
+    def served(self, request: Request) -> float:
+        """How much its tenant has had, where that matters: who has had most gives way first."""
+        ...
+
+    def ended(self, request: Request) -> None:
+        """It came to this many tokens."""
+        ...
+
+
+def make_policy(name: SchedulingPolicy, clock: Callable[[], float]) -> Policy:
+    if name == "vtc":
+        return VirtualTokenCounters()
+    return ShortestFirst(clock) if name == "sjf" else FirstCome()
+
+
+class FirstCome:
+    """See engine.fairness.Policy."""
+
+    def order(self, ready: Sequence[Request]) -> Iterator[Request]:
+        return iter(sorted(ready, key=lambda r: r.priority))
+
+    def charge(self, request: Request, service: float) -> None:
+        pass
+
+    def served(self, request: Request) -> float:
+        return 0.0
+
+    def ended(self, request: Request) -> None:
+        pass
+
+
+class ShortestFirst(FirstCome):
+    """By expected tokens; whoever has waited `patience_s` goes before, oldest first.
+
+    An answer's length is taken to be the running mean of its tenant's answers with that adapter,
+    and `max_tokens` as long as there is none.
+    """
+
+    def __init__(self, clock: Callable[[], float], patience_s: float = _SJF_PATIENCE_S) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._means: OrderedDict[tuple[str, str | None], float] = OrderedDict()
+
+    def order(self, ready: Sequence[Request]) -> Iterator[Request]:
+        overdue = self._clock() - self._patience_s
+
+        def key(request: Request) -> tuple[int, float]:
+            is_overdue = request.group.arrived_at <= overdue
+            return request.priority, 0.0 if is_overdue else self.expected_tokens(request)
+
+        return iter(sorted(ready, key=key))
+
+    def expected_tokens(self, request: Request) -> float:
+        """Still to be computed, prompt included."""
+        mean = self._means.get((request.tenant_id, request.adapter_key))
+        longest = float(request.params.max_tokens)
+        expected = longest if mean is None else min(mean, longest)
+        return request.num_tokens_to_do + max(expected - len(request.output_token_ids), 0.0)
+
+    def ended(self, request: Request) -> None:
+        key = (request.tenant_id, request.adapter_key)
+        count = float(len(request.output_token_ids))
+        mean = self._means.pop(key, count)
+        self._means[key] = _SJF_MEMORY * mean + (1 - _SJF_MEMORY) * count
+        if len(self._means) > _MAX_TENANTS:
+            self._means.popitem(last=False)
+
+
+class VirtualTokenCounters:
+    """Service given to each tenant, divided by its weight; the least served backlogged one is next.
+
+    Backlogged is who has a request that waits and could run. A tenant that becomes backlogged is
+    lifted to the least of those that are, so that nobody saves up service by staying away. While
+    two tenants are backlogged, their weighted service differs by at most twice what the running
+    batch can hold (theorem 4.4 of the paper).
+    """
+
+    def __init__(self) -> None:
+        self.counters: OrderedDict[str, float] = OrderedDict()
+        self._backlogged: set[str] = set()
+        self._last_backlogged: str | None = None
+
+    def order(self, ready: Sequence[Request]) -> Iterator[Request]:
+        self._lift({request.tenant_id for request in ready})
+        by_class: dict[int, dict[str, deque[Request]]] = defaultdict(dict)
+        for request in ready:
+            tenants = by_class[request.priority]
+            tenants.setdefault(request.tenant_id, deque()).append(request)
+        return self._interleave([tenants for _, tenants in sorted(by_class.items())])
+
+    def charge(self, request: Request, service: float) -> None:
+        counter = self.counters.get(request.tenant_id, 0.0)
+        self.counters[request.tenant_id] = counter + service / request.message.weight
+
+    def served(self, request: Request) -> float:
+        return self.counters.get(request.tenant_id, 0.0)
+
+    def ended(self, request: Request) -> None:
+        pass
+
+    def _interleave(self, classes: list[dict[str, deque[Request]]]) -> Iterator[Request]:
+        """Always the least served tenant's oldest request, as the counters are at that moment."""
+        for tenants in classes:
+            while tenants:
+                tenant_id = min(tenants, key=self.counters.__getitem__)
+                yield tenants[tenant_id].popleft()
+                if not tenants[tenant_id]:
+                    del tenants[tenant_id]
+
+    def _lift(self, backlogged: set[str]) -> None:
+        stayed = self._backlogged & backlogged
+        level = 0.0
+        if stayed:
+            level = min(self.counters[tenant_id] for tenant_id in stayed)
+        elif self._last_backlogged is not None:
+            level = self.counters.get(self._last_backlogged, 0.0)
+        for tenant_id in backlogged - stayed:
+            self.counters[tenant_id] = max(self.counters.pop(tenant_id, 0.0), level)
+        if left := self._backlogged - backlogged:
+            self._last_backlogged = max(left, key=self.counters.__getitem__)
+        self._backlogged = backlogged
+        self._forget()
+
+    def _forget(self) -> None:
+        """Of too many tenants, those that came back longest ago and are not backlogged."""
+        while len(self.counters) > _MAX_TENANTS:
+            oldest = next(iter(self.counters))
+            if oldest in self._backlogged:
+                self.counters.move_to_end(oldest)
+            else:
+                del self.counters[oldest]

@@ -1,0 +1,111 @@
+"""The KV blocks of requests: found in the prefix cache, allocated, published, swapped, returned."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from engine.prefix_cache import BlockHasher, BlockPool
+from engine.request import Request
+from engine.swap import SwapSpace
+from lora.arena import Arena
+from lora.layout import Layout
+
+
+class KVCache:
+    """Moves a request's `block_ids`, `swapped` and `num_computed_tokens` together."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        layout: Layout,
+        hasher: BlockHasher,
+        swap: SwapSpace,
+        *,
+        prefix_caching: bool,
+    ) -> None:
+        self.arena = arena
+        self.layout = layout
+        self.hasher = hasher
+        self.pool = BlockPool(arena)
+        self.swap = swap
+        self.prefix_caching = prefix_caching
+
+    def num_missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks to allocate before its next `num_tokens` can be computed."""
+        wanted = self.layout.num_blocks(request.num_scheduled_tokens + num_tokens)
+        return max(0, wanted - len(request.block_ids))
+
+    def take_cached(self, request: Request) -> None:
+        """Begin after the longest cached prefix; the last token is computed in any case."""
+        if not self.prefix_caching or request.block_ids or request.swapped:
+            return
+        most = (request.num_tokens - 1) // self.layout.block_size
+        found = self.pool.find(self._hashes(request, most))
+        self.pool.take(found)
+        request.block_ids = found
+        request.num_published_blocks = len(found)
+        request.num_found_tokens = len(found) * self.layout.block_size
+        request.num_computed_tokens = request.num_found_tokens
+
+    def allocate(self, request: Request, num_tokens: int) -> None:
+        """Blocks for its next `num_tokens`, swapped ones brought back. Raises ArenaFull."""
+        blocks = self.pool.allocate(self.num_missing(request, num_tokens))
+        if request.swapped:
+            self.swap.move_in(request.swapped, blocks[: len(request.swapped)])
+            request.swapped = []
+        request.block_ids += blocks
+
+    def publish(self, request: Request) -> None:
+        """Blocks that are full and computed can be found from now on."""
+        if not self.prefix_caching or not request.block_ids:
+            return
+        num_full = request.num_computed_tokens // self.layout.block_size
+        hashes = self._hashes(request, num_full)
+        for i in range(request.num_published_blocks, num_full):
+            parent = hashes[i - 1] if i else b""
+            request.block_ids[i] = self.pool.publish(request.block_ids[i], hashes[i], parent)
+        request.num_published_blocks = num_full
+
+    def preempt(self, request: Request) -> bool:
+        """Give back its blocks; whether their contents are kept in the swap space."""
+        num_tokens = request.num_scheduled_tokens
+        num_blocks = self.layout.num_blocks(num_tokens)
+        is_swapped = self.swap.is_worth_it(num_tokens, num_blocks)
+        if is_swapped:
+            request.swapped = self.swap.move_out(request.block_ids[:num_blocks])
+            self.arena.expect_step()
+        self.give_back(request)
+        return is_swapped
+
+    def give_back(self, request: Request) -> None:
+        """Its blocks; what it had computed in them is lost to it, unless it was swapped."""
+        self.pool.release(request.block_ids)
+        request.block_ids, request.num_published_blocks = [], 0
+        if not request.swapped:
+            request.num_computed_tokens = 0
+            request.num_restarts += 1
+
+    def forget(self, request: Request) -> None:
+        """It has ended: its blocks, and its places in the swap space."""
+        self.give_back(request)
+        self.swap.free(request.swapped)
+        request.swapped = []
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """requests: all that have not ended."""
+        requests = list(requests)
+        self.pool.check_integrity(Counter(b for r in requests for b in r.block_ids))
+        self.swap.check_integrity([slot for r in requests for slot in r.swapped])
+        for request in requests:
+            assert not (request.block_ids and request.swapped)
+            have = len(request.block_ids) + len(request.swapped)
+            assert have >= self.layout.num_blocks(request.num_computed_tokens)
+
+    def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
+        """Of its first blocks, each computed once."""
+        hashes, size = request.block_hashes, self.layout.block_size
+        for i in range(len(hashes), num_blocks):
+            tokens = request.tokens(i * size, (i + 1) * size)
+            is_public = i < request.num_public_blocks
+            parent = hashes[-1] if hashes else b""
+            hashes.append(self.hasher.hash(parent, request.scope, is_public, tokens))
+        return hashes[:num_blocks]

@@ -1,0 +1,138 @@
+"""What sampled tokens mean: which may leave, which end an answer, and the messages they become."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.messages import (
+    FinishReason,
+    LeaseLow,
+    RequestOutput,
+    StopCause,
+    TokenLogprobs,
+)
+from engine.request import Request, RequestGroup
+
+_LEASE_LOW_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """num_stop_bytes: how many of the text's last bytes belong to a stop string or follow it."""
+
+    reason: FinishReason
+    cause: StopCause
+    error: str | None = None
+    num_stop_bytes: int = 0
+
+
+class Outputs:
+    """Messages of the current step, in order; `take` hands them over.
+
+    vocabulary: token id -> bytes, for stop strings.   clock: seconds.
+    """
+
+    def __init__(
+        self,
+        max_model_len: int,
+        vocabulary: Sequence[bytes],
+        eos_token_ids: Sequence[int],
+        clock: Callable[[], float],
+    ) -> None:
+        self.max_model_len = max_model_len
+        self._vocabulary = vocabulary
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._clock = clock
+        self._outputs: list[tuple[str, RequestOutput]] = []
+        self._leases_low: list[tuple[str, LeaseLow]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._outputs
+
+    def take(self) -> tuple[list[tuple[str, RequestOutput]], list[tuple[str, LeaseLow]]]:
+        """By gateway, since the last call."""
+        taken = self._outputs, self._leases_low
+        self._outputs, self._leases_low = [], []
+        return taken
+
+    def add_token(
+        self, request: Request, token_id: int, logprobs: TokenLogprobs | None
+    ) -> Ending | None:
+        """Count a token; then it leaves, is held back, or is the last one: how the answer ends."""
+        request.output_token_ids.append(token_id)
+        if request.group.first_token_at is None:
+            request.group.first_token_at = self._clock()
+        if logprobs is not None:
+            request.held_logprobs.append(logprobs)
+        released, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
+        ending = self._ending(request, token_id, num_stop_bytes)
+        if ending or released:
+            self._emit(request, released, ending)
+        else:
+            self._announce_low_lease(request)
+        return ending
+
+    def finish(self, request: Request, ending: Ending) -> None:
+        """End an answer from outside, between two tokens."""
+        self._emit(request, [], ending)
+
+    def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
+        params, count = request.params, len(request.output_token_ids)
+        if token_id in self._eos_token_ids and not params.ignore_eos:
+            return Ending("stop", "eos")
+        if token_id in params.stop_token_ids:
+            return Ending("stop", "stop_token")
+        if num_stop_bytes is not None:
+            return Ending("stop", "stop_string", num_stop_bytes=num_stop_bytes)
+        if count >= params.max_tokens:
+            return Ending("length", "max_tokens")
+        if count >= request.token_lease:
+            return Ending("length", "budget")
+        if request.num_tokens >= self.max_model_len:
+            return Ending("length", "max_model_len")
+        return None
+
+    def _emit(self, request: Request, released: list[int], ending: Ending | None) -> None:
+        group = request.group
+        if ending:
+            released = released + request.stops.flush()
+            request.finish_reason, request.stop_cause = ending.reason, ending.cause
+        else:
+            self._announce_low_lease(request)
+        output = RequestOutput(
+            request_id=group.request_id,
+            seq=group.num_outputs_sent,
+            index=request.index,
+            new_token_ids=tuple(released),
+            logprobs=self._logprobs(request, len(released)),
+            finish_reason=request.finish_reason,
+            stop_cause=request.stop_cause,
+            error=ending.error if ending else None,
+            num_prompt_tokens=group.num_prompt_tokens_done,
+            num_cached_tokens=group.num_cached_tokens,
+            num_completion_tokens=group.num_completion_tokens,
+            num_stop_bytes=ending.num_stop_bytes if ending else 0,
+            adapter_digest=group.digest if group.first_token_at is not None else None,
+            is_last=group.is_over,
+        )
+        group.num_outputs_sent += 1
+        self._outputs.append((group.gateway_id, output))
+
+    @staticmethod
+    def _logprobs(request: Request, count: int) -> tuple[TokenLogprobs, ...] | None:
+        """Of the tokens that leave: they were held back together."""
+        if request.params.logprobs is None:
+            return None
+        return tuple(request.held_logprobs.popleft() for _ in range(count))
+
+    def _announce_low_lease(self, request: Request) -> None:
+        left = request.token_lease - len(request.output_token_ids)
+        if left != _LEASE_LOW_TOKENS or request.params.max_tokens <= request.token_lease:
+            return
+        group: RequestGroup = request.group
+        low = LeaseLow(
+            request_id=group.request_id,
+            num_completion_tokens=group.num_completion_tokens,
+            token_lease=group.message.token_lease,
+        )
+        self._leases_low.append((group.gateway_id, low))

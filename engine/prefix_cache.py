@@ -1,0 +1,204 @@
+"""KV blocks: who uses them, and which of them can be found again by what they hold.
+
+A block that is full and computed is *published* under a hash of everything that its keys and values
+depend on. It may then serve any request whose tokens, adapter and scope agree up to its end. A
+published block that nobody uses stays, idle, until the arena needs room; leaves go first, so that
+what is found is always a whole prefix.
+"""
+
+import hashlib
+import heapq
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.messages import AddRequest
+from lora.arena import Arena
+
+_OWNER = "kv"
+_STALE_PER_BLOCK = 4
+
+
+class BlockHasher:
+    """Chained block hashes: 16 bytes over the hash before, the scope, and the block's tokens.
+
+    The scope is what besides tokens decides whether KV may be shared: adapter digest and tenant
+    salt, as tagged fields, so that no text of one can pass for the other. A prefix that the
+    operator declared public on the base model has a scope of its own, the same for every tenant.
+    public_prefixes: token ids.
+    """
+
+    def __init__(self, block_size: int, public_prefixes: Sequence[Sequence[int]] = ()) -> None:
+        self.block_size = block_size
+        self._public_prefixes = tuple(tuple(prefix) for prefix in public_prefixes)
+        self._public = _scope(public=True)
+
+    def scope(self, message: AddRequest) -> bytes:
+        """Of a request's own, private blocks."""
+        digest = message.adapter.digest if message.adapter else None
+        return _scope(adapter=digest, salt=message.cache_salt)
+
+    def num_public_blocks(self, message: AddRequest) -> int:
+        """Whole blocks at the start of the prompt that lie within a public prefix."""
+        if message.adapter is not None:
+            return 0
+        prompt = message.prompt_token_ids
+        lengths = (len(p) for p in self._public_prefixes if prompt[: len(p)] == p)
+        return max(lengths, default=0) // self.block_size
+
+    def hash(self, parent: bytes, scope: bytes, is_public: bool, tokens: Sequence[int]) -> bytes:
+        """Of one full block; `parent` is the hash of the block before it, b"" for the first."""
+        root = self._public if is_public else scope
+        data = b"".join((parent, root, array("I", tokens).tobytes()))
+        return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _scope(**fields: object) -> bytes:
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class _Block:
+    """users: requests that hold it.   children: published blocks that follow it.
+
+    hash: None until published.   parent: hash of the block before it, b"" for the first.
+    used_at: when its last user left, by Arena.tick.
+    """
+
+    users: int = 1
+    hash: bytes | None = None
+    parent: bytes = b""
+    children: int = 0
+    used_at: int = 0
+
+
+class BlockPool:
+    """Every KV block of the arena, by slab. What is idle here is evicted through `Arena.make_room`.
+
+    A parent has every user that its children have, so whatever hangs from an idle block is idle:
+    all idle blocks can be evicted, leaves first.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.num_evictions = 0
+        self._blocks: dict[int, _Block] = {}
+        self._by_hash: dict[bytes, int] = {}
+        self._num_idle = 0
+        # Idle leaves by (used_at, block id); entries that are no longer true are dropped on sight.
+        self._leaves: list[tuple[int, int]] = []
+        arena.keep(self)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Empty blocks with one user each. Raises ArenaFull."""
+        block_ids = self.arena.allocate(num_blocks, _OWNER)
+        self._blocks.update((block_id, _Block()) for block_id in block_ids)
+        return block_ids
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """The published blocks of the longest known prefix of `hashes`; nobody holds them yet."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block_id = self._by_hash.get(block_hash)
+            if block_id is None:
+                break
+            found.append(block_id)
+        return found
+
+    def take(self, block_ids: Sequence[int]) -> None:
+        """One more user for each."""
+        for block_id in block_ids:
+            block = self._blocks[block_id]
+            self._num_idle -= block.users == 0
+            block.users += 1
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """One user less for each; a block without users is idle if published, else retired."""
+        retired: list[int] = []
+        for block_id in reversed(block_ids):
+            block = self._blocks[block_id]
+            assert block.users > 0, "released more often than taken"
+            block.users -= 1
+            if block.users == 0 and block.hash is None:
+                del self._blocks[block_id]
+                retired.append(block_id)
+            elif block.users == 0:
+                block.used_at = self.arena.tick()
+                self._num_idle += 1
+                self._note_leaf(block_id)
+        self.arena.retire(retired)
+
+    def publish(self, block_id: int, block_hash: bytes, parent: bytes) -> int:
+        """Let a full, computed block be found; the block to use from now on.
+
+        That is another one where the same was published before: then this one is released for it.
+        """
+        if (known := self._by_hash.get(block_hash)) is not None:
+            if known != block_id:
+                self.take([known])
+                self.release([block_id])
+            return known
+        block = self._blocks[block_id]
+        assert block.hash is None, "published twice"
+        block.hash, block.parent = block_hash, parent
+        self._by_hash[block_hash] = block_id
+        if parent:
+            self._blocks[self._by_hash[parent]].children += 1
+        return block_id
+
+    # ---- see lora.arena.Idle ----
+
+    def num_idle_slabs(self) -> int:
+        return self._num_idle
+
+    def coldest(self) -> int | None:
+        while self._leaves and not self._is_idle_leaf(*self._leaves[0]):
+            heapq.heappop(self._leaves)
+        return self._leaves[0][0] if self._leaves else None
+
+    def evict_coldest(self) -> None:
+        assert self.coldest() is not None, "nothing is idle"
+        _, block_id = heapq.heappop(self._leaves)
+        block = self._blocks.pop(block_id)
+        assert block.hash is not None
+        del self._by_hash[block.hash]
+        self._num_idle -= 1
+        self.num_evictions += 1
+        if block.parent:
+            parent_id = self._by_hash[block.parent]
+            self._blocks[parent_id].children -= 1
+            self._note_leaf(parent_id)
+        self.arena.retire([block_id])
+
+    def check_integrity(self, held: Counter[int]) -> None:
+        """held: how many requests hold each block."""
+        assert self.arena.owned_by(_OWNER) == len(self._blocks)
+        assert {b: block.users for b, block in self._blocks.items() if block.users} == held
+        idle = {b for b, block in self._blocks.items() if not block.users}
+        assert len(idle) == self._num_idle
+        published = {b.hash: b for b in self._blocks.values() if b.hash is not None}
+        assert {h: self._blocks[b] for h, b in self._by_hash.items()} == published
+        children = Counter(block.parent for block in published.values() if block.parent)
+        for block_hash, block in published.items():
+            assert block.children == children[block_hash]
+            assert not block.parent or published[block.parent].users >= min(block.users, 1)
+        leaves = {b for b in idle if not self._blocks[b].children}
+        assert leaves == {b for at, b in self._leaves if self._is_idle_leaf(at, b)}
+
+    # ---- inside ----
+
+    def _is_idle_leaf(self, used_at: int, block_id: int) -> bool:
+        block = self._blocks.get(block_id)
+        if block is None or block.users or block.children:
+            return False
+        return block.used_at == used_at
+
+    def _note_leaf(self, block_id: int) -> None:
+        block = self._blocks[block_id]
+        if block.users or block.children:
+            return
+        heapq.heappush(self._leaves, (block.used_at, block_id))
+        if len(self._leaves) > _STALE_PER_BLOCK * (self._num_idle + 16):
+            self._leaves = sorted({leaf for leaf in self._leaves if self._is_idle_leaf(*leaf)})

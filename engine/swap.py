@@ -1,0 +1,93 @@
+"""KV of preempted requests in host memory, and whether keeping it there is worth it.
+
+Copies ride with steps: a batch's transfers run in order, before its forward pass. So a slot or slab
+that one transfer has read may be written by the next one, and nothing waits for a copy by itself.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from engine.batch import Transfer
+
+_WINDOW_S = 60.0
+_MAX_SAMPLES = 4096
+
+
+class PreemptionCosts:
+    """Seconds that getting a preempted request back would take, from what was measured here.
+
+    copy_bytes_per_s: between device and host, measured by the runner when it starts; 0 if never.
+    """
+
+    def __init__(
+        self, copy_bytes_per_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.copy_bytes_per_s = copy_bytes_per_s
+        self._clock = clock
+        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_MAX_SAMPLES)
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A step of mostly prefill: this many tokens in this time."""
+        self._samples.append((self._clock(), num_tokens, seconds))
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Of the last minute; where that saw none, of the last step that did; 0 before any."""
+        oldest = self._clock() - _WINDOW_S
+        while len(self._samples) > 1 and self._samples[0][0] < oldest:
+            self._samples.popleft()
+        seconds = sum(s for _, _, s in self._samples)
+        return sum(n for _, n, _ in self._samples) / seconds if seconds > 0 else 0.0
+
+    def is_swap_cheaper(self, num_tokens: int, num_bytes: int) -> bool:
+        """2 * bytes / bandwidth against tokens / prefill speed; recompute until both are known."""
+        prefill, copy = self.prefill_tokens_per_s, self.copy_bytes_per_s
+        if not prefill or not copy:
+            return False
+        return 2 * num_bytes / copy < num_tokens / prefill
+
+
+class SwapSpace:
+    """num_slots slab-sized places in host memory."""
+
+    def __init__(self, num_slots: int, slab_bytes: int, costs: PreemptionCosts) -> None:
+        self.num_slots = num_slots
+        self.slab_bytes = slab_bytes
+        self.costs = costs
+        self._free = deque(range(num_slots))
+        self._transfers: list[Transfer] = []
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def is_worth_it(self, num_tokens: int, num_blocks: int) -> bool:
+        """Whether these blocks should be kept here: there is room, and it is the cheaper way."""
+        if not 0 < num_blocks <= len(self._free):
+            return False
+        return self.costs.is_swap_cheaper(num_tokens, num_blocks * self.slab_bytes)
+
+    def move_out(self, block_ids: Sequence[int]) -> list[int]:
+        """Copy blocks to slots with the next step; the slots."""
+        slots = [self._free.popleft() for _ in block_ids]
+        pairs = zip(block_ids, slots, strict=True)
+        self._transfers += [Transfer(b, s, is_out=True) for b, s in pairs]
+        return slots
+
+    def move_in(self, slots: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Copy slots to blocks with the next step, and free them."""
+        pairs = zip(block_ids, slots, strict=True)
+        self._transfers += [Transfer(b, s, is_out=False) for b, s in pairs]
+        self.free(slots)
+
+    def free(self, slots: Sequence[int]) -> None:
+        self._free.extend(slots)
+
+    def take_transfers(self) -> tuple[Transfer, ...]:
+        """What the next step has to copy first."""
+        transfers, self._transfers = self._transfers, []
+        return tuple(transfers)
+
+    def check_integrity(self, used: Sequence[int]) -> None:
+        assert sorted([*self._free, *used]) == list(range(self.num_slots))
