@@ -109,8 +109,8 @@ class EngineCore:
         self.largest_batch = Batch(0, ())
         costs = scheduler.kv.swap.costs
         return EngineStats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            running=len(scheduler.queues.running),
+            waiting=len(scheduler.queues.waiting),
             batch_requests=len(batch.rows),
             batch_tokens=batch.num_tokens,
             batch_adapters=len(batch.adapters),
@@ -121,8 +121,8 @@ class EngineCore:
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_completion_tokens,
             cached_tokens=self.num_cached_tokens,
-            preemptions=scheduler.num_preemptions,
-            swapped=scheduler.num_swaps,
+            preemptions=scheduler.queues.num_preemptions,
+            swapped=scheduler.queues.num_swaps,
             prefix_slabs=scheduler.kv.pool.num_idle_slabs(),
             prefix_evictions=scheduler.kv.pool.num_evictions,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,

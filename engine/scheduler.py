@@ -9,18 +9,19 @@ computes is `num_in_flight_tokens`, the tokens it chooses are pending.
 
 import secrets
 import time
-from bisect import insort
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from engine.admission import Admission
 from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepResult, StepTokens
 from engine.config import SchedulerConfig
-from engine.fairness import DECODE_COST, PREFILL_COST, make_policy
+from engine.fairness import make_policy
 from engine.kv_cache import KVCache
 from engine.messages import AddRequest, ExtendLease, RequestProgress, StopCause, TokenLogprobs
 from engine.outputs import Ending, Outputs
 from engine.prefix_cache import BlockHasher
+from engine.queues import Queues
 from engine.request import PENDING_TOKEN, Request, RequestGroup
 from engine.stops import StopMatcher
 from engine.swap import PreemptionCosts, SwapSpace
@@ -68,22 +69,15 @@ class Scheduler:
         self.clock = clock
         self.policy = make_policy(config.scheduling_policy, clock)
         self.hasher = BlockHasher(layout.block_size, config.public_prefixes)
-        self.kv = KVCache(
-            self.arena,
-            layout,
-            self.hasher,
-            swap or SwapSpace(0, layout.slab_bytes, PreemptionCosts(clock=clock)),
-            prefix_caching=config.prefix_caching,
-        )
+        swap = swap or SwapSpace(0, layout.slab_bytes, PreemptionCosts(clock=clock))
+        caching = config.prefix_caching
+        self.kv = KVCache(self.arena, layout, self.hasher, swap, prefix_caching=caching)
+        self.queues = Queues(config, self.kv, adapters, self.policy)
+        self.admission = Admission(self.queues)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
         self.groups: dict[str, RequestGroup] = {}
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []  # oldest first
-        self.num_preemptions = self.num_swaps = 0
         self._num_arrivals = 0
         self._step = 0
-        self._plan: dict[Request, int] = {}  # tokens of the step that is being put together
-        self._short_of_room: list[Request] = []
         self._launched: deque[_Launched] = deque()
         self._finished_at = 0.0
         self._ended: list[RequestGroup] = []
@@ -111,7 +105,7 @@ class Scheduler:
                 stops=StopMatcher(message.sampling_params.stop),
             )
             group.requests.append(request)
-            self.waiting.append(request)
+            self.queues.waiting.append(request)
         self.groups[group.request_id] = group
         if group.adapter:
             self.adapters.want(group.adapter)
@@ -137,15 +131,26 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.groups or self._ended or self._launched)
 
+    def _refusal(self, message: AddRequest) -> str | None:
+        """Why this request cannot be accepted, ever or now."""
+        if message.request_id in self.groups:
+            return "duplicate_request_id"
+        if len(self.queues.waiting) + message.sampling_params.n > self.config.max_waiting:
+            return "queue_full"
+        if not 0 < len(message.prompt_token_ids) < self.config.max_model_len:
+            return "prompt_too_long"
+        return None
+
     # ---- a step ----
 
     def schedule(self) -> Batch:
         """Decodes first, then prefills, then whoever waits; rows sorted by adapter."""
         self._end_overdue()
-        self._plan, self._short_of_room = {}, []
-        self._schedule_running()
-        self._admit([request for request in list(self.waiting) if self._is_ready(request)])
-        plan = sorted(self._plan.items(), key=lambda item: item[0].adapter_key or "")
+        self.queues.begin_step()
+        self.queues.schedule_running()
+        for group, ending in self.admission.run():
+            self._end_group(group, ending)
+        plan = sorted(self.queues.plan.items(), key=lambda item: item[0].adapter_key or "")
         batch = Batch(
             self._step + 1,
             tuple(self._row(request, num_tokens) for request, num_tokens in plan),
@@ -178,224 +183,9 @@ class Scheduler:
         """Nothing is lost between queues, arena and adapters; run when idle and in every test."""
         self.arena.check_integrity()
         self.adapters.check_integrity()
-        requests = [r for g in self.groups.values() for r in g.requests if r.finish_reason is None]
-        assert sorted(requests, key=id) == sorted([*self.running, *self.waiting], key=id)
-        assert [r.arrival for r in self.waiting] == sorted(r.arrival for r in self.waiting)
-        self.kv.check_integrity(requests)
-        holders = Counter(r.adapter_key for r in requests if r.holds_adapter)
-        for key, entry in self.adapters.entries.items():
-            assert entry.users == holders[key]
-
-    # ---- running requests ----
-
-    def _schedule_running(self) -> None:
-        """Every decode, then as many prompt tokens as the budget leaves; room for all of them."""
-
-        def urgency(request: Request) -> tuple[bool, int, float, int]:
-            served = self.policy.served(request)
-            return not request.is_decoding, request.priority, served, request.arrival
-
-        for request in sorted(self.running, key=urgency):
-            num_tokens = min(self._num_tokens_to_do(request), self._budget)
-            if num_tokens > 0 and request in self.running and self._grow(request, num_tokens):
-                self._plan[request] = num_tokens
-        for request, num_tokens in self._plan.items():
-            self._charge(request, num_tokens)
-
-    @property
-    def _budget(self) -> int:
-        """Tokens that the step may still take."""
-        return self.config.max_num_batched_tokens - sum(self._plan.values())
-
-    def _num_tokens_to_do(self, request: Request) -> int:
-        """None while a pending token is certain to be its last."""
-        num_pending = request.num_pending_tokens
-        count = len(request.output_token_ids) + num_pending
-        longest = self.config.max_model_len
-        is_last = count >= request.max_tokens or request.num_tokens + num_pending >= longest
-        return 0 if num_pending and is_last else request.num_tokens_to_do
-
-    def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for a running request; others give way, and at last itself."""
-        missing = self.kv.num_missing(request, num_tokens)
-        while not self.arena.make_room(missing):
-            if self.arena.num_free + self.arena.num_coming >= missing:
-                return False  # what was given up is free once the running step has finished
-            victim = self._victim()
-            self._preempt(victim)
-            if victim is request:
-                return False
-        self.kv.allocate(request, num_tokens)
-        return True
-
-    def _victim(self) -> Request:
-        """Who gives way: reservations of those that only wait, then the lowest class, the most
-        served tenant, the newest.
-        """
-        reserved = next((r for r in reversed(self.waiting) if r.block_ids), None)
-        return reserved or max(
-            self.running, key=lambda r: (r.priority, self.policy.served(r), r.arrival)
-        )
-
-    def _preempt(self, request: Request) -> None:
-        """Give back its blocks: copied to the host, or computed again when there is room."""
-        if request in self.running:
-            self._plan.pop(request, None)
-            self.running.remove(request)
-            insort(self.waiting, request, key=lambda r: r.arrival)
-            self.num_preemptions += 1
-            self.num_swaps += self.kv.preempt(request)
-        else:
-            self.kv.give_back(request)
-        self._release_adapter(request)
-
-    # ---- admission ----
-
-    def _refusal(self, message: AddRequest) -> str | None:
-        """Why this request cannot be accepted, ever or now."""
-        if message.request_id in self.groups:
-            return "duplicate_request_id"
-        if len(self.waiting) + message.sampling_params.n > self.config.max_waiting:
-            return "queue_full"
-        if not 0 < len(message.prompt_token_ids) < self.config.max_model_len:
-            return "prompt_too_long"
-        return None
-
-    def _is_ready(self, request: Request) -> bool:
-        """Whether nothing but room keeps it from running."""
-        if request.num_in_flight_tokens:
-            return False  # preempted, and its last step still runs
-        first = request.group.requests[0]
-        if request is not first and self.config.prefix_caching:
-            # The others find in the cache what the first answer computes.
-            prompt_done = request.group.num_prompt_tokens_done == request.num_prompt_tokens
-            if not prompt_done and first.finish_reason is None:
-                return False
-        key = request.adapter_key
-        return key is None or self.adapters.is_ready(key) or self._advance_adapter(request)
-
-    def _is_still_ready(self, request: Request) -> bool:
-        """Room for those admitted before it may have cost it its adapter."""
-        key = request.adapter_key
-        return request.finish_reason is None and (key is None or self.adapters.is_ready(key))
-
-    def _advance_adapter(self, request: Request) -> bool:
-        """Take its adapter's next step towards the arena; whether it is there."""
-        assert request.adapter is not None
-        key = request.adapter.object_key
-        if (failure := self.adapters.failure(key)) is not None:
-            cause: StopCause = "adapter_rejected" if failure.is_permanent else "adapter_failed"
-            self._end_group(request.group, Ending("error", cause, failure.error))
-            return False
-        self.adapters.want(request.adapter)
-        needed = self.adapters.slabs_needed(key)
-        if needed and not self._is_held_up(request):
-            self._place(request, needed)
-        return needed is not None and self.adapters.is_ready(key)
-
-    def _place(self, request: Request, num_slabs: int) -> None:
-        """One transaction: the adapter's slabs and the request's first chunk, or neither."""
-        assert request.adapter is not None
-        first_chunk = min(request.num_tokens_to_do, self.config.max_num_batched_tokens)
-        num_blocks = self.kv.num_missing(request, first_chunk)
-        if num_slabs + self._max_blocks(request) > self.arena.num_slabs:
-            error = "the adapter does not fit into the arena"
-            self._end_group(request.group, Ending("error", "adapter_rejected", error))
-        elif self.arena.make_room(num_slabs + num_blocks):
-            size_bytes = self.adapters.place(request.adapter.object_key)
-            request.load_service = size_bytes / self.layout.kv_bytes_per_token
-            reserved = self._reserve(request, first_chunk, is_whole=False)
-            assert reserved, "room was made for both"
-        else:
-            self._short_of_room.append(request)
-
-    def _admit(self, ready: list[Request]) -> None:
-        """Move waiting requests to running, in the policy's order, while there is room."""
-        admitted: list[Request] = []
-        for request in self.policy.order(ready):
-            if self._budget <= 0:
-                break
-            if self._is_held_up(request) or not self._is_still_ready(request):
-                continue
-            if not self._fits_rank_budget(request):
-                # Skip, do not stop: the requests behind may use adapters that already run.
-                self._short_of_room.append(request)
-            elif not self._start(request):
-                break
-            else:
-                admitted.append(request)
-        for passed in self._short_of_room:
-            passed.num_skips += sum(_is_behind(request, passed) for request in admitted)
-
-    def _start(self, request: Request) -> bool:
-        """A seat and blocks for it, those of a lower class if need be."""
-        seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        while len(self.running) >= seats or not self._reserve(request, self._budget, is_whole=True):
-            lower = [r for r in self.running if r.priority > request.priority]
-            if not lower or self.arena.num_coming:
-                return False
-            self._preempt(max(lower, key=lambda r: (r.priority, self.policy.served(r), r.arrival)))
-        self.waiting.remove(request)
-        self.running.append(request)
-        num_tokens = min(request.num_tokens_to_do, self._budget)
-        self._plan[request] = num_tokens
-        self._charge(request, num_tokens)
-        return True
-
-    def _is_held_up(self, request: Request) -> bool:
-        """Whether somebody before it was passed so often that now nobody passes any more.
-
-        Who has blocks already goes on: they are what the one before waits for.
-        """
-        return not request.block_ids and any(
-            passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
-            for passed in self._short_of_room
-        )
-
-    def _fits_rank_budget(self, request: Request) -> bool:
-        """Whether the adapters of the running batch and its own are not too many bytes a step."""
-        if request.adapter is None:
-            return True
-        ranks = {r.adapter_key: r.adapter.rank for r in self.running if r.adapter}
-        if not ranks or request.adapter_key in ranks:
-            return True
-        return sum(ranks.values()) + request.adapter.rank <= self.config.max_sum_ranks_per_step
-
-    def _reserve(self, request: Request, budget: int, *, is_whole: bool) -> bool:
-        """Its adapter held, what is cached taken, blocks for its next tokens; or nothing.
-
-        is_whole: a request that starts anew gets them only where all its tokens would fit now.
-        """
-        held_before, is_new = request.holds_adapter, not request.block_ids
-        # Held first: making room for the blocks must not evict the request's own adapter.
-        self._hold_adapter(request)
-        self.kv.take_cached(request)
-        num_tokens = min(request.num_tokens_to_do, budget)
-        wanted = request.num_tokens_to_do if is_new and is_whole else num_tokens
-        if self.arena.make_room(self.kv.num_missing(request, wanted)):
-            self.kv.allocate(request, num_tokens)
-            return True
-        if is_new:
-            self.kv.give_back(request)
-        if not held_before:
-            self._release_adapter(request)
-        return False
-
-    def _max_blocks(self, request: Request) -> int:
-        """Blocks it may come to need, all tokens generated."""
-        longest = request.num_prompt_tokens + request.max_tokens
-        return self.layout.num_blocks(min(longest, self.config.max_model_len))
-
-    def _charge(self, request: Request, num_tokens: int) -> None:
-        """Service of the next `num_tokens`; what is computed again or was cached is free."""
-        start = max(request.num_scheduled_tokens, request.num_charged_tokens)
-        end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
-        service = max(end - start, 0) * PREFILL_COST + request.load_service
-        if num_tokens == request.num_tokens_to_do:
-            service += DECODE_COST
-        request.num_charged_tokens = max(end, request.num_charged_tokens)
-        request.load_service = 0.0
-        self.policy.charge(request, service)
+        self.queues.check_integrity()
+        alive = {r for g in self.groups.values() for r in g.requests if r.finish_reason is None}
+        assert alive == {*self.queues.running, *self.queues.waiting}
 
     # ---- launching, and what came of it ----
 
@@ -503,23 +293,11 @@ class Scheduler:
 
     def _put_away(self, request: Request) -> None:
         """An answer has ended: everything it held is given back."""
-        self.kv.forget(request)
-        self._release_adapter(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        self.queues.remove(request)
         self.policy.ended(request)
         if request.group.is_over:
             del self.groups[request.request_id]
             self._ended.append(request.group)
-
-    def _hold_adapter(self, request: Request) -> None:
-        if request.adapter_key and not request.holds_adapter:
-            self.adapters.acquire(request.adapter_key)
-            request.holds_adapter = True
-
-    def _release_adapter(self, request: Request) -> None:
-        if request.adapter_key and request.holds_adapter:
-            self.adapters.release(request.adapter_key)
-            request.holds_adapter = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,8 +308,3 @@ class _Launched:
     requests: Sequence[Request]
     restarts: Sequence[int]
     at: float
-
-
-def _is_behind(request: Request, passed: Request) -> bool:
-    """Whether it came later, and is of no higher class."""
-    return request.arrival > passed.arrival and request.priority >= passed.priority

@@ -100,7 +100,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
                 outputs.setdefault(output.request_id, []).append(output)
         scheduler.check_integrity()
         check_sharing(scheduler)
-        check_budgets(core.runner.newest, scheduler.running, budget, num_seqs)
+        check_budgets(core.runner.newest, scheduler.queues.running, budget, num_seqs)
         if not pending and not scheduler.has_work:
             break
     assert not scheduler.has_work, "somebody waits for ever"
@@ -134,7 +134,7 @@ def check_answers(message, outputs):
 def check_sharing(scheduler):
     """A block has two users only where digest, salt and all tokens up to its end agree."""
     holders: dict[int, list] = {}
-    for request in (*scheduler.running, *scheduler.waiting):
+    for request in (*scheduler.queues.running, *scheduler.queues.waiting):
         for number, block_id in enumerate(request.block_ids):
             holders.setdefault(block_id, []).append((request, number))
     size = scheduler.layout.block_size
@@ -241,9 +241,12 @@ def test_an_adapter_in_use_is_never_evicted(tmp_path):
     core = make_core(tmp_path, make_scheduler(num_slabs=8, loader=loader))
     core.handle("gw", make_message("r1", adapter=first, max_tokens=30))
     core.handle("gw", make_message("r2", adapter=second, max_tokens=3))
-    while not core.scheduler.running:
+    while not core.scheduler.queues.running:
         core.step()
-    while core.scheduler.running and core.scheduler.running[0].request_id == "r1":
+    while (
+        core.scheduler.queues.running
+        and next(iter(core.scheduler.queues.running)).request_id == "r1"
+    ):
         assert core.adapters.is_ready(first.object_key)
         core.step()
     assert tokens_of(run_until_idle(core)["r2"])
@@ -353,7 +356,7 @@ def test_preempted_requests_come_back_with_the_same_tokens(tmp_path):
     for message in messages:
         core.handle("gw", message)
     outputs = run_until_idle(core)
-    assert core.scheduler.num_preemptions > 0
+    assert core.scheduler.queues.num_preemptions > 0
     for message in messages:
         assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
         # Recomputed prompt tokens are not billed twice.

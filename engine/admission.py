@@ -1,0 +1,120 @@
+"""Which waiting requests may start: their adapters' way into the arena, and who is passed by whom.
+
+A request whose adapter is on its way, or lacks room, is skipped, not waited for: those behind it
+may use adapters that are there. One that was passed `max_skips` times for want of room is passed no
+more, so that room comes together as the running ones end.
+"""
+
+from engine.messages import StopCause
+from engine.outputs import Ending
+from engine.queues import Queues
+from engine.request import Request, RequestGroup
+
+
+class Admission:
+    """One pass over the waiting requests in every step."""
+
+    def __init__(self, queues: Queues) -> None:
+        self.queues = queues
+        self.config = queues.config
+        self.adapters = queues.adapters
+        self._short_of_room: list[Request] = []  # in this pass
+        self._hopeless: list[tuple[RequestGroup, Ending]] = []
+
+    def run(self) -> list[tuple[RequestGroup, Ending]]:
+        """Start who can start, in the policy's order; who can never run, and why."""
+        self._short_of_room, self._hopeless = [], []
+        started: list[Request] = []
+        ready = [request for request in self.queues.waiting if self._is_ready(request)]
+        for request in self.queues.policy.order(ready):
+            if self.queues.budget <= 0:
+                break
+            if self._is_held_up(request) or not self._has_adapter(request):
+                continue  # room for those before it may have cost it its adapter
+            if not self._fits_rank_budget(request):
+                self._short_of_room.append(request)
+            elif not self.queues.start(request):
+                break
+            else:
+                started.append(request)
+        for passed in self._short_of_room:
+            passed.num_skips += sum(_is_behind(request, passed) for request in started)
+        return self._hopeless
+
+    def _is_ready(self, request: Request) -> bool:
+        """Whether nothing but room keeps it from running."""
+        if request.num_in_flight_tokens:
+            return False  # preempted, and its last step still runs
+        if self._waits_for_first_answer(request):
+            return False
+        return self._has_adapter(request) or self._advance_adapter(request)
+
+    def _waits_for_first_answer(self, request: Request) -> bool:
+        """Of n answers the others find in the cache what the first computes of the prompt."""
+        group = request.group
+        if (
+            not self.config.prefix_caching
+            or group.num_prompt_tokens_done == group.num_prompt_tokens
+        ):
+            return False
+        return request.index > 0 and group.requests[0].finish_reason is None
+
+    def _has_adapter(self, request: Request) -> bool:
+        key = request.adapter_key
+        return key is None or self.adapters.is_ready(key)
+
+    def _advance_adapter(self, request: Request) -> bool:
+        """Take its adapter's next step towards the arena; whether it is there."""
+        assert request.adapter is not None
+        key = request.adapter.object_key
+        if (failure := self.adapters.failure(key)) is not None:
+            cause: StopCause = "adapter_rejected" if failure.is_permanent else "adapter_failed"
+            self._hopeless.append((request.group, Ending("error", cause, failure.error)))
+            return False
+        self.adapters.want(request.adapter)
+        needed = self.adapters.slabs_needed(key)
+        if needed and not self._is_held_up(request):
+            self._place(request, needed)
+        return needed is not None and self.adapters.is_ready(key)
+
+    def _place(self, request: Request, num_slabs: int) -> None:
+        """One transaction: the adapter's slabs and the request's first chunk, or neither."""
+        assert request.adapter is not None
+        kv, arena = self.queues.kv, self.queues.arena
+        first_chunk = min(request.num_tokens_to_do, self.config.max_num_batched_tokens)
+        longest = request.num_prompt_tokens + request.max_tokens
+        most_blocks = kv.layout.num_blocks(min(longest, self.config.max_model_len))
+        if num_slabs + most_blocks > arena.num_slabs:
+            error = "the adapter does not fit into the arena"
+            self._hopeless.append((request.group, Ending("error", "adapter_rejected", error)))
+        elif arena.make_room(num_slabs + kv.num_missing(request, first_chunk)):
+            size_bytes = self.adapters.place(request.adapter.object_key)
+            request.load_service = size_bytes / kv.layout.kv_bytes_per_token
+            reserved = self.queues.reserve(request, first_chunk, is_whole=False)
+            assert reserved, "room was made for both"
+        else:
+            self._short_of_room.append(request)
+
+    def _is_held_up(self, request: Request) -> bool:
+        """Whether somebody before it was passed so often that now nobody passes any more.
+
+        Who has blocks already goes on: they are what the one before waits for.
+        """
+        return not request.block_ids and any(
+            passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
+            for passed in self._short_of_room
+        )
+
+    def _fits_rank_budget(self, request: Request) -> bool:
+        """Whether the adapters of the running batch and its own are not too many bytes a step."""
+        if request.adapter is None:
+            return True
+        ranks = {r.adapter_key: r.adapter.rank for r in self.queues.running if r.adapter}
+        if not ranks or request.adapter_key in ranks:
+            return True
+        return sum(ranks.values()) + request.adapter.rank <= self.config.max_sum_ranks_per_step
+
+
+def _is_behind(request: Request, passed: Request) -> bool:
+    """Whether it came later, and is of no higher class."""
+    return request.arrival > passed.arrival and request.priority >= passed.priority

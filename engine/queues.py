@@ -1,0 +1,174 @@
+"""Who runs and who waits, what the next step computes of each, and the room for it."""
+
+from bisect import insort
+from collections import Counter
+
+from engine.config import SchedulerConfig
+from engine.fairness import DECODE_COST, PREFILL_COST, Policy
+from engine.kv_cache import KVCache
+from engine.request import Request
+from lora.manager import AdapterManager
+
+
+class Queues:
+    """Every request is in one of the two; a running one may be in the plan of the next step.
+
+    plan: tokens of the next step, by request.   budget: tokens that the step may still take.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCache, adapters: AdapterManager, policy: Policy
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.adapters = adapters
+        self.arena = adapters.arena
+        self.policy = policy
+        self.waiting: list[Request] = []  # oldest first
+        self.running: dict[Request, None] = {}
+        self.plan: dict[Request, int] = {}
+        self.budget = 0
+        self.num_preemptions = self.num_swaps = 0
+
+    def begin_step(self) -> None:
+        self.plan, self.budget = {}, self.config.max_num_batched_tokens
+
+    def schedule_running(self) -> None:
+        """Every decode, then as many prompt tokens as the budget leaves."""
+        for request in sorted(self.running, key=self._urgency):
+            num_tokens = min(self._num_tokens_to_do(request), self.budget)
+            # Somebody more urgent may have taken its blocks meanwhile.
+            if num_tokens > 0 and request in self.running and self._grow(request, num_tokens):
+                self._schedule(request, num_tokens)
+
+    def start(self, request: Request) -> bool:
+        """A waiting request runs, at the cost of a lower class if need be; or there is no room."""
+        seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        while len(self.running) >= seats or not self.reserve(request, self.budget, is_whole=True):
+            lower = [r for r in self.running if r.priority > request.priority]
+            if not lower or self.arena.num_coming:
+                return False
+            self._preempt(max(lower, key=self._expendability))
+        self.waiting.remove(request)
+        self.running[request] = None
+        self._schedule(request, min(request.num_tokens_to_do, self.budget))
+        return True
+
+    def reserve(self, request: Request, budget: int, *, is_whole: bool) -> bool:
+        """Its adapter held, what is cached taken, blocks for its next tokens; or nothing.
+
+        is_whole: a request that starts anew gets them only where all its tokens would fit now.
+        """
+        held_before, is_new = request.holds_adapter, not request.block_ids
+        # Held first: making room for the blocks must not evict the request's own adapter.
+        self._hold_adapter(request)
+        self.kv.take_cached(request)
+        num_tokens = min(request.num_tokens_to_do, budget)
+        wanted = request.num_tokens_to_do if is_new and is_whole else num_tokens
+        if self.arena.make_room(self.kv.num_missing(request, wanted)):
+            self.kv.allocate(request, num_tokens)
+            return True
+        if is_new:
+            self.kv.give_back(request)
+        if not held_before:
+            self._release_adapter(request)
+        return False
+
+    def remove(self, request: Request) -> None:
+        """It has ended: everything it held is given back."""
+        self.kv.forget(request)
+        self._release_adapter(request)
+        self._unschedule(request)
+        if request in self.running:
+            del self.running[request]
+        else:
+            self.waiting.remove(request)
+
+    def check_integrity(self) -> None:
+        assert not self.running.keys() & set(self.waiting)
+        assert [r.arrival for r in self.waiting] == sorted(r.arrival for r in self.waiting)
+        assert self.budget + sum(self.plan.values()) == self.config.max_num_batched_tokens
+        requests = [*self.running, *self.waiting]
+        self.kv.check_integrity(requests)
+        holders = Counter(r.adapter_key for r in requests if r.holds_adapter)
+        for key, entry in self.adapters.entries.items():
+            assert entry.users == holders[key]
+
+    # ---- order ----
+
+    def _urgency(self, request: Request) -> tuple[bool, int, float, int]:
+        served = self.policy.served(request)
+        return not request.is_decoding, request.priority, served, request.arrival
+
+    def _expendability(self, request: Request) -> tuple[int, float, int]:
+        """The lowest class gives way first, then the most served tenant, then the newest."""
+        return request.priority, self.policy.served(request), request.arrival
+
+    # ---- the plan ----
+
+    def _num_tokens_to_do(self, request: Request) -> int:
+        """None while a pending token is certain to be its last."""
+        num_pending = request.num_pending_tokens
+        count = len(request.output_token_ids) + num_pending
+        longest = self.config.max_model_len
+        is_last = count >= request.max_tokens or request.num_tokens + num_pending >= longest
+        return 0 if num_pending and is_last else request.num_tokens_to_do
+
+    def _schedule(self, request: Request, num_tokens: int) -> None:
+        self.plan[request] = num_tokens
+        self.budget -= num_tokens
+        self.policy.charge(request, self._service(request, num_tokens))
+
+    def _unschedule(self, request: Request) -> None:
+        self.budget += self.plan.pop(request, 0)
+
+    @staticmethod
+    def _service(request: Request, num_tokens: int) -> float:
+        """Of its next tokens; what is computed again or was cached is free, loads are not."""
+        start = max(request.num_scheduled_tokens, request.num_charged_tokens)
+        end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
+        service = max(end - start, 0) * PREFILL_COST + request.load_service
+        if num_tokens == request.num_tokens_to_do:
+            service += DECODE_COST
+        request.num_charged_tokens = max(end, request.num_charged_tokens)
+        request.load_service = 0.0
+        return service
+
+    # ---- room ----
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        """Blocks for a running request; others give way, and at last itself."""
+        missing = self.kv.num_missing(request, num_tokens)
+        while not self.arena.make_room(missing):
+            if self.arena.num_free + self.arena.num_coming >= missing:
+                return False  # what was given up is free once the running step has finished
+            # Reservations of those that only wait go first.
+            reserved = (r for r in reversed(self.waiting) if r.block_ids)
+            victim = next(reserved, None) or max(self.running, key=self._expendability)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        self.kv.allocate(request, num_tokens)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Give back its blocks: copied to the host, or computed again when there is room."""
+        if request in self.running:
+            self._unschedule(request)
+            del self.running[request]
+            insort(self.waiting, request, key=lambda r: r.arrival)
+            self.num_preemptions += 1
+            self.num_swaps += self.kv.preempt(request)
+        else:
+            self.kv.give_back(request)
+        self._release_adapter(request)
+
+    def _hold_adapter(self, request: Request) -> None:
+        if request.adapter_key and not request.holds_adapter:
+            self.adapters.acquire(request.adapter_key)
+            request.holds_adapter = True
+
+    def _release_adapter(self, request: Request) -> None:
+        if request.adapter_key and request.holds_adapter:
+            self.adapters.release(request.adapter_key)
+            request.holds_adapter = False
