@@ -11,10 +11,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.errors import UnsupportedModel
 from engine.journal import Journal
 from engine.messages import Welcome
 from engine.meter import TokenMeter
-from engine.models.llama import Llama, LlamaConfig, UnsupportedModel
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.runner import ModelRunner
 from engine.scheduler import ArenaTooSmall, Scheduler
@@ -67,7 +69,7 @@ def _half_dtype(model_dir: Path) -> str:
 
 
 def resolve_max_model_len(
-    config: EngineConfig, model_config: LlamaConfig, num_tokens: int
+    config: EngineConfig, model_config: DecoderConfig, num_tokens: int
 ) -> EngineConfig:
     """Without a wish: what the model was made for, within reason and the arena's tokens."""
     if config.max_model_len is not None:
@@ -94,14 +96,14 @@ def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, Engine
     config = resolve_device(config)
     data_dir, device = Path(config.data_dir), torch.device(config.device)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    model_config = LlamaConfig.parse(load_config(Path(config.model_dir)))
+    model_config = DecoderConfig.parse(load_config(Path(config.model_dir)))
     layout = Layout.of(model_config.shape, dtype.itemsize, config.block_size)
     num_slabs = config.arena_bytes // layout.slab_bytes
     config = resolve_max_model_len(config, model_config, num_slabs * layout.block_size)
     assert config.max_model_len is not None
 
     weights = load_weights(Path(config.model_dir), device, dtype)
-    model = Llama(model_config, weights, config.max_model_len)
+    model = Decoder(model_config, weights, config.max_model_len)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=device)
     disk = DiskCache(Path(config.adapter_cache_dir), config.disk_cache_bytes)
     adapters = AdapterManager(

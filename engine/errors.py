@@ -1,9 +1,9 @@
 """Two kinds of failure: this request's, or the whole engine's.
 
 EngineError
-├── EngineDeadError    the engine is gone; every request in flight has ended, and it is being
-restarted └── RequestRefused     the engine did not accept this request; nothing was generated or
-counted
+├── EngineDeadError    it is gone; every request in flight has ended, and it is being restarted
+├── UnsupportedModel   it cannot start on this checkpoint, now or later
+└── RequestRefused     it did not accept this request; nothing was generated or counted
 """
 
 
@@ -13,6 +13,10 @@ class EngineError(Exception):
 
 class EngineDeadError(EngineError):
     """Nothing was lost: what was generated is in the journal and rated 0."""
+
+
+class UnsupportedModel(EngineError):
+    """This checkpoint is not what the engine serves; the sentence says what about it."""
 
 
 class RequestRefused(EngineError):

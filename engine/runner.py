@@ -9,7 +9,7 @@ import torch
 from engine.batch import BAD_LOGITS, Batch, StepTokens
 from engine.inputs import InputBuilder
 from engine.meter import TokenMeter
-from engine.models.llama import Llama
+from engine.models.decoder import Decoder
 from engine.sampler import choose
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -25,7 +25,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         arena: torch.Tensor,
         layout: Layout,
         dtype: torch.dtype,

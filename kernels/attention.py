@@ -46,28 +46,39 @@ def _gather(
 
 
 def decode_attention(
-    q: torch.Tensor, kv: torch.Tensor, layer: int, blocks: torch.Tensor, seq_lens: torch.Tensor
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    layer: int,
+    blocks: torch.Tensor,
+    seq_lens: torch.Tensor,
+    window: int | None = None,
 ) -> torch.Tensor:
     """One query a sequence, over its seq_lens[b] positions; the result is [B, heads, head_dim].
 
     q: [B, heads, head_dim].   blocks: [B, blocks] int64, any value past a sequence's end.
+    window: over the last `window` positions only, the query's own with them; None for all.
     """
     rows, heads, dim = q.shape
     k, v = _gather(kv, layer, blocks)
     kv_heads = k.shape[1]
     # The query heads of one kv head are queries of one sequence, so K and V are never repeated.
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
-    positions = torch.arange(k.shape[2], device=q.device)
-    visible = (positions[None, :] < seq_lens[:, None])[:, None, None, :]
+    keys = torch.arange(k.shape[2], device=q.device)
+    visible = _visible(keys[None, :], seq_lens[:, None] - 1, window)[:, None, None, :]
     return scaled_dot_product_attention(grouped, k, v, attn_mask=visible).reshape(rows, heads, dim)
 
 
 def prefill_attention(
-    q: torch.Tensor, kv: torch.Tensor, layer: int, blocks: Sequence[int], start: int
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    layer: int,
+    blocks: Sequence[int],
+    start: int,
+    window: int | None = None,
 ) -> torch.Tensor:
     """A chunk of one sequence at positions [start, start + T), causal; the result is like q.
 
-    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).
+    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window: as for decodes.
     """
     length, heads, dim = q.shape
     k, v = _gather(kv, layer, torch.tensor([blocks], device=q.device))
@@ -79,6 +90,12 @@ def prefill_attention(
         q.transpose(0, 1)[None],
         k.repeat_interleave(repeats, dim=1),
         v.repeat_interleave(repeats, dim=1),
-        attn_mask=keys[None, :] <= queries[:, None],
+        attn_mask=_visible(keys[None, :], queries[:, None], window),
     )
     return out[0].transpose(0, 1)
+
+
+def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Which positions of keys a position of a query sees; broadcast."""
+    causal = keys <= queries
+    return causal if window is None else causal & (keys > queries - window)

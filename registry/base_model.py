@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from registry.architecture import refusal, served_architecture
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
 from registry.peft_format import Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
@@ -30,7 +31,7 @@ _SERVED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A Llama-architecture folder in Hugging Face format.
+    """A folder of a served architecture in Hugging Face format.
 
     config: config.json as it is.   base_revision: sha256 of config and weights, hex.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
@@ -67,19 +68,9 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = parse_object((path / _CONFIG).read_bytes(), param=_CONFIG)
     except OSError:
         raise UnsupportedBaseModel(path=path, reason=f"it has no readable {_CONFIG}") from None
-    architectures = config.get("architectures")
-    is_llama = "LlamaForCausalLM" in architectures if architectures else _is_llama_type(config)
-    if not is_llama:
-        found = ascii(architectures or config.get("model_type"))
-        raise UnsupportedBaseModel(
-            path=path, reason=f"its architecture is {found}, served is LlamaForCausalLM"
-        )
+    if served_architecture(config) is None:
+        raise UnsupportedBaseModel(path=path, reason=refusal(config))
     return config
-
-
-def _is_llama_type(config: dict[str, Any]) -> bool:
-    # Folders written from a bare config name only the model type.
-    return config.get("model_type") == "llama"
 
 
 def _weight_files(path: Path) -> list[str]:

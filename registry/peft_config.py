@@ -150,6 +150,11 @@ def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, def
 
 
 def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
+    # First: every key of another method would be unknown.
+    if config.get("peft_type") != "LORA":
+        raise _unsupported("peft_type", config.get("peft_type"))
+    if config.get("task_type") not in (None, "CAUSAL_LM"):
+        raise _unsupported("task_type", config["task_type"])
     for key, value in config.items():
         if key in _UNSUPPORTED and value:
             raise _unsupported(key, value)
@@ -159,10 +164,6 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
                 message=f"{CONFIG_FILE} has the key {shown(key)}, which is not known; remove it.",
                 param=shown(key),
             )
-    if config.get("peft_type") != "LORA":
-        raise _unsupported("peft_type", config.get("peft_type"))
-    if config.get("task_type") not in (None, "CAUSAL_LM"):
-        raise _unsupported("task_type", config["task_type"])
     if config.get("bias") not in (None, "none"):
         raise _unsupported("bias", config["bias"])
     init = config.get("init_lora_weights")

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 
-def merged_model(model_dir: Path, adapter_dir: Path | None) -> LlamaForCausalLM:
+def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel:
     """The base in float32, with the adapter merged into it."""
-    model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     if adapter_dir is not None:
         model = PeftModel.from_pretrained(model, adapter_dir).merge_and_unload()
     return model.eval()
 
 
 @torch.inference_mode()
-def greedy(model: LlamaForCausalLM, prompt: list[int], max_tokens: int) -> list[int]:
+def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
     """The next tokens, chosen one by one, up to and with the end token."""
     ids = torch.tensor([prompt])
     out = model.generate(

@@ -1,4 +1,4 @@
-"""Random tiny Llama models, tokenizers and PEFT adapters on disk, as Hugging Face writes them."""
+"""Random tiny models, tokenizers and PEFT adapters on disk, as Hugging Face writes them."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
@@ -52,37 +52,53 @@ def save_tokenizer(folder: Path) -> int:
 def save_model(
     folder: Path,
     *,
+    family: str = "llama",
     tied: bool = True,
     rope: dict[str, Any] | None = None,
     old_spelling: bool = False,
+    dtype: torch.dtype = torch.float32,
+    max_shard_size: str = "1GB",
+    **config: Any,
 ) -> Path:
-    """A Llama of two layers with GQA, random float32 weights that make lively logits."""
+    """A model of two layers with GQA and random weights that make lively logits.
+
+    family: a model_type of transformers.   config: what else its config.json is to say.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=save_tokenizer(folder),
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        rope_parameters=rope or {"rope_type": "default", "rope_theta": 10000.0},
-        eos_token_id=0,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
+    values = {
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": save_tokenizer(folder),
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "rope_parameters": rope or {"rope_type": "default", "rope_theta": 10000.0},
+        "eos_token_id": 0,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values | config))
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
-            scale = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
-            torch.nn.init.normal_(parameter, std=scale)
-    model.save_pretrained(folder)
+        _randomize(name, parameter)
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     if old_spelling:
         _respell(folder / "config.json")
     return folder
+
+
+def _randomize(name: str, parameter: torch.nn.Parameter) -> None:
+    """Nothing is left at ones or zeros: forgetting a norm or a bias must be seen."""
+    if name.endswith("bias"):
+        torch.nn.init.normal_(parameter, std=0.5)
+    elif parameter.dim() == 1:
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    else:
+        scale = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
+        torch.nn.init.normal_(parameter, std=scale)
 
 
 def _respell(path: Path) -> None:
@@ -92,13 +108,14 @@ def _respell(path: Path) -> None:
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
     path.write_text(json.dumps(config))
 
 
 def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Path:
     """A PEFT adapter with random A and B, large enough to change what the model says."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     options = {"r": 8, "lora_alpha": 16, "target_modules": ALL_TARGETS} | config
     peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     for name, parameter in peft_model.named_parameters():

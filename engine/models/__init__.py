@@ -1,1 +1,1 @@
-"""Model architectures as plain torch: weights in, `forward(input_ids, positions, inputs)` out."""
+"""The models as plain torch: weights in, `forward(input_ids, positions, inputs)` out."""

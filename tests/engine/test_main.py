@@ -6,7 +6,7 @@ import torch
 
 from engine.__main__ import resolve_device, resolve_max_model_len
 from engine.config import EngineConfig
-from engine.models.llama import LlamaConfig
+from engine.models.config import DecoderConfig
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,7 +41,7 @@ def make_config(tmp_path, **values):
 def longest(tmp_path, num_tokens=160_000, asked=None, **model):
     config = make_config(tmp_path, max_model_len=asked)
     return resolve_max_model_len(
-        config, LlamaConfig.parse({**MODEL, **model}), num_tokens
+        config, DecoderConfig.parse({**MODEL, **model}), num_tokens
     ).max_model_len
 
 

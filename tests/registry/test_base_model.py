@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from registry.architecture import ARCHITECTURES
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from tests.registry.factories import encode, make_base, make_tensor, write_base
@@ -97,6 +98,8 @@ def test_a_folder_of_pickles_is_refused_by_name(tmp_path):
     [
         ({"architectures": ["GPT2LMHeadModel"], "num_hidden_layers": 2}, "GPT2LMHeadModel"),
         ({"model_type": "gpt2", "num_hidden_layers": 2}, "gpt2"),
+        ({"architectures": ["Qwen2MoeForCausalLM"], "num_hidden_layers": 2}, "Qwen2MoeForCausalLM"),
+        ({"architectures": "LlamaForCausalLM", "num_hidden_layers": 2}, "served are Llama"),
         ({"architectures": ["LlamaForCausalLM"]}, "num_hidden_layers"),
         ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}, "layers.2.self_attn.q"),
     ],
@@ -107,11 +110,16 @@ def test_a_config_that_does_not_fit_is_refused_with_the_reason(tmp_path, config,
     assert reason in refused(tmp_path / "model")
 
 
-def test_a_config_without_architectures_is_known_by_its_model_type(tmp_path):
+@pytest.mark.parametrize(("architecture", "model_type"), ARCHITECTURES.items())
+def test_served_architectures_are_known_by_class_or_else_by_model_type(
+    tmp_path, architecture, model_type
+):
     write_base(tmp_path / "model")
-    config = {"model_type": "llama", "num_hidden_layers": 2}
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    assert len(load(tmp_path / "model").modules) == 14
+    for said in ({"architectures": [architecture]}, {"model_type": model_type}):
+        (tmp_path / "model" / "config.json").write_text(
+            json.dumps({**said, "num_hidden_layers": 2})
+        )
+        assert len(load(tmp_path / "model").modules) == 14
 
 
 def test_an_empty_or_absent_folder_is_refused(tmp_path):

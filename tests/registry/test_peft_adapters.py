@@ -72,10 +72,10 @@ def write_adapter(llama, folder, **config):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = transformers.LlamaForCausalLM.from_pretrained(llama.path)
-        config = peft.LoraConfig(task_type="CAUSAL_LM", **config)
+        config = peft.LoraConfig(**{"task_type": "CAUSAL_LM", **config})
         model = peft.get_peft_model(model, config)
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding" in name:
                 torch.nn.init.normal_(parameter)
         model.save_pretrained(folder)
     scalings = {
@@ -132,14 +132,52 @@ def test_the_base_model_of_transformers_is_read(llama):
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights"),
         ({"lora_bias": True}, "lora_bias"),
+        ({"bias": "all"}, "bias"),
+        ({"bias": "lora_only"}, "bias"),
+        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
+        ({"target_parameters": ["mlp.up_proj.weight"]}, "target_parameters"),
+        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
+        ({"layers_to_transform": [1], "layers_pattern": "layers"}, "layers_pattern"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights"),
+        ({"task_type": "SEQ_CLS"}, "task_type"),
     ],
 )
 def test_what_peft_can_and_we_cannot_is_refused_by_name(llama, tmp_path, feature, key):
     write_adapter(llama, tmp_path, r=2, target_modules=["q_proj"], **feature)
-    config = (tmp_path / CONFIG_FILE).read_bytes()
+    error = refused(llama, tmp_path)
+    assert error.param == key
+    assert key in str(error)
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+@pytest.mark.parametrize("others", [[], ["q_proj"]])
+def test_lora_outside_the_layers_is_refused_by_name(llama, tmp_path, module, others):
+    write_adapter(llama, tmp_path, r=2, target_modules=[module, *others])
+    assert module in str(refused(llama, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("IA3", {"target_modules": ["k_proj"], "feedforward_modules": []}),
+        ("LoHa", {"target_modules": ["q_proj"]}),
+        ("PromptTuning", {"num_virtual_tokens": 4}),
+    ],
+)
+def test_another_method_is_refused_by_its_name(llama, tmp_path, method, options):
+    config = getattr(peft, f"{method}Config")(task_type="CAUSAL_LM", **options)
+    model = transformers.LlamaForCausalLM.from_pretrained(llama.path)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path)
+    error = refused(llama, tmp_path)
+    assert error.param == "peft_type"
+    assert config.peft_type.value in str(error)
+
+
+def refused(base, folder):
+    config = (folder / CONFIG_FILE).read_bytes()
     with pytest.raises(InvalidAdapter) as caught:
-        validate_adapter(config, tmp_path / WEIGHTS_FILE, llama, AdapterLimits())
-    assert caught.value.param == key
+        validate_adapter(config, folder / WEIGHTS_FILE, base, AdapterLimits())
+    return caught.value
 
 
 def test_every_key_that_this_peft_writes_is_known(llama, tmp_path):

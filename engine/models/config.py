@@ -1,0 +1,113 @@
+"""What the engine reads of a config.json: which model it is, where the families differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import UnsupportedModel
+from engine.models.rope import Rope
+from lora.layout import ModelShape
+from registry.architecture import refusal, served_architecture
+
+# What transformers takes where config.json is silent.
+_DEFAULT_WINDOW = 4096
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+_DEFAULT_QWEN3_HEAD_DIM = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecoderConfig:
+    """A Llama, Mistral, Qwen2 or Qwen3.
+
+    windows: by layer, how many positions a token sees, its own with them; None for all.
+    biases: by projection, as in PROJECTIONS.   has_head_norms: an RMSNorm on every head of q, k.
+    """
+
+    shape: ModelShape
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    rope: Rope
+    windows: tuple[int | None, ...]
+    biases: tuple[bool, ...]
+    has_head_norms: bool
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any]) -> "DecoderConfig":
+        """Raises UnsupportedModel."""
+        architecture = served_architecture(config)
+        if architecture is None:
+            raise UnsupportedModel(refusal(config))
+        if config.get("hidden_act", "silu") != "silu":
+            raise UnsupportedModel(f"hidden_act {config['hidden_act']} is not served")
+        if config.get("quantization_config"):
+            method = config["quantization_config"].get("quant_method")
+            raise UnsupportedModel(f"quantization_config of {method} is not served")
+        try:
+            return cls._of(architecture, config)
+        except KeyError as missing:
+            raise UnsupportedModel(f"config.json has no {missing}") from None
+
+    @classmethod
+    def _of(cls, architecture: str, config: Mapping[str, Any]) -> "DecoderConfig":
+        shape = _shape(architecture, config)
+        return cls(
+            shape=shape,
+            vocab_size=config["vocab_size"],
+            max_position_embeddings=config["max_position_embeddings"],
+            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            rope=Rope.parse(config, shape.head_dim),
+            windows=_windows(architecture, config),
+            biases=_biases(architecture, config),
+            has_head_norms=architecture == "Qwen3ForCausalLM",
+        )
+
+
+def _shape(architecture: str, config: Mapping[str, Any]) -> ModelShape:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim")
+    if head_dim is None and architecture == "Qwen3ForCausalLM":
+        head_dim = _DEFAULT_QWEN3_HEAD_DIM
+    return ModelShape(
+        num_layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim or config["hidden_size"] // heads,
+    )
+
+
+def _windows(architecture: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+    num_layers = config["num_hidden_layers"]
+    window = config.get("sliding_window", _DEFAULT_WINDOW)
+    if architecture == "LlamaForCausalLM":
+        return (None,) * num_layers
+    if architecture == "MistralForCausalLM":
+        return (window,) * num_layers
+    window = window if config.get("use_sliding_window") else None
+    windows = tuple(window if slides else None for slides in _sliding_layers(config))
+    if len(windows) != num_layers:
+        raise UnsupportedModel(f"layer_types names {len(windows)} layers of {num_layers}")
+    return windows
+
+
+def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
+    """By layer, whether Qwen's attention slides, where it does at all."""
+    types = config.get("layer_types")
+    if types is None:
+        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
+        return [layer >= first for layer in range(config["num_hidden_layers"])]
+    if other := set(types) - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(f"layer_types {sorted(other)} are not served")
+    return [kind == "sliding_attention" for kind in types]
+
+
+def _biases(architecture: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
+    reads_config = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+    attention = reads_config and bool(config.get("attention_bias"))
+    mlp = architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias"))
+    qkv = attention or architecture == "Qwen2ForCausalLM"
+    return (qkv, qkv, qkv, attention, mlp, mlp, mlp)

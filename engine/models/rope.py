@@ -1,0 +1,124 @@
+"""Rotary frequencies, by the kinds of rope that the served families have.
+
+They are those of transformers (modeling_rope_utils), and tests hold them to it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.errors import UnsupportedModel
+
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """frequencies: [head_dim / 2] float32, radians a position.   attention_factor: of cos, sin."""
+
+    frequencies: torch.Tensor
+    attention_factor: float = 1.0
+
+    @classmethod
+    def parse(cls, config: Mapping[str, Any], head_dim: int) -> "Rope":
+        """From either spelling: `rope_parameters` (transformers 5), `rope_theta` and
+        `rope_scaling`. Raises UnsupportedModel.
+        """
+        parameters = _parameters(config)
+        kind, theta = parameters["rope_type"], float(parameters["rope_theta"])
+        if kind not in _KINDS:
+            raise UnsupportedModel(f"rope_type {kind} is not served{_REASONS.get(kind, '')}")
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+        try:
+            return _KINDS[kind](1.0 / theta**exponents, parameters)
+        except KeyError as missing:
+            raise UnsupportedModel(f"rope_type {kind} has no {missing} in config.json") from None
+
+    def tables(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, each [num_positions, head_dim / 2] float32."""
+        angles = torch.outer(torch.arange(num_positions).float(), self.frequencies)
+        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+
+
+def _parameters(config: Mapping[str, Any]) -> Parameters:
+    """What config.json says of rope, in the spelling of transformers 5."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise UnsupportedModel("rope_parameters that differ by layer are not served")
+    given = {key: value for key, value in scaling.items() if value is not None}
+    longest = config.get("max_position_embeddings")
+    parameters = {
+        "rope_type": given.get("type", "default"),
+        "rope_theta": config.get("rope_theta") or 10000.0,
+        "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
+        "original_max_position_embeddings": longest,
+        "max_position_embeddings": longest,
+        **given,
+    }
+    # Beside the dict it counts more than in it, as in transformers.
+    if original := config.get("original_max_position_embeddings"):
+        parameters["original_max_position_embeddings"] = original
+    if parameters["partial_rotary_factor"] != 1.0:
+        raise UnsupportedModel("partial_rotary_factor is not served")
+    return parameters
+
+
+def _default(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
+    return Rope(frequencies)
+
+
+def _linear(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
+    return Rope(frequencies / parameters["factor"])
+
+
+def _llama3(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
+    """Long waves are slowed by `factor`, short ones kept, those between interpolated."""
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    keep = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return Rope(_interpolate(frequencies, parameters["factor"], keep))
+
+
+def _yarn(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
+    """As llama3, but the ramp is linear in the index of the wave; arXiv 2309.00071, sec. 3.2."""
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
+    dim = 2 * len(frequencies)
+
+    def index(turns: float) -> float:
+        """Of the wave that turns so often within the original context."""
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    theta = float(parameters["rope_theta"])
+    low, high = index(parameters.get("beta_fast") or 32), index(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    slowed = ((torch.arange(len(frequencies)) - low) / (high - low or 0.001)).clamp(0.0, 1.0)
+    rescaled = _interpolate(frequencies, factor, 1.0 - slowed)
+    return Rope(rescaled, _yarn_attention_factor(factor, parameters))
+
+
+def _yarn_attention_factor(factor: float, parameters: Parameters) -> float:
+    """The given one, or the paper's by `factor`; mscale is how DeepSeek's configs weigh it."""
+    if (given := parameters.get("attention_factor")) is not None:
+        return float(given)
+
+    def scale(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    above, below = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return scale(above) / scale(below) if above and below else scale(1.0)
+
+
+def _interpolate(frequencies: torch.Tensor, factor: float, keep: torch.Tensor) -> torch.Tensor:
+    """keep: [head_dim / 2], 1 where a frequency stays, 0 where it is divided by `factor`."""
+    return (1.0 - keep) * frequencies / factor + keep * frequencies
+
+
+_KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_FOLLOWS_LENGTH = ": its frequencies follow the sequence's length, keys in the cache cannot"
+_REASONS = {"dynamic": _FOLLOWS_LENGTH, "longrope": _FOLLOWS_LENGTH}

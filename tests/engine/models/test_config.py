@@ -1,0 +1,116 @@
+import pytest
+from transformers import AutoConfig
+
+from engine.errors import UnsupportedModel
+from engine.models.config import DecoderConfig
+from registry.architecture import ARCHITECTURES
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
+QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+QKV = (True, True, True, False, False, False, False)
+
+
+def without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}
+
+
+@pytest.mark.parametrize(
+    ("config", "biases"),
+    [
+        (LLAMA, (False,) * 7),
+        (LLAMA | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (LLAMA | {"mlp_bias": True}, (False,) * 4 + (True,) * 3),
+        (MISTRAL, (False,) * 7),
+        (QWEN2, QKV),
+        (QWEN3, (False,) * 7),
+        (QWEN3 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+    ],
+)
+def test_each_family_has_its_biases(config, biases):
+    assert DecoderConfig.parse(config).biases == biases
+
+
+QWEN_SLIDES = {"use_sliding_window": True, "sliding_window": 32}
+MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("config", "windows"),
+    [
+        (LLAMA | {"sliding_window": 32}, (None,) * 4),
+        (MISTRAL | {"sliding_window": 32}, (32,) * 4),
+        (MISTRAL | {"sliding_window": None}, (None,) * 4),
+        (MISTRAL, (4096,) * 4),
+        (QWEN2 | {"sliding_window": 32, "use_sliding_window": False}, (None,) * 4),
+        (QWEN2 | {"sliding_window": 32, "max_window_layers": 0}, (None,) * 4),
+        (QWEN2 | QWEN_SLIDES, (None,) * 4),
+        (QWEN2 | QWEN_SLIDES | {"max_window_layers": 3}, (None, None, None, 32)),
+        (QWEN3 | QWEN_SLIDES | {"layer_types": MIXED}, (None, 32, 32, None)),
+    ],
+)
+def test_each_layer_has_its_window(config, windows):
+    assert DecoderConfig.parse(config).windows == windows
+
+
+def test_the_width_of_heads_is_given_or_follows():
+    assert DecoderConfig.parse(LLAMA).shape.head_dim == 16
+    assert DecoderConfig.parse(LLAMA | {"head_dim": None}).shape.head_dim == 16
+    assert DecoderConfig.parse(MISTRAL | {"head_dim": 32}).shape.head_dim == 32
+    assert DecoderConfig.parse(QWEN3).shape.head_dim == 128
+
+
+def test_kv_heads_default_to_heads():
+    assert DecoderConfig.parse(without(LLAMA, "num_key_value_heads")).shape.num_kv_heads == 4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_defaults_of_transformers_are_ours(architecture):
+    config = AutoConfig.for_model(ARCHITECTURES[architecture])
+    ours = DecoderConfig.parse(config.to_dict() | {"architectures": [architecture]})
+    silent = DecoderConfig.parse({"architectures": [architecture], **needed(config)})
+    for parsed in (ours, silent):
+        assert parsed.rms_norm_eps == config.rms_norm_eps
+        assert parsed.tie_word_embeddings == config.tie_word_embeddings
+        assert parsed.windows[0] == getattr(config, "sliding_window", None)
+        head_dim = getattr(config, "head_dim", None)
+        assert parsed.shape.head_dim == head_dim or config.hidden_size // config.num_attention_heads
+
+
+def needed(config):
+    keys = [key for key in LLAMA if key != "architectures"]
+    return {key: getattr(config, key) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        (LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        (LLAMA | {"architectures": None, "model_type": "gemma3"}, "gemma3"),
+        (LLAMA | {"hidden_act": "gelu"}, "gelu"),
+        (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config of fp8"),
+        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        (QWEN2 | {"layer_types": ["full_attention"] * 3}, "3 layers of 4"),
+        (without(LLAMA, "vocab_size"), "vocab_size"),
+    ],
+)
+def test_a_model_that_is_not_served_is_refused_by_name(config, named):
+    with pytest.raises(UnsupportedModel, match=named):
+        DecoderConfig.parse(config)
+
+
+def test_a_model_type_stands_in_for_missing_architectures():
+    config = without(LLAMA, "architectures") | {"model_type": "qwen2"}
+    assert DecoderConfig.parse(config).biases == QKV

@@ -1,0 +1,113 @@
+"""The decoder alone: its dtypes beside transformers', and what checkpoints it refuses."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.batch import Batch, ScheduledRow
+from engine.errors import UnsupportedModel
+from engine.inputs import InputBuilder
+from engine.messages import SamplingParams
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
+from engine.weights import load_config, load_weights
+from lora.layout import Layout
+from tests.tiny_models import save_model
+
+CPU = torch.device("cpu")
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
+
+
+def load(model_dir, dtype=torch.float32):
+    config = DecoderConfig.parse(load_config(model_dir))
+    return Decoder(config, load_weights(model_dir, CPU, dtype), 128)
+
+
+@torch.inference_mode()
+def last_logits(model, dtype):
+    """Of the prompt: all of it in one step, then its last token once more as a decode."""
+    layout = Layout.of(model.config.shape, dtype.itemsize)
+    arena = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
+    builder = InputBuilder(arena, layout, dtype, lambda key: (0, None))
+    logits = []
+    for start in (0, len(PROMPT) - 1):
+        tokens, sampling = tuple(PROMPT[start:]), SamplingParams(max_tokens=1)
+        row = ScheduledRow("r", tokens, start, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
+        inputs = builder.build(Batch(1, (row,)))
+        logits.append(model.forward(inputs.input_ids, inputs.positions, inputs)[0][0])
+    return torch.stack(logits).float()
+
+
+@torch.inference_mode()
+def reference_logits(model_dir, dtype):
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+    return model(torch.tensor([PROMPT])).logits[0, -1].float()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_dtype_loses_no_more_than_twice_what_transformers_loses(tmp_path, family, dtype):
+    model_dir = save_model(tmp_path / "model", family=family, dtype=dtype, **FAMILIES[family])
+    expected = reference_logits(model_dir, torch.float32)
+    loss = (reference_logits(model_dir, dtype) - expected).abs().max()
+    ours = last_logits(load(model_dir, dtype), dtype)
+    rounding = 64 * torch.finfo(torch.float32).eps * expected.abs().max()
+    assert (ours - expected).abs().max() <= 2 * loss + rounding
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Config and weights of a Qwen3, the family with the most kinds of tensors."""
+    model_dir = save_model(tmp_path / "model", family="qwen3", tied=False, attention_bias=True)
+    config = DecoderConfig.parse(load_config(model_dir))
+    return config, load_weights(model_dir, CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.1.self_attn.q_norm.weight",
+        "model.layers.0.self_attn.o_proj.bias",
+        "model.layers.1.mlp.down_proj.weight",
+    ],
+)
+def test_a_missing_or_misshapen_tensor_is_named(checkpoint, name):
+    config, weights = checkpoint
+    tensor = weights.pop(name)
+    with pytest.raises(UnsupportedModel, match=f"no tensor {name}"):
+        Decoder(config, weights, 64)
+    with pytest.raises(UnsupportedModel, match=f"tensor {name} is .* by config.json"):
+        Decoder(config, weights | {name: tensor[1:]}, 64)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.mlp.up_proj.bias",
+        "model.layers.0.self_attn.q_proj.weight_scale_inv",
+        "model.layers.2.input_layernorm.weight",
+    ],
+)
+def test_a_tensor_without_a_place_is_refused_by_name(checkpoint, name):
+    config, weights = checkpoint
+    with pytest.raises(UnsupportedModel, match=f"tensor {name} has no place"):
+        Decoder(config, weights | {name: torch.ones(160)}, 64)
+
+
+def test_old_checkpoints_may_carry_their_frequencies_and_a_tied_head(tmp_path):
+    model_dir = save_model(tmp_path / "model")
+    config = DecoderConfig.parse(load_config(model_dir))
+    weights = load_weights(model_dir, CPU, torch.float32)
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
+    model = Decoder(config, weights, 64)
+    assert model.lm_head is model.embedding
