@@ -16,7 +16,7 @@ from typing import Any
 import tiktoken
 from tokenizers import Tokenizer as HFTokenizer
 
-from server.vocabulary import byte_alphabet
+from server.vocabulary import BYTE_ALPHABET, byte_level
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = (
@@ -51,16 +51,15 @@ class TiktokenEncoding:
         _check_added_tokens(added, has_normalizer=hf.normalizer is not None)
         pattern = _pattern(definition.get("pre_tokenizer"))
         special = {token["content"]: token["id"] for token in added}
-        alphabet = byte_alphabet()
         # Tokens with other characters are in no text: byte-level text is written in these.
         vocab = {
             token: token_id
             for token, token_id in model["vocab"].items()
-            if token not in special and alphabet.keys() >= set(token)
+            if token not in special and BYTE_ALPHABET.keys() >= set(token)
         }
         _check_merges(model, vocab, hf)
         # Ranks are the model's ids, so that what comes out needs no translation.
-        ranks = {bytes(alphabet[c] for c in token): token_id for token, token_id in vocab.items()}
+        ranks = {byte_level(token): token_id for token, token_id in vocab.items()}
         self._encoding = tiktoken.Encoding(
             "model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
         )
@@ -127,7 +126,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
 
 def _check_merges(model: dict[str, Any], vocab: dict[str, int], hf: HFTokenizer) -> None:
     """Merging by id is merging by the model's list; see the module's docstring."""
-    if not byte_alphabet().keys() <= vocab.keys():
+    if not BYTE_ALPHABET.keys() <= vocab.keys():
         raise NotExact("it has no token for some bytes")
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
     results = [model["vocab"][left + right] for left, right in merges]

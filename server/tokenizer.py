@@ -55,8 +55,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. A rendered chat has its special tokens already, so it wants none added.
 
-        Special tokens are recognized wherever they stand, also in what a user wrote: so do
-        transformers, vLLM and TGI by default. Whoever must tell them apart can refuse them first.
+        Special tokens are recognized wherever they stand, also in what a user wrote: so do vLLM and
+        TGI, and transformers unless it is told otherwise (sanitize_control_tokens, since 5).
         """
         if self._tiktoken is not None and self._tiktoken.takes(text):
             ids = self._tiktoken.encode(text)
@@ -79,8 +79,9 @@ class Detokenizer:
 
     It is what follows the prompt, as vLLM and TGI have it: where the first token is a word with a
     space before it, as after "[/INST]", the text begins with that space. (Decoding the output alone
-    would drop it; transformers' streamer does.) Bytes that are no UTF-8 become one U+FFFD for every
-    broken character, where ByteFallback's own decoder writes one for every byte beside them.
+    drops it: transformers' streamer, and the others where a prompt has no text.) Bytes that are no
+    UTF-8 become one U+FFFD for every broken character; ByteFallback's own decoder writes one for
+    every byte beside them too.
     """
 
     def __init__(self, vocabulary: Sequence[bytes]) -> None:

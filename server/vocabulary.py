@@ -31,11 +31,19 @@ def read_vocabulary(definition: dict[str, Any]) -> list[bytes]:
     return table
 
 
-def byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes (GPT-2's table)."""
+def byte_level(token: str) -> bytes:
+    """Of a token written in BYTE_ALPHABET. Raises KeyError for other characters."""
+    return bytes(map(BYTE_ALPHABET.__getitem__, token))
+
+
+def _byte_alphabet() -> dict[str, int]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+BYTE_ALPHABET = _byte_alphabet()
+"""The characters by which byte-level BPE writes bytes (GPT-2's table)."""
 
 
 def _flattened(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -51,7 +59,7 @@ def _converter(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
     """From a token's name to its bytes, as the decoder's steps would."""
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _byte_level
+        return _byte_level_or_text
     replaced = [_replacement(step, kinds) for step in steps]
     if not any(replaced):
         raise UnsupportedTokenizer(f"its decoder {kinds} does not write tokens as bytes")
@@ -65,10 +73,12 @@ def _converter(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
     return convert
 
 
-def _byte_level(token: str, alphabet: dict[str, int] = byte_alphabet()) -> bytes:
-    # Added tokens may have other characters; they stand for themselves.
-    known = all(character in alphabet for character in token)
-    return bytes(alphabet[character] for character in token) if known else token.encode()
+def _byte_level_or_text(token: str) -> bytes:
+    try:
+        return byte_level(token)
+    except KeyError:
+        # Added tokens may have other characters; they stand for themselves.
+        return token.encode()
 
 
 def _replacement(step: dict[str, Any], kinds: list[str]) -> tuple[str, str] | None:

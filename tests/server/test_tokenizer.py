@@ -146,11 +146,15 @@ def test_a_broken_character_of_byte_tokens_is_one_mark(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["llama2", "mistral"])
-def test_an_answer_keeps_the_space_between_it_and_its_prompt(name, tmp_path):
-    ours = load(tmp_path, make_tokenizer(name))
-    ids = ours.encode("Hello", add_special_tokens=False)
-    assert ours.vocabulary[ids[0]].startswith(b" ")
-    assert "".join(stream(ours.vocabulary, ids, seed=0)) == " Hello"
+@pytest.mark.parametrize("prompt", ["[INST] Hi [/INST]", "Hi", "Hi</s>"])
+def test_an_answer_keeps_the_space_between_it_and_its_prompt(name, prompt, tmp_path):
+    hf = make_tokenizer(name)
+    ours = load(tmp_path, hf)
+    ids = ours.encode("Hello, wörld 🧿", add_special_tokens=False)
+    # What vLLM does.
+    theirs = decoders.DecodeStream(ids=hf.encode(prompt).ids, skip_special_tokens=True)
+    expected = "".join(theirs.step(hf, token_id) or "" for token_id in ids)
+    assert "".join(stream(ours.vocabulary, ids, seed=0)) == expected == " Hello, wörld 🧿"
 
 
 def test_special_tokens_are_no_text_and_other_added_tokens_are(tmp_path):
