@@ -41,11 +41,11 @@ class BlockHasher:
         return _scope(adapter=digest, salt=message.cache_salt)
 
     def num_public_blocks(self, message: AddRequest) -> int:
-        """Whole blocks at the start of the prompt that lie within a public prefix."""
+        """Whole blocks at the start of the prompt that are the start of a public prefix, too."""
         if message.adapter is not None:
             return 0
         prompt = message.prompt_token_ids
-        lengths = (len(p) for p in self._public_prefixes if prompt[: len(p)] == p)
+        lengths = (_num_common(prefix, prompt) for prefix in self._public_prefixes)
         return max(lengths, default=0) // self.block_size
 
     def hash(self, parent: bytes, scope: bytes, is_public: bool, tokens: Sequence[int]) -> bytes:
@@ -53,6 +53,12 @@ class BlockHasher:
         root = self._public if is_public else scope
         data = b"".join((parent, root, array("I", tokens).tobytes()))
         return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens at the start that are the same in both."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _scope(**fields: object) -> bytes:

@@ -11,12 +11,14 @@ ServeError
 └── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from registry.errors import UnsupportedBaseModel
 from server.secrets_store import load_or_create_secret
 from server.settings import Settings
 from server.supervisor import ChildSpec
-from server.tokenizer import Tokenizer, UnsupportedTokenizer
+from server.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
@@ -100,7 +102,7 @@ def prepare(
     _check_length(settings, base)
     (data_dir / "engine").mkdir(exist_ok=True)
     write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
-    engine_config = _engine_config(settings, base, tokenizer.eos_token_ids)
+    engine_config = _engine_config(settings, base, tokenizer)
     write_private(data_dir / "engine.json", engine_config)
     gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
     write_private(data_dir / "gateway.json", gateway_config)
@@ -165,26 +167,44 @@ def _check_length(settings: Settings, base: BaseModel) -> None:
         )
 
 
-def _engine_config(
-    settings: Settings, base: BaseModel, eos_token_ids: tuple[int, ...]
-) -> dict[str, Any]:
+def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields of engine.config.EngineConfig, by name: the file is the interface."""
     data_dir = settings.data_dir
     same = (
         "device", "dtype", "arena_bytes", "threads", "max_model_len", "block_size", "max_num_seqs",
-        "max_num_batched_tokens", "max_waiting", "disk_cache_bytes", "host_cache_bytes",
-        "prefetch_per_tenant",
+        "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step", "max_skips",
+        "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
+        "host_cache_bytes", "prefetch_per_tenant",
     )  # fmt: skip
     return {
         "data_dir": str(data_dir / "engine"),
         "model_dir": str(base.path),
         "base_revision": base.base_revision,
         "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
-        "eos_token_ids": list(eos_token_ids),
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "public_prefixes": _public_prefixes(settings.public_prompts, tokenizer),
         "adapter_cache_dir": str(data_dir / "cache" / "adapters"),
         "fetcher_socket": str(data_dir / "engine" / "fetch.sock"),
         **{name: getattr(settings, name) for name in same},
     }
+
+
+def _public_prefixes(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of each text as the beginning of a prompt, and as a chat's system message."""
+    prefixes = [tokenizer.encode(prompt) for prompt in prompts]
+    for prompt in prompts:
+        # Where two chats with the same system message part, the system message is over.
+        with contextlib.suppress(TemplateError):
+            one, other = (
+                tokenizer.encode(tokenizer.render(_chat(prompt, user)), add_special_tokens=False)
+                for user in ("a", "1")
+            )
+            prefixes.append(list(os.path.commonprefix([one, other])))
+    return prefixes
+
+
+def _chat(system: str, user: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def _fetcher(settings: Settings) -> ChildSpec:

@@ -20,13 +20,19 @@ _GAUGES = {
     "free_slabs": "Free slabs of the arena",
     "total_slabs": "Slabs of the arena",
     "adapter_slabs": "Slabs that hold adapters",
+    "prefix_slabs": "Slabs of idle KV that may be found again",
+    "prefill_tokens_per_s": "Prefill speed of the last minute: what recomputing costs",
+    "copy_bytes_per_s": "Copies between device and host: what swapping costs",
     "unsettled_records": "End records that the ledger does not have yet",
 }
 _COUNTERS = {
     "steps": "Steps since the engine started",
     "prompt_tokens": "Prompt tokens of ended requests since the engine started",
     "completion_tokens": "Tokens generated since the engine started",
+    "cached_tokens": "Those prompt tokens that were found in the prefix cache",
     "preemptions": "Requests that gave back their blocks",
+    "swapped": "Those whose KV was kept in host memory meanwhile",
+    "prefix_evictions": "Blocks evicted from the prefix cache",
     "adapter_loads": "Adapters placed into the arena",
     "adapter_evictions": "Adapters evicted from the arena",
 }

@@ -3,12 +3,13 @@
 An unknown setting is an error, wherever it stands.
 """
 
+import json
 import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 ENV_PREFIX = "CHORALE_"
 # Read by the client commands and by the supervisor, no settings of the server.
@@ -42,6 +43,13 @@ class Settings(BaseModel):
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/__main__.py
     max_waiting: int = Field(1024, ge=1)
+    max_sum_ranks_per_step: int | None = Field(None, ge=1)  # a tenth of the step's bytes
+    max_skips: int = Field(64, ge=0)
+    scheduling_policy: Literal["fcfs", "sjf", "vtc"] = "vtc"
+    prefix_caching: bool = True
+    # System messages and beginnings of prompts whose KV all tenants share on the base model.
+    public_prompts: tuple[str, ...] = ()
+    swap_bytes: int | None = Field(None, ge=0)  # by device, see engine/__main__.py
     block_size: int = Field(16, ge=16)
     arena_bytes: int = Field(1 << 30, ge=1 << 20)
     threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
@@ -56,6 +64,12 @@ class Settings(BaseModel):
     first_token_timeout_s: float = Field(30.0, gt=0)
     max_body_bytes: int = Field(4 << 20, ge=1 << 10)
     drain_timeout_s: float = Field(30.0, ge=0)
+
+    @field_validator("public_prompts", mode="before")
+    @classmethod
+    def _parse_list(cls, value: Any) -> Any:
+        """A variable of the environment holds a JSON list."""
+        return json.loads(value) if isinstance(value, str) else value
 
     @property
     def model_id(self) -> str:

@@ -81,4 +81,5 @@ def test_what_was_given_stays(tmp_path):
         tmp_path, device="cpu", dtype="bfloat16", max_num_batched_tokens=99, swap_bytes=0
     )
     assert resolve_device(config) == config
-    assert dataclasses.replace(config, max_model_len=9).scheduler.max_model_len == 9
+    resolved = dataclasses.replace(config, max_model_len=9, max_sum_ranks_per_step=8)
+    assert resolved.scheduler.max_model_len == 9

@@ -24,6 +24,7 @@ from server.launch import (
 )
 from server.settings import Settings
 from server.supervisor import Supervisor, SupervisorConfig
+from server.tokenizer import Tokenizer
 
 MODEL = Path(demo.__file__).parent / "model"
 
@@ -157,3 +158,19 @@ def test_a_given_admin_key_is_written_nowhere(tmp_path, monkeypatch):
     monkeypatch.setenv("CHORALE_ADMIN_KEY", "given")
     assert make_admin_key(tmp_path).key == "given"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_public_prompt_becomes_the_tokens_that_chats_and_completions_begin_with(tmp_path):
+    settings, _ = prepare_all(tmp_path, public_prompts=["You are kind."], scheduling_policy="fcfs")
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert config.scheduling_policy == "fcfs"
+    tokenizer = Tokenizer(MODEL)
+    text, chat = config.public_prefixes
+    assert list(text) == tokenizer.encode("You are kind.")
+    messages = [
+        {"role": "system", "content": "You are kind."},
+        {"role": "user", "content": "Anything else?"},
+    ]
+    prompt = tokenizer.encode(tokenizer.render(messages), add_special_tokens=False)
+    assert tuple(prompt[: len(chat)]) == chat
+    assert len(chat) > len(text)

@@ -74,3 +74,11 @@ def test_objects_lie_in_the_data_directory_unless_a_store_is_given(tmp_path):
     assert local.storage_url == (tmp_path / "objects").as_uri()
     s3 = load_settings({"model": "m", "storage": "s3://bucket/prefix"})
     assert s3.storage_url == "s3://bucket/prefix"
+
+
+def test_a_list_in_the_environment_is_json(monkeypatch):
+    monkeypatch.setenv("CHORALE_PUBLIC_PROMPTS", '["You are kind.", "Be brief."]')
+    assert load_settings({"model": "m"}).public_prompts == ("You are kind.", "Be brief.")
+    monkeypatch.setenv("CHORALE_PUBLIC_PROMPTS", "You are kind.")
+    with pytest.raises(InvalidSetting, match="public_prompts"):
+        load_settings({"model": "m"})
