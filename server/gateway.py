@@ -86,6 +86,11 @@ class Gateway:
         )
 
     @property
+    def vocabulary_size(self) -> int:
+        """Token ids below it are served: those that both the tokenizer and the model have."""
+        return min(len(self.tokenizer.vocabulary), self.base.config["vocab_size"])
+
+    @property
     def max_model_len(self) -> int:
         """Of the engine once it is there; until then nothing is tokenized for it."""
         welcome = self.engines.welcome

@@ -68,7 +68,7 @@ async def admit(
         if adapter:
             await gateway.engines.prefetch(identity.tenant_id, adapter)
         prompt = await _tokenize(gateway, asked)
-        asked.check_token_ids(len(gateway.tokenizer.vocabulary))
+        asked.check_token_ids(gateway.vocabulary_size)
         max_tokens = _max_tokens(gateway, asked, len(prompt))
         token_lease = asked.n * max_tokens
         gateway.limiter.acquire_tokens(reservation, len(prompt) + token_lease, time.monotonic())
@@ -235,9 +235,8 @@ async def _tokenize(gateway: Gateway, asked: ChatRequest | CompletionRequest) ->
 def _checked_ids(gateway: Gateway, ids: list[int]) -> list[int]:
     if not ids:
         raise errors.invalid_request("The prompt is empty.", param="prompt")
-    size = len(gateway.tokenizer.vocabulary)
-    if max(ids) >= size:
-        raise errors.unknown_token_id(size, param="prompt")
+    if max(ids) >= gateway.vocabulary_size:
+        raise errors.unknown_token_id(gateway.vocabulary_size, param="prompt")
     return ids
 
 

@@ -1,9 +1,12 @@
 """Limits hold, say so in headers, and give back what was not used."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 
 from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import running
 
 BODY = {"model": "base", "prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True}
 
@@ -65,6 +68,28 @@ def test_concurrency_is_held_while_answers_run_and_not_after(tiny: TinyWorld) ->
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
     tiny.stack.wait(lambda: tenant.http.post("/v1/completions", json=BODY).status_code == 200)
+
+
+def test_no_token_in_time_is_a_503_and_costs_nothing(tmp_path: Path, tiny_model: Path) -> None:
+    slow = {
+        "max_model_len": 512, "max_num_seqs": 1, "first_token_timeout_s": 0.3,
+        "environment": {"FAKE_STEP_S": "0.01"},
+    }  # fmt: skip
+    with running(tmp_path / "stack", tiny_model, fake_engine=True, **slow) as stack:
+        tenant = stack.tenant("acme")
+        url, headers = f"{stack.base_url}/v1/completions", tenant.http.headers
+        long = BODY | {"max_tokens": 300, "stream": True}
+        with httpx.stream("POST", url, json=long, headers=headers, timeout=30) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: ")
+            refused = tenant.http.post("/v1/completions", json=BODY)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "first_token_timeout"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert list(lines)[-2] == "data: [DONE]", "whoever has begun goes on"
+        free, paid = sorted(stack.settled_events(2), key=lambda event: event["amount_nanousd"])
+        assert (free["stop_cause"], free["amount_nanousd"]) == ("first_token_timeout", 0)
+        assert paid["amount_nanousd"] > 0
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/openapi.json"])

@@ -279,6 +279,19 @@ def test_what_cannot_be_is_refused_by_name_and_costs_nothing(
     assert left == 1000 - len(product.engines.asked[-1].prompt_token_ids) - 1
 
 
+def test_a_token_that_the_model_has_no_row_for_is_refused(product: Product) -> None:
+    base = product.gateway.base
+    smaller = replace(base, config=base.config | {"vocab_size": 50})
+    product.gateway = replace(product.gateway, base=smaller)
+    for changes, param in (
+        ({"prompt": [50]}, "prompt"),
+        ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids"),
+        ({"prompt": [49], "logit_bias": {"50": 1}}, "logit_bias"),
+    ):
+        assert product.text(**changes).json()["error"]["param"] == param
+    assert product.text(prompt=[49], stop_token_ids=[49]).status_code == 200
+
+
 @pytest.mark.parametrize("reason", ["length", "abort", "error"])
 def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product, reason) -> None:
     product.engines.script = end_at_once(finish_reason=reason, stop_cause="first_token_timeout")
