@@ -1,8 +1,11 @@
 """Text and tokens of every family: Hugging Face's ids, and bytes that come out as characters."""
 
+import itertools
 import json
 import logging
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,18 @@ def test_a_long_run_is_tokenized_as_hugging_face_does(family, unit):
     _, ours, hf = family
     text = "x" + unit * (2 * BLANK_BLOCK // len(unit) + 7) + "x"
     assert ours.encode(text) == hf.encode(text).ids
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3"])
+def test_other_threads_run_while_a_long_prompt_is_tokenized(name, tmp_path):
+    ours = load(tmp_path, make_tokenizer(name))
+    thread = threading.Thread(target=ours.encode, args=("日本 " * 200_000,))
+    times = [time.perf_counter()]
+    thread.start()
+    while thread.is_alive():
+        times.append(time.perf_counter())
+    longest_gap = max(later - earlier for earlier, later in itertools.pairwise(times))
+    assert longest_gap < 0.8 * (times[-1] - times[0])
 
 
 def test_a_chat_begins_once_and_a_completion_begins_at_all(tmp_path):
