@@ -143,6 +143,8 @@ class VirtualTokenCounters:
 
     def _lift(self, backlogged: set[str]) -> None:
         stayed = self._backlogged & backlogged
+        if left := self._backlogged - backlogged:
+            self._last_backlogged = max(left, key=self.counters.__getitem__)
         level = 0.0
         if stayed:
             level = min(self.counters[tenant_id] for tenant_id in stayed)
@@ -150,8 +152,6 @@ class VirtualTokenCounters:
             level = self.counters.get(self._last_backlogged, 0.0)
         for tenant_id in backlogged - stayed:
             self.counters[tenant_id] = max(self.counters.pop(tenant_id, 0.0), level)
-        if left := self._backlogged - backlogged:
-            self._last_backlogged = max(left, key=self.counters.__getitem__)
         self._backlogged = backlogged
         self._forget()
 

@@ -1,0 +1,247 @@
+"""The prefix cache: whole prefixes only, shared by nobody who must not, gone leaf by leaf."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.strategies import data, integers, lists, text
+
+from engine.batch import BAD_LOGITS, StepTokens
+from engine.prefix_cache import BlockHasher, BlockPool
+from lora.arena import Arena
+from tests.engine.fakes import (
+    FakeRunner,
+    expected_tokens,
+    make_adapter,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+    tokens_for,
+    tokens_of,
+)
+
+PROMPT = [1 + i % 7 for i in range(70)]
+
+
+def served(core, message):
+    """Run it alone to its end; its last output."""
+    core.handle("gw", message)
+    return run_until_idle(core)[message.request_id][-1]
+
+
+# ---- what is found ----
+
+
+def test_a_second_request_begins_after_the_blocks_that_it_shares(tmp_path):
+    core = make_core(tmp_path)
+    first = served(core, make_message("r1", prompt=PROMPT))
+    second = served(core, make_message("r2", prompt=[*PROMPT[:40], 9, 9, 9]))
+    assert first.num_cached_tokens == 0
+    assert (second.num_cached_tokens, second.num_prompt_tokens) == (32, 43)
+
+
+def test_generated_tokens_are_found_by_the_next_turn_of_a_chat(tmp_path):
+    core = make_core(tmp_path)
+    turn = make_message("r1", prompt=PROMPT[:20], max_tokens=30)
+    served(core, turn)
+    history = [*PROMPT[:20], *expected_tokens(turn)]
+    # Of 50 tokens the last was chosen and never computed: three whole blocks are there.
+    assert served(core, make_message("r2", prompt=[*history, 5])).num_cached_tokens == 48
+
+
+def test_the_last_token_is_computed_even_if_everything_is_cached(tmp_path):
+    core = make_core(tmp_path)
+    served(core, make_message("r1", prompt=PROMPT[:32]))
+    assert served(core, make_message("r2", prompt=PROMPT[:32])).num_cached_tokens == 16
+
+
+def test_requests_at_the_same_time_come_to_share_their_blocks():
+    scheduler, runner = make_scheduler(max_num_batched_tokens=256), FakeRunner()
+    for name in ("r1", "r2"):
+        scheduler.add("gw", make_message(name, prompt=PROMPT))
+    batch = scheduler.schedule()
+    scheduler.update(batch, runner.run(batch))
+    one, other = scheduler.queues.running
+    assert one.block_ids[:4] == other.block_ids[:4]
+    assert one.block_ids[4] != other.block_ids[4]
+    scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cache_salt": "s2"},
+        {"adapter": make_adapter("a")},
+        {"prompt": [2, *PROMPT[1:]]},
+    ],
+    ids=["another salt", "another adapter", "another token"],
+)
+def test_nothing_is_found_across(tmp_path, other):
+    core = make_core(tmp_path)
+    served(core, make_message("r1", prompt=PROMPT, cache_salt="s1"))
+    options = {"prompt": PROMPT, "cache_salt": "s1", **other}
+    assert served(core, make_message("r2", **options)).num_cached_tokens == 0
+
+
+def test_an_adapters_next_version_never_meets_the_last_ones_kv(tmp_path):
+    core = make_core(tmp_path)
+    v1, v2 = make_adapter("v1"), make_adapter("v2")
+    for number, (adapter, cached) in enumerate([(v1, 0), (v2, 0), (v1, 64)]):
+        message = make_message(f"r{number}", prompt=PROMPT, adapter=adapter)
+        core.handle("gw", message)
+        outputs = run_until_idle(core)[message.request_id]
+        assert tokens_of(outputs) == expected_tokens(message)
+        assert outputs[-1].num_cached_tokens == cached
+
+
+def test_a_public_prefix_is_shared_on_the_base_model_and_no_further(tmp_path):
+    core = make_core(tmp_path, public_prefixes=(tuple(PROMPT[:40]),))
+    served(core, make_message("r1", prompt=PROMPT, cache_salt="s1"))
+    assert served(core, make_message("r2", prompt=PROMPT, cache_salt="s2")).num_cached_tokens == 32
+    adapter = make_adapter()
+    for number, salt in enumerate(["s1", "s2"]):
+        message = make_message(f"a{number}", prompt=PROMPT, cache_salt=salt, adapter=adapter)
+        assert served(core, message).num_cached_tokens == 0
+
+
+def test_without_prefix_caching_nothing_is_kept(tmp_path):
+    core = make_core(tmp_path, prefix_caching=False)
+    served(core, make_message("r1", prompt=PROMPT))
+    assert served(core, make_message("r2", prompt=PROMPT)).num_cached_tokens == 0
+    assert core.scheduler.arena.num_free == core.scheduler.arena.num_slabs
+
+
+def test_what_is_not_finite_is_never_found():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message("r1", prompt=PROMPT[:40]))
+    scheduler.update(scheduler.schedule(), StepTokens([BAD_LOGITS]))
+    scheduler.add("gw", make_message("r2", prompt=PROMPT[:40]))
+    assert scheduler.schedule().rows[0].start == 0
+
+
+def test_cached_tokens_are_no_service():
+    scheduler = make_scheduler(scheduling_policy="vtc", max_num_batched_tokens=128)
+    for name, tenant in (("r1", "first"), ("r2", "second")):
+        message = make_message(name, prompt=PROMPT, max_tokens=1, tenant_id=tenant)
+        scheduler.add("gw", message)
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    assert scheduler.policy.counters == {"first": 72.0, "second": 72.0 + 8.0}
+
+
+def test_of_n_answers_one_computes_the_prompt(tmp_path):
+    core = make_core(tmp_path, max_num_batched_tokens=256)
+    message = make_message("r1", prompt=PROMPT, n=4, max_tokens=3)
+    core.handle("gw", message)
+    run_until_idle(core)
+    # The whole prompt once, and three times the 6 tokens behind its last whole block.
+    assert core.runner.meter.prompt_tokens == 70 + 3 * 6
+
+
+# ---- hashes ----
+
+
+@given(lists(integers(1, 9), min_size=32, max_size=32), text(max_size=5), text(max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_hashes_differ_wherever_digest_salt_or_an_earlier_token_does(tokens, salt, name):
+    hasher = BlockHasher(16)
+
+    def hashes(prompt, salt, adapter):
+        message = make_message(prompt=prompt, cache_salt=salt, adapter=adapter)
+        scope = hasher.scope(message)
+        first = hasher.hash(b"", scope, False, prompt[:16])
+        return first, hasher.hash(first, scope, False, prompt[16:])
+
+    changed = [tokens[0] + 1, *tokens[1:]]
+    one = hashes(tokens, salt, None)
+    assert one == hashes(tokens, salt, None)
+    assert len({one, hashes(changed, salt, None), hashes(tokens, salt + "x", None)}) == 3
+    assert one[1] != hashes(changed, salt, None)[1]
+    # A salt that spells a digest is still no adapter.
+    adapter = make_adapter(name)
+    assert hashes(tokens, "", adapter) != hashes(tokens, adapter.digest, None)
+
+
+# ---- the pool ----
+
+
+def test_leaves_go_first_and_the_longest_unused_before_others():
+    arena = Arena(6)
+    pool = BlockPool(arena)
+    for tag in (b"a", b"b"):
+        blocks = pool.allocate(3)
+        for i, block_id in enumerate(blocks):
+            pool.publish(block_id, tag * (i + 1), tag * i)
+        pool.release(blocks)
+    assert not arena.num_free
+    pool.take(pool.find([b"a"]))  # a's first block is in use again
+    assert arena.make_room(3)
+    assert len(pool.find([b"a", b"aa", b"aaa"])) == 1
+    assert len(pool.find([b"b", b"bb", b"bbb"])) == 2
+    assert not arena.make_room(6)
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Sequences over an alphabet of two, block by block, as requests would run and end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arena = Arena(12)
+        self.pool = BlockPool(self.arena)
+        self.sequences: list[tuple[bytes, list[int]]] = []
+
+    @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
+    def begin(self, content):
+        """Take what is cached of it, compute and publish the rest."""
+        hashes = [bytes(content[: i + 1]) for i in range(len(content))]
+        blocks = self.pool.find(hashes)
+        assert all(self.pool._blocks[b].hash == h for b, h in zip(blocks, hashes, strict=False))
+        self.pool.take(blocks)
+        if not self.arena.make_room(len(hashes) - len(blocks)):
+            self.pool.release(blocks)
+            return
+        num_found = len(blocks)
+        blocks = blocks + self.pool.allocate(len(hashes) - num_found)
+        for i in range(num_found, len(hashes)):
+            parent = hashes[i - 1] if i else b""
+            blocks[i] = self.pool.publish(blocks[i], hashes[i], parent)
+        self.sequences.append((hashes[-1], blocks))
+
+    @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
+    def compute_twice(self, content):
+        """As two requests do that start in the same step: one's blocks give way."""
+        hashes = [bytes(content[: i + 1]) for i in range(len(content))]
+        if not self.arena.make_room(len(hashes)):
+            return
+        blocks = self.pool.allocate(len(hashes))
+        for i, block_hash in enumerate(hashes):
+            parent = hashes[i - 1] if i else b""
+            blocks[i] = self.pool.publish(blocks[i], block_hash, parent)
+        self.sequences.append((hashes[-1], blocks))
+
+    @precondition(lambda self: self.sequences)
+    @rule(choice=data())
+    def end(self, choice):
+        number = choice.draw(integers(0, len(self.sequences) - 1))
+        self.pool.release(self.sequences.pop(number)[1])
+
+    @rule(count=integers(1, 12))
+    def make_room(self, count):
+        held = len({b for _, blocks in self.sequences for b in blocks})
+        assert self.arena.make_room(count) == (count <= 12 - held)
+
+    @invariant()
+    def blocks_are_free_exactly_when_unreferenced(self):
+        self.arena.check_integrity()
+        held = Counter(b for _, blocks in self.sequences for b in blocks)
+        self.pool.check_integrity(held)
+        assert self.arena.num_free + self.pool.num_idle_slabs() == 12 - len(held)
+        for content, blocks in self.sequences:
+            hashes = [content[: i + 1] for i in range(len(content))]
+            assert self.pool.find(hashes) == blocks
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
