@@ -1,6 +1,5 @@
 """The runner against transformers and PEFT: a mixed batch gives what each request gets merged."""
 
-import hashlib
 import random
 import shutil
 from dataclasses import replace
@@ -11,73 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, ScheduledRow
-from engine.config import SchedulerConfig
-from engine.core import EngineCore
 from engine.inputs import InputBuilder
-from engine.journal import Journal
-from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
-from engine.weights import load_config, load_weights
-from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
-from lora.manager import AdapterManager, Loaded
-from lora.weights import pack
-from registry.base_model import BaseModel
 from registry.peft_format import WEIGHTS_FILE
-from registry.ref import AdapterRef
-from tests.engine.fakes import FakeLoader, make_message, run_until_idle, tokens_of
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
-from tests.tiny_models import ALL_TARGETS, LLAMA3_ROPE, canonical_bytes, save_adapter, save_model
-
-CPU = torch.device("cpu")
+from tests.tiny_models import ALL_TARGETS, LLAMA3_ROPE, save_adapter, save_model
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
-
-
-class MemoryLoader(FakeLoader):
-    """Packs and places for real, from objects in memory, all at once."""
-
-    def __init__(self, layout, slabs, objects):
-        super().__init__()
-        self.layout, self.slabs_memory, self.objects = layout, slabs, objects
-
-    def load(self, ref):
-        packed = pack(ref.digest, self.objects[ref.digest], self.layout, torch.float32)
-        self.done.append(Loaded(ref.object_key, "host", packed))
-
-    def place(self, ref, packed, slabs):
-        self.slabs_memory[torch.tensor(slabs)] = packed.slabs
-        tables = DeviceTables.of(packed, self.layout, slabs, self.slabs_memory)
-        self.done.append(Loaded(ref.object_key, "device", tables))
-
-
-def build_core(model_dir, directory, objects, num_slabs=96, budget=64):
-    config = DecoderConfig.parse(load_config(model_dir))
-    layout = Layout.of(config.shape, itemsize=4)
-    slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
-    adapters = AdapterManager(Arena(num_slabs), MemoryLoader(layout, slabs, objects))
-    limits = SchedulerConfig(max_model_len=256, max_num_seqs=8, max_num_batched_tokens=budget)
-    scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0])
-    model = Decoder(config, load_weights(model_dir, CPU, torch.float32), 256)
-    directory.mkdir()
-    meter = TokenMeter(directory / "meter")
-    runner = ModelRunner(model, slabs, layout, torch.float32, adapters.tables, meter)
-    return EngineCore(scheduler, runner, Journal(directory / "journal", "eng-1", "base-1"))
-
-
-def add_adapter(objects, model_dir, adapter_dir, tmp_path):
-    base = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
-    data = canonical_bytes(adapter_dir, base)
-    digest = hashlib.sha256(data).hexdigest()
-    objects[digest] = data
-    return AdapterRef(adapter_dir.name, 1, digest, f"k/{digest}", 8, len(data))
 
 
 LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -268,3 +214,32 @@ TINY_CONFIG = {
     "vocab_size": 100,
     "max_position_embeddings": 128,
 }
+
+
+def test_logprobs_are_the_models_own_and_reach_who_asked_for_them(tmp_path):
+    model_dir = save_model(tmp_path / "model")
+    # Prompts in chunks beside decodes: a row that chooses a token is rarely where it was before.
+    core = build_core(model_dir, tmp_path / "engine", {}, budget=20)
+    messages = [
+        make_message(f"r{i}", 5 + 13 * i, 9, logprobs=[None, 0, 3][i % 3], repetition_penalty=1.4)
+        for i in range(7)
+    ]
+    for message in messages:
+        core.handle("gw", message)
+    outputs = run_until_idle(core)
+    model = merged_model(model_dir, None)
+    for message in messages:
+        prompt, ids = list(message.prompt_token_ids), tokens_of(outputs[message.request_id])
+        count = message.sampling_params.logprobs
+        if count is None:
+            assert all(output.logprobs is None for output in outputs[message.request_id])
+            continue
+        named = [entry for output in outputs[message.request_id] for entry in output.logprobs]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(-1)
+        for entry, row, token in zip(named, expected, ids, strict=True):
+            assert entry.logprob == pytest.approx(row[token].item(), abs=1e-4)
+            values, tokens = row.topk(count)
+            assert [t for t, _ in entry.top] == tokens.tolist()
+            assert [v for _, v in entry.top] == pytest.approx(values.tolist(), abs=1e-4)
