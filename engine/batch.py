@@ -25,7 +25,8 @@ class ScheduledRow:
     the step before chooses for this request and index.   block_ids: cover all of them.
     sampling: None while the prompt is not finished; then no token is chosen.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
-    prompt_token_ids, output_token_ids: everything before it, only where penalties need it.
+    prompt_token_ids, output_token_ids: what was before it, only where penalties need it; of the
+    prompt every token once.
     """
 
     request_id: str

@@ -79,9 +79,9 @@ class Outputs:
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
         params, count = request.params, len(request.output_token_ids)
         if token_id in self._eos_token_ids and not params.ignore_eos:
-            return Ending("stop", "eos")
+            return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:
-            return Ending("stop", "stop_token")
+            return Ending("stop", "stop_token", num_stop_bytes=num_stop_bytes or 0)
         if num_stop_bytes is not None:
             return Ending("stop", "stop_string", num_stop_bytes=num_stop_bytes)
         if count >= params.max_tokens:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause, TokenLogprobs
 from engine.stops import StopMatcher
@@ -59,6 +60,10 @@ class RequestGroup:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.message.prompt_token_ids)
+
+    @cached_property
+    def distinct_prompt_token_ids(self) -> tuple[int, ...]:
+        return tuple(set(self.message.prompt_token_ids))
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -196,7 +196,7 @@ class Scheduler:
         if samples and request.params.has_penalties:
             pending = (PENDING_TOKEN,) * request.num_pending_tokens
             history = {
-                "prompt_token_ids": request.message.prompt_token_ids,
+                "prompt_token_ids": request.group.distinct_prompt_token_ids,
                 "output_token_ids": (*request.output_token_ids, *pending),
             }
         generation = 0

@@ -33,6 +33,8 @@ from server.tokenizer import Detokenizer, TemplateError
 
 _INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which no stream notices."""
+_MESSAGE_CHARACTERS = 64
+"""What a template adds to a message, so that thousands of empty ones count as well."""
 _HOLD_SLACK_MS = 60_000
 """A hold outlives its request's deadline, so that no clock difference lets it expire first."""
 
@@ -208,7 +210,7 @@ async def _tokenize(gateway: Gateway, asked: ChatRequest | CompletionRequest) ->
     """Exact prompt tokens, off the event loop when they are many."""
     if isinstance(asked, ChatRequest):
         messages = [message.plain() for message in asked.messages]
-        size = sum(len(message["content"]) for message in messages)
+        size = sum(len(message["content"]) + _MESSAGE_CHARACTERS for message in messages)
 
         def encode() -> list[int]:
             text = gateway.tokenizer.render(messages)

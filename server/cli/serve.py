@@ -24,7 +24,7 @@ _PROBE_INTERVAL_S = 0.2
 
 def serve(
     model: Annotated[
-        str | None, typer.Option(help="A Llama-architecture folder, or a hub id.")
+        str | None, typer.Option(help="A folder of a Llama, Mistral or Qwen model, or a hub id.")
     ] = None,
     model_name: Annotated[
         str | None, typer.Option(help="What clients call it.  [dim]default: its own name[/dim]")

@@ -1,13 +1,15 @@
 """The scheduler: everybody gets what they would get alone, nobody is lost, nothing leaks."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, composite, integers, sampled_from
 
 from engine.batch import BAD_LOGITS, StepTokens
-from engine.messages import ExtendLease, LeaseLow
+from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
+from engine.request import PENDING_TOKEN
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -317,6 +319,13 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
     assert finals[-1].num_completion_tokens == 3
 
 
+def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
+    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([66])).outputs
+    assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
+
+
 def test_a_low_lease_is_announced_and_extending_it_goes_on():
     scheduler = make_scheduler(max_model_len=512)
     scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
@@ -371,3 +380,129 @@ def test_an_arena_too_small_for_one_request_is_refused_at_start():
 def test_the_fake_depends_on_the_adapter():
     assert fake_token([1, 2], None) != fake_token([1, 2], make_adapter().digest)
     assert LAYOUT.block_size == 16
+
+
+def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
+    clock = FakeClock()
+    core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))
+    core.handle("gw", make_message("runs", max_tokens=100))
+    core.handle("gw", replace(make_message("waits"), first_token_timeout_s=5.0))
+    core.step()
+    clock.now += 5.0
+    ((_, message),) = core.step()
+    final = next(o for o in message.outputs if o.request_id == "waits")
+    assert (final.finish_reason, final.stop_cause) == ("error", "first_token_timeout")
+    assert "runs" in core.scheduler.groups
+
+
+def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
+    scheduler = make_scheduler(max_waiting=3)
+    assert scheduler.add("gw", make_message("r1", n=4)) == "queue_full"
+    core = make_core(tmp_path, scheduler)
+    core.handle("gw", make_message("r2", prompt_len=20, max_tokens=5, n=3))
+    final = run_until_idle(core)["r2"][-1]
+    assert (final.num_prompt_tokens, final.num_completion_tokens) == (20, 15)
+    assert final.is_last
+
+
+def test_a_lease_is_shared_by_the_answers_in_equal_parts(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message("r1", max_tokens=9, n=2, token_lease=11))
+    outputs = run_until_idle(core)["r1"]
+    assert [len(tokens_of([o for o in outputs if o.index == i])) for i in (0, 1)] == [5, 5]
+    assert outputs[-1].stop_cause == "budget"
+
+
+def test_one_answers_bad_logits_fail_its_request():
+    scheduler = make_scheduler(prefix_caching=False)
+    scheduler.add("gw", make_message("r1", n=2))
+    batch = scheduler.schedule()
+    result = scheduler.update(batch, StepTokens([7, BAD_LOGITS]))
+    finals = [o for _, o in result.outputs if o.finish_reason]
+    assert [o.finish_reason for o in finals] == ["error", "error"]
+    assert finals[-1].is_last
+    (ended,) = result.ended
+    assert (ended.finish_reason, ended.num_completion_tokens) == ("error", 1)
+
+
+def test_every_answer_of_a_seed_has_a_seed_of_its_own():
+    scheduler = make_scheduler(prefix_caching=False)
+    scheduler.add("gw", make_message("r1", n=3, seed=5))
+    seeds = [row.seed for row in scheduler.schedule().rows]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 3
+
+
+def test_logprobs_leave_with_their_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC",), logprobs=0, max_tokens=4))
+    outputs = []
+    for number, token in enumerate(b"ABAD"):
+        named = {0: TokenLogprobs(logprob=-float(number))}
+        result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
+        outputs += [output for _, output in result.outputs]
+    assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (68,)]
+    assert [[entry.logprob for entry in o.logprobs] for o in outputs] == [
+        [0.0],
+        [-1.0, -2.0],
+        [-3.0],
+    ]
+
+
+def test_a_row_knows_the_history_only_where_penalties_need_it():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message("plain", prompt_len=3))
+    scheduler.add("gw", make_message("tired", prompt_len=3, frequency_penalty=0.5))
+    for _ in range(2):
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    rows = {row.request_id: row for row in batch.rows}
+    assert rows["plain"].prompt_token_ids == rows["plain"].output_token_ids == ()
+    assert set(rows["tired"].prompt_token_ids) == set(make_message("tired", 3).prompt_token_ids)
+    assert rows["tired"].output_token_ids == (7,)
+
+
+def test_a_step_may_be_scheduled_before_the_last_ones_tokens_are_known():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(max_tokens=2, frequency_penalty=1.0))
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert second.rows[0].token_ids == second.rows[0].output_token_ids == (PENDING_TOKEN,)
+    assert scheduler.schedule().is_empty, "the pending token is its last for certain"
+    scheduler.update(first, tokens_for(first))
+    (ended,) = scheduler.update(second, tokens_for(second)).ended
+    assert ended.output_token_ids == [7, 7]
+
+
+def test_what_was_scheduled_past_an_end_is_dropped():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(max_tokens=50))
+    first, second = scheduler.schedule(), scheduler.schedule()
+    (ended,) = scheduler.update(first, StepTokens([0])).ended
+    assert ended.stop_cause == "eos"
+    assert scheduler.arena.num_free < scheduler.arena.num_slabs, "its blocks are still written to"
+    result = scheduler.update(second, tokens_for(second))
+    assert not result.outputs
+    assert not result.progress
+    assert scheduler.arena.num_free == scheduler.arena.num_slabs
+
+
+def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():
+    scheduler = make_scheduler(max_sum_ranks_per_step=24)
+    for i in range(4):
+        scheduler.add("gw", make_message(f"r{i}", max_tokens=50, adapter=make_adapter(f"a{i}", 8)))
+    for _ in range(5):
+        scheduler.adapters.poll()
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    assert len(batch.adapters) == 3
+    scheduler.add("gw", make_message("joins", adapter=make_adapter("a0", 8)))
+    scheduler.add("gw", make_message("base"))
+    assert {"joins", "base"} <= {row.request_id for row in scheduler.schedule().rows}
+
+
+def test_an_adapter_above_the_sum_of_ranks_runs_alone(tmp_path):
+    core = make_core(tmp_path, max_sum_ranks_per_step=24)
+    core.handle("gw", make_message("small", adapter=make_adapter("small", 8)))
+    core.handle("gw", make_message("large", adapter=make_adapter("large", 256)))
+    assert run_until_idle(core)["large"][-1].finish_reason == "length"

@@ -1,0 +1,76 @@
+"""An engine core around a real model, and adapters without files or threads, for tests."""
+
+import hashlib
+
+import torch
+
+from engine.config import SchedulerConfig
+from engine.core import EngineCore
+from engine.journal import Journal
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+from engine.swap import PreemptionCosts, SwapSpace
+from engine.weights import load_config, load_weights
+from lora.arena import Arena
+from lora.batch import DeviceTables
+from lora.layout import Layout
+from lora.manager import AdapterManager, Loaded
+from lora.weights import pack
+from registry.base_model import BaseModel
+from registry.ref import AdapterRef
+from tests.engine.fakes import FakeLoader
+from tests.tiny_models import canonical_bytes
+
+CPU = torch.device("cpu")
+
+
+class MemoryLoader(FakeLoader):
+    """Packs and places for real, from objects in memory, all at once."""
+
+    def __init__(self, layout, slabs, objects):
+        super().__init__()
+        self.layout, self.slabs_memory, self.objects = layout, slabs, objects
+
+    def load(self, ref):
+        packed = pack(ref.digest, self.objects[ref.digest], self.layout, torch.float32)
+        self.done.append(Loaded(ref.object_key, "host", packed))
+
+    def place(self, ref, packed, slabs):
+        self.slabs_memory[torch.tensor(slabs)] = packed.slabs
+        tables = DeviceTables.of(packed, self.layout, slabs, self.slabs_memory)
+        self.done.append(Loaded(ref.object_key, "device", tables))
+
+
+def build_core(
+    model_dir, directory, objects, num_slabs=96, budget=64, num_swap_slots=0, num_seqs=8
+):
+    """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits."""
+    config = DecoderConfig.parse(load_config(model_dir))
+    layout = Layout.of(config.shape, itemsize=4)
+    slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
+    adapters = AdapterManager(Arena(num_slabs), MemoryLoader(layout, slabs, objects))
+    limits = SchedulerConfig(
+        max_model_len=256, max_num_seqs=num_seqs, max_num_batched_tokens=budget
+    )
+    costs = PreemptionCosts(copy_bytes_per_s=1e15)
+    costs.note_prefill(1, 1.0)
+    swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
+    scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0], swap)
+    model = Decoder(config, load_weights(model_dir, CPU, torch.float32), 256)
+    directory.mkdir()
+    meter = TokenMeter(directory / "meter")
+    runner = ModelRunner(
+        model, slabs, layout, torch.float32, adapters.tables, meter, num_swap_slots
+    )
+    return EngineCore(scheduler, runner, Journal(directory / "journal", "eng-1", "base-1"))
+
+
+def add_adapter(objects, model_dir, adapter_dir, tmp_path):
+    base = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
+    data = canonical_bytes(adapter_dir, base)
+    digest = hashlib.sha256(data).hexdigest()
+    objects[digest] = data
+    return AdapterRef(adapter_dir.name, 1, digest, f"k/{digest}", 8, len(data))

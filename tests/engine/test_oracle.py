@@ -1,0 +1,100 @@
+"""Whatever happens to a request on its way, it gets the tokens that it gets alone, merged.
+
+Chunks, preemption by recomputation and by swap, prefix hits, several answers, aborts: all at once,
+for every model family, against transformers and PEFT.
+"""
+
+import random
+
+import pytest
+import torch
+
+from tests.engine.fakes import make_message, tokens_of
+from tests.engine.real_core import add_adapter, build_core
+from tests.oracle import greedy, merged_model
+from tests.tiny_models import save_adapter, save_model
+
+FAMILIES = {
+    "llama": {},
+    "mistral": {"family": "mistral", "sliding_window": 24},
+    "qwen2": {"family": "qwen2"},
+    "qwen3": {"family": "qwen3", "head_dim": 32},
+}
+NUM_TOKENS = 14
+NUM_REQUESTS = 24
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def make_requests(chance, adapters):
+    """Two beginnings that many prompts share, of one tenant; every fifth asks for three answers."""
+    stems = [[chance.randrange(1, 250) for _ in range(48)] for _ in range(2)]
+    return [
+        make_message(
+            f"r{i}",
+            prompt=[
+                *stems[i % 2][: chance.randrange(49)],
+                *[chance.randrange(1, 250) for _ in range(chance.randrange(1, 30))],
+            ],
+            max_tokens=NUM_TOKENS,
+            adapter=adapters[chance.randrange(3)],
+            n=3 if i % 5 == 0 else 1,
+        )
+        for i in range(NUM_REQUESTS)
+    ]
+
+
+def run(core, messages, aborted, chance):
+    """Requests come one by one, some are aborted at a random moment; outputs by request."""
+    outputs, pending = {message.request_id: [] for message in messages}, list(messages)
+    for _ in range(3000):
+        if pending and chance.random() < 0.4:
+            core.handle("gw", pending.pop(0))
+        for _, message in core.step():
+            for output in message.outputs:
+                outputs[output.request_id].append(output)
+        core.scheduler.check_integrity()
+        running = [r for r in aborted if outputs[r] and not outputs[r][-1].is_last]
+        core.scheduler.abort([r for r in running if chance.random() < 0.2])
+        if not pending and not core.scheduler.has_work:
+            return outputs
+    raise AssertionError("somebody waits for ever")
+
+
+@pytest.mark.parametrize("num_swap_slots", [0, 40], ids=["recompute", "swap"])
+@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
+def test_each_gets_its_own_tokens_whatever_happens_on_the_way(tmp_path, options, num_swap_slots):
+    model_dir = save_model(tmp_path / "model", **options)
+    dirs = [
+        save_adapter(model_dir, tmp_path / "a1", seed=1, r=4, lora_alpha=16),
+        save_adapter(model_dir, tmp_path / "a2", seed=2, r=16, use_rslora=True),
+    ]
+    objects: dict[str, bytes] = {}
+    adapters = [None, *(add_adapter(objects, model_dir, d, tmp_path) for d in dirs)]
+    core = build_core(
+        model_dir, tmp_path / "engine", objects,
+        num_slabs=26, budget=24, num_swap_slots=num_swap_slots,
+    )  # fmt: skip
+    chance = random.Random(5)
+    messages = make_requests(chance, adapters)
+    aborted = {message.request_id for message in messages[3::6]}
+    outputs = run(core, messages, aborted, chance)
+
+    oracles = dict(zip(adapters, (merged_model(model_dir, d) for d in (None, *dirs)), strict=True))
+    for message in messages:
+        expected = greedy(oracles[message.adapter], list(message.prompt_token_ids), NUM_TOKENS)
+        for index in range(message.sampling_params.n):
+            answer = [o for o in outputs[message.request_id] if o.index == index]
+            tokens = tokens_of(answer)
+            was_aborted = answer[-1].finish_reason == "abort"
+            assert was_aborted <= (message.request_id in aborted)
+            assert tokens == (expected[: len(tokens)] if was_aborted else expected)
+    stats = core.take_stats()
+    assert stats.preemptions > 0
+    assert stats.cached_tokens > 0
+    assert stats.adapter_evictions + stats.prefix_evictions > 0
+    assert bool(stats.swapped) == bool(num_swap_slots)
+    assert any(o[-1].finish_reason == "abort" for o in outputs.values())
