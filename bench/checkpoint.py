@@ -31,6 +31,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
     },
+    "small-5m": {
+        "hidden_size": 256,
+        "intermediate_size": 704,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 8192,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 160,

@@ -53,6 +53,11 @@ def rate(count: int, seconds: float) -> float | None:
     return _rounded(count / seconds) if seconds > 0 else None
 
 
+def ratio(measured: float, beside: float) -> float:
+    """Of two things that were measured in one run."""
+    return _rounded(measured / beside)
+
+
 def match_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
     """The share of requests whose tokens are the same, all of them."""
     equal = [a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True)]

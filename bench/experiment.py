@@ -1,0 +1,57 @@
+"""Experiments by name: each is run on the model it asks for, its row takes the old one's place."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.in_process import DEVICE, DTYPE, THREADS, EngineFactory
+from bench.report import describe_machine, json_line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """What is measured on one engine or several; the fields are the row's `setup`."""
+
+    stack: str
+
+    def measure(self, factory: EngineFactory) -> dict[str, Any]:
+        """The row's `result`."""
+        raise NotImplementedError
+
+
+def main(bench: str, experiments: Mapping[str, Experiment], description: str | None) -> Path | None:
+    """Run what the command line asks for; the file that the rows went to."""
+    parser = argparse.ArgumentParser(prog=f"bench.{bench}", description=description)
+    parser.add_argument("--only", choices=experiments, action="append", help="may be repeated")
+    parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
+    options = parser.parse_args()
+    lines = []
+    for name in options.only or experiments:
+        lines.append(row(f"{bench}.{name}", experiments[name]))
+        sys.stdout.write(lines[-1])
+        sys.stdout.flush()
+    if options.out:
+        replace_rows(options.out, lines)
+    return options.out
+
+
+def row(name: str, experiment: Experiment) -> str:
+    """One JSON line."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        result = experiment.measure(EngineFactory(experiment.stack, Path(folder)))
+    dtype = str(DTYPE).removeprefix("torch.")
+    setup = asdict(experiment) | {"device": DEVICE, "dtype": dtype, "threads": THREADS}
+    return json_line(name, describe_machine(), setup, result) + "\n"
+
+
+def replace_rows(path: Path, lines: Sequence[str]) -> None:
+    """Rows of other names stay."""
+    names = {json.loads(line)["bench"] for line in lines}
+    old = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in old if json.loads(line)["bench"] not in names]
+    path.write_text("".join([*kept, *lines]))

@@ -1,0 +1,1 @@
+"""What the field claims for engines like this one, measured on ours; a plot each."""

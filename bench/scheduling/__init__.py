@@ -1,0 +1,1 @@
+"""What the scheduler's decisions are worth: each with and without, on the real engine."""

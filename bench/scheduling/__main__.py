@@ -1,0 +1,17 @@
+"""`python -m bench.scheduling`: prefix cache, chunked prefill, fairness, preemption; a row each."""
+
+from bench.experiment import main
+from bench.scheduling.chunked_prefill import ChunkedPrefill
+from bench.scheduling.fairness import Fairness
+from bench.scheduling.preemption import Preemption
+from bench.scheduling.prefix_cache import PrefixCache
+
+EXPERIMENTS = {
+    "prefix": PrefixCache(),
+    "chunked": ChunkedPrefill(),
+    "fairness": Fairness(),
+    "preemption": Preemption(),
+}
+
+if __name__ == "__main__":
+    main("scheduling", EXPERIMENTS, __doc__)
