@@ -26,17 +26,21 @@ class Admission:
         self._short_of_room, self._hopeless = [], []
         started: list[Request] = []
         ready = [request for request in self.queues.waiting if self._is_ready(request)]
+        is_full = False
         for request in self.queues.policy.order(ready):
             if self.queues.budget <= 0:
                 break
-            if self._is_held_up(request) or not self._has_adapter(request):
-                continue  # room for those before it may have cost it its adapter
+            # Who has blocks already takes room from nobody, and what others wait for.
+            if not request.block_ids and (is_full or self._is_held_up(request)):
+                continue
+            if not self._has_adapter(request):
+                continue  # evicted, to make room for those before it
             if not self._fits_rank_budget(request):
                 self._short_of_room.append(request)
-            elif not self.queues.start(request):
-                break
-            else:
+            elif self.queues.start(request):
                 started.append(request)
+            else:
+                is_full = True
         for passed in self._short_of_room:
             passed.num_skips += sum(_is_behind(request, passed) for request in started)
         return self._hopeless
@@ -96,11 +100,8 @@ class Admission:
             self._short_of_room.append(request)
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether somebody before it was passed so often that now nobody passes any more.
-
-        Who has blocks already goes on: they are what the one before waits for.
-        """
-        return not request.block_ids and any(
+        """Whether somebody before it was passed so often that now nobody passes any more."""
+        return any(
             passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
             for passed in self._short_of_room
         )

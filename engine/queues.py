@@ -142,14 +142,21 @@ class Queues:
         while not self.arena.make_room(missing):
             if self.arena.num_free + self.arena.num_coming >= missing:
                 return False  # what was given up is free once the running step has finished
-            # Reservations of those that only wait go first.
-            reserved = (r for r in reversed(self.waiting) if r.block_ids)
-            victim = next(reserved, None) or max(self.running, key=self._expendability)
+            victim = self._victim()
             self._preempt(victim)
             if victim is request:
                 return False
         self.kv.allocate(request, num_tokens)
         return True
+
+    def _victim(self) -> Request:
+        """Reservations of those that only wait go first, but nobody loses one a second time so."""
+        reserved = [request for request in self.waiting if request.block_ids]
+        for request in reversed(reserved):
+            if request.num_skips < self.config.max_skips:
+                request.num_skips = self.config.max_skips
+                return request
+        return max((*self.running, *reserved), key=self._expendability)
 
     def _preempt(self, request: Request) -> None:
         """Give back its blocks: copied to the host, or computed again when there is room."""
