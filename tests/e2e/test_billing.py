@@ -22,6 +22,9 @@ from engine.meter import TokenMeter
 from tests.e2e.stack import Stack, Tenant, running
 from tests.engine.fake_engine import POISON
 
+STEM = list(range(10, 60))
+"""Many prompts begin with some of it, so that the prefix cache has its part in the bill."""
+
 
 @dataclass
 class Seen:
@@ -39,7 +42,10 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: ran
     """One streamed completion, left early half of the time."""
     body = {
         "model": chance.choice(["base", *tenant.adapters]),
-        "prompt": [chance.randrange(4, 250) for _ in range(chance.randrange(1, 60))],
+        "prompt": [
+            *STEM[: chance.randrange(len(STEM))],
+            *[chance.randrange(4, 250) for _ in range(chance.randrange(1, 60))],
+        ],
         "max_tokens": chance.randrange(1, 60),
         "stream": True,
         "ignore_eos": True,
@@ -113,7 +119,8 @@ def check_bill(stack: Stack, seen: Seen) -> None:
     counted = {event["request_id"]: event["completion_tokens"] for event in events}
     assert len(counted) == len(events), "one event a request"
     prompt, sampled, _, _ = TokenMeter.read(meter_of(stack))
-    missing = (prompt - sum(e["prompt_tokens"] for e in events), sampled - sum(counted.values()))
+    computed = sum(event["prompt_tokens"] - event["cached_tokens"] for event in events)
+    missing = (prompt - computed, sampled - sum(counted.values()))
     # A step that was computed and not journaled when the engine died was never seen by anybody:
     # whole steps may be missing, one a kill, and nothing else.
     possible = [
@@ -147,6 +154,7 @@ def test_the_bill_is_the_meter_after_random_disconnects(fake_stack: Stack) -> No
     seen = asyncio.run(load(fake_stack, count=150, seed=1))
     assert seen.num_errors == 0
     check_bill(fake_stack, seen)
+    assert sum(event["cached_tokens"] for event in quiet(fake_stack)) > 0
 
 
 def test_the_bill_is_exact_after_the_gateway_is_killed(fake_stack: Stack) -> None:

@@ -1,0 +1,45 @@
+"""Cached tokens as users see them: in usage, on the bill, and never across tenants."""
+
+from typing import Any
+
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import Tenant
+
+PROMPT = [7 + i % 90 for i in range(100)]
+
+
+def usage(tenant: Tenant, model: str, prompt: list[int], **options: Any) -> dict[str, Any]:
+    body = {"model": model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **options}
+    answer = tenant.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["usage"]
+
+
+def cached(found: dict[str, Any]) -> int:
+    return found["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_prompt_that_comes_again_is_cached_and_costs_less(tiny: TinyWorld) -> None:
+    first = usage(tiny.tenant, "beta", PROMPT)
+    again = usage(tiny.tenant, "beta", PROMPT)
+    assert (cached(first), cached(again)) == (0, 96)
+    assert first["prompt_tokens"] == again["prompt_tokens"] == 100
+    # A cached token has half the price by default: 150 - 75 nano-dollars.
+    assert first["x_chorale"]["cost_nanousd"] - again["x_chorale"]["cost_nanousd"] == 96 * 75
+    assert cached(usage(tiny.tenant, "alpha", PROMPT)) == 0
+    assert cached(usage(tiny.tenant, "base", PROMPT)) == 0
+
+
+def test_another_tenant_finds_nothing_of_it(tiny: TinyWorld) -> None:
+    prompt = PROMPT[::-1]
+    stranger = tiny.stack.tenant("stranger")
+    assert cached(usage(tiny.tenant, "base", prompt)) == 0
+    assert cached(usage(tiny.tenant, "base", prompt)) == 96
+    assert cached(usage(stranger, "base", prompt)) == 0
+
+
+def test_of_n_answers_the_prompt_is_paid_once(tiny: TinyWorld) -> None:
+    prompt = PROMPT[50:] + PROMPT[:50]
+    several = usage(tiny.tenant, "base", prompt, n=3, ignore_eos=True)
+    assert (several["prompt_tokens"], several["completion_tokens"]) == (100, 12)
+    assert several["x_chorale"]["cost_nanousd"] == 100 * 150 + 12 * 600
