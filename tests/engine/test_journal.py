@@ -177,3 +177,19 @@ def test_another_engines_settled_position_deletes_nothing_here(tmp_path):
     ((_, answer),) = core.handle("gw", stranger)
     assert (answer.engine_id, answer.records, answer.complete) == ("eng-1", (), False)
     assert len(core.journal.read(0, 10).records) == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_several_answers_are_hashed_one_after_the_other(tmp_path, is_killed):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message("warm", prompt=list(range(1, 41)), max_tokens=1))
+    run_until_idle(core)
+    core.handle("gw", make_message("r1", prompt=list(range(1, 51)), max_tokens=5, n=3))
+    received = [o for _ in range(4) for _, m in core.step() for o in m.outputs]
+    if not is_killed:
+        received += run_until_idle(core)["r1"]
+    record = (reopen(tmp_path) if is_killed else core.journal).read(0, 10).records[-1]
+    answers = [tokens_of([o for o in received if o.index == i]) for i in range(3)]
+    assert record.num_completion_tokens == sum(len(answer) for answer in answers)
+    assert record.output_sha256 == output_sha256([token for answer in answers for token in answer])
+    assert (record.num_prompt_tokens, record.num_cached_tokens) == (50, 32)
