@@ -19,49 +19,52 @@ class Admission:
         self.config = queues.config
         self.adapters = queues.adapters
         self._short_of_room: list[Request] = []  # in this pass
+        self._started: list[Request] = []
+        self._ranks: dict[str, int] | None = None  # of the running adapters, by key
         self._hopeless: list[tuple[RequestGroup, Ending]] = []
 
     def run(self) -> list[tuple[RequestGroup, Ending]]:
         """Start who can start, in the policy's order; who can never run, and why."""
-        self._short_of_room, self._hopeless = [], []
-        started: list[Request] = []
+        self._short_of_room, self._hopeless, self._started = [], [], []
+        self._ranks = None
         ready = [request for request in self.queues.waiting if self._is_ready(request)]
-        is_full = False
-        for request in self.queues.policy.order(ready):
-            if self.queues.budget <= 0:
-                break
+        order = self.queues.policy.order(ready)
+        is_full = not all(self._has_passed(request) for request in order)
+        if is_full and any(request.block_ids for request in ready):
             # Who has blocks already takes room from nobody, and what others wait for.
-            if not request.block_ids and (is_full or self._is_held_up(request)):
-                continue
-            if not self._has_adapter(request):
-                continue  # evicted, to make room for those before it
-            if not self._fits_rank_budget(request):
-                self._short_of_room.append(request)
-            elif self.queues.start(request):
-                started.append(request)
-            else:
-                is_full = True
+            all(self._has_passed(request) for request in order if request.block_ids)
         for passed in self._short_of_room:
-            passed.num_skips += sum(_is_behind(request, passed) for request in started)
+            passed.num_skips += sum(_is_behind(request, passed) for request in self._started)
         return self._hopeless
+
+    def _has_passed(self, request: Request) -> bool:
+        """Start it, or skip it; False if there is no room, so that nobody behind may start."""
+        if not request.block_ids and self._is_held_up(request) or not self._has_adapter(request):
+            return True  # its adapter was evicted, to make room for those before it
+        if not self._fits_rank_budget(request):
+            self._short_of_room.append(request)
+            return True
+        self._ranks = None  # somebody may give way
+        is_started = self.queues.start(request)
+        self._started += [request] * is_started
+        return is_started
 
     def _is_ready(self, request: Request) -> bool:
         """Whether nothing but room keeps it from running."""
         if request.num_in_flight_tokens:
             return False  # preempted, and its last step still runs
-        if self._waits_for_first_answer(request):
+        if request.index and self._waits_for_first_answer(request.group):
             return False
         return self._has_adapter(request) or self._advance_adapter(request)
 
-    def _waits_for_first_answer(self, request: Request) -> bool:
+    def _waits_for_first_answer(self, group: RequestGroup) -> bool:
         """Of n answers the others find in the cache what the first computes of the prompt."""
-        group = request.group
         if (
             not self.config.prefix_caching
             or group.num_prompt_tokens_done == group.num_prompt_tokens
         ):
             return False
-        return request.index > 0 and group.requests[0].finish_reason is None
+        return group.requests[0].finish_reason is None
 
     def _has_adapter(self, request: Request) -> bool:
         key = request.adapter_key
@@ -110,10 +113,14 @@ class Admission:
         """Whether the adapters of the running batch and its own are not too many bytes a step."""
         if request.adapter is None:
             return True
-        ranks = {r.adapter_key: r.adapter.rank for r in self.queues.running if r.adapter}
-        if not ranks or request.adapter_key in ranks:
+        if self._ranks is None:
+            adapters = (r.adapter for r in self.queues.running)
+            self._ranks = {a.object_key: a.rank for a in adapters if a}
+        if not self._ranks or request.adapter.object_key in self._ranks:
             return True
-        return sum(ranks.values()) + request.adapter.rank <= self.config.max_sum_ranks_per_step
+        return (
+            sum(self._ranks.values()) + request.adapter.rank <= self.config.max_sum_ranks_per_step
+        )
 
 
 def _is_behind(request: Request, passed: Request) -> bool:

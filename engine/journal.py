@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,16 @@ def output_sha256(token_ids: list[int]) -> str:
 
 
 def _encode(record: Record) -> bytes:
-    body = json.dumps([_NAMES[type(record)], asdict(record)], separators=(",", ":")).encode()
+    fields = _fields(record)
+    if isinstance(record, ProgressRecord):
+        fields["requests"] = [_fields(progress) for progress in record.requests]
+    body = json.dumps([_NAMES[type(record)], fields], separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _fields(record: Record | RequestProgress) -> dict[str, Any]:
+    # dataclasses.asdict copies deeply: 0.5 ms of a step of 64 requests.
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def _decode(line: bytes) -> Record:

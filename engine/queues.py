@@ -43,12 +43,14 @@ class Queues:
 
     def start(self, request: Request) -> bool:
         """A waiting request runs, at the cost of a lower class if need be; or there is no room."""
+        if self.budget <= 0:
+            return False
         seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
         while len(self.running) >= seats or not self.reserve(request, self.budget, is_whole=True):
-            lower = [r for r in self.running if r.priority > request.priority]
-            if not lower or self.arena.num_coming:
+            victim = max(self.running, key=self._expendability, default=request)
+            if victim.priority <= request.priority or self.arena.num_coming:
                 return False
-            self._preempt(max(lower, key=self._expendability))
+            self._preempt(victim)
         self.waiting.remove(request)
         self.running[request] = None
         self._schedule(request, min(request.num_tokens_to_do, self.budget))
