@@ -1,6 +1,8 @@
 """An engine core around a real model, and adapters without files or threads, for tests."""
 
 import hashlib
+from collections import deque
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +12,7 @@ from engine.journal import Journal
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
+from engine.request import PENDING_TOKEN
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
@@ -44,8 +47,43 @@ class MemoryLoader(FakeLoader):
         self.done.append(Loaded(ref.object_key, "device", tables))
 
 
+class LateRunner:
+    """Computes a step when it is collected, behind the scheduler's back by one, as a GPU does."""
+
+    lag = 1
+
+    def __init__(self, adapters):
+        self.adapters = adapters
+        self.runner = None
+        self._launched = deque()
+        self._tables = {}
+        self._chosen = {}
+
+    def tables(self, key):
+        """Of the adapters as they lay when the step was launched: fences keep them there."""
+        return self._tables[key]
+
+    def launch(self, batch):
+        tables = {key: self.adapters.tables(key) for key in batch.adapters}
+        self._launched.append((batch, tables))
+
+    def collect(self):
+        batch, self._tables = self._launched.popleft()
+        rows = tuple(self._with_known_tokens(row) for row in batch.rows)
+        self.runner.launch(replace(batch, rows=rows))
+        tokens = self.runner.collect()
+        for row, token in zip(rows, tokens.token_ids, strict=True):
+            self._chosen[row.request_id, row.index] = token
+        return tokens
+
+    def _with_known_tokens(self, row):
+        chosen = self._chosen.get((row.request_id, row.index))
+        known = tuple(chosen if token == PENDING_TOKEN else token for token in row.token_ids)
+        return replace(row, token_ids=known)
+
+
 def build_core(
-    model_dir, directory, objects, num_slabs=96, budget=64, num_swap_slots=0, num_seqs=8
+    model_dir, directory, objects, num_slabs=96, budget=64, num_swap_slots=0, num_seqs=8, lag=0
 ):
     """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits."""
     config = DecoderConfig.parse(load_config(model_dir))
@@ -62,9 +100,11 @@ def build_core(
     model = Decoder(config, load_weights(model_dir, CPU, torch.float32), 256)
     directory.mkdir()
     meter = TokenMeter(directory / "meter")
-    runner = ModelRunner(
-        model, slabs, layout, torch.float32, adapters.tables, meter, num_swap_slots
-    )
+    late = LateRunner(adapters)
+    tables = late.tables if lag else adapters.tables
+    runner = ModelRunner(model, slabs, layout, torch.float32, tables, meter, num_swap_slots)
+    if lag:
+        late.runner, runner = runner, late
     return EngineCore(scheduler, runner, Journal(directory / "journal", "eng-1", "base-1"))
 
 

@@ -64,9 +64,12 @@ def run(core, messages, aborted, chance):
     raise AssertionError("somebody waits for ever")
 
 
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("num_swap_slots", [0, 40], ids=["recompute", "swap"])
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
-def test_each_gets_its_own_tokens_whatever_happens_on_the_way(tmp_path, options, num_swap_slots):
+def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
+    tmp_path, options, num_swap_slots, lag
+):
     model_dir = save_model(tmp_path / "model", **options)
     dirs = [
         save_adapter(model_dir, tmp_path / "a1", seed=1, r=4, lora_alpha=16),
@@ -76,7 +79,7 @@ def test_each_gets_its_own_tokens_whatever_happens_on_the_way(tmp_path, options,
     adapters = [None, *(add_adapter(objects, model_dir, d, tmp_path) for d in dirs)]
     core = build_core(
         model_dir, tmp_path / "engine", objects,
-        num_slabs=26, budget=24, num_swap_slots=num_swap_slots,
+        num_slabs=26, budget=24, num_swap_slots=num_swap_slots, lag=lag,
     )  # fmt: skip
     chance = random.Random(5)
     messages = make_requests(chance, adapters)
