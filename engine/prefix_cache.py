@@ -160,7 +160,7 @@ class BlockPool:
         return self._num_idle
 
     def coldest(self) -> int | None:
-        while self._leaves and not self._is_idle_leaf(*self._leaves[0]):
+        while self._leaves and not self._is_still_idle(*self._leaves[0]):
             heapq.heappop(self._leaves)
         return self._leaves[0][0] if self._leaves else None
 
@@ -191,15 +191,14 @@ class BlockPool:
             assert block.children == children[block_hash]
             assert not block.parent or published[block.parent].users >= min(block.users, 1)
         leaves = {b for b in idle if not self._blocks[b].children}
-        assert leaves == {b for at, b in self._leaves if self._is_idle_leaf(at, b)}
+        assert leaves == {b for at, b in self._leaves if self._is_still_idle(at, b)}
 
     # ---- inside ----
 
-    def _is_idle_leaf(self, used_at: int, block_id: int) -> bool:
+    def _is_still_idle(self, used_at: int, block_id: int) -> bool:
+        """Whether an entry of `_leaves` is true yet: a block gets children from its users only."""
         block = self._blocks.get(block_id)
-        if block is None or block.users or block.children:
-            return False
-        return block.used_at == used_at
+        return block is not None and not block.users and block.used_at == used_at
 
     def _note_leaf(self, block_id: int) -> None:
         block = self._blocks[block_id]
@@ -207,4 +206,4 @@ class BlockPool:
             return
         heapq.heappush(self._leaves, (block.used_at, block_id))
         if len(self._leaves) > _STALE_PER_BLOCK * (self._num_idle + 16):
-            self._leaves = sorted({leaf for leaf in self._leaves if self._is_idle_leaf(*leaf)})
+            self._leaves = sorted({leaf for leaf in self._leaves if self._is_still_idle(*leaf)})

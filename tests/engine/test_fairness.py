@@ -92,6 +92,21 @@ def test_backlogged_tenants_get_equal_weighted_service_within_the_bound(
     assert max(differences) - min(differences) <= bound(num_slabs, 60, weights)
 
 
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_in_the_long_run_service_is_as_the_weights_are(weight):
+    weights = {"one": 1.0, "other": weight}
+    scheduler = make_scheduler(
+        40, scheduling_policy="vtc", max_num_seqs=8, prefix_caching=False, max_waiting=2000
+    )
+    for i in range(600):
+        for tenant in weights:
+            message = make_message(f"{tenant}{i}", 20, 10, tenant_id=tenant, weight=weights[tenant])
+            scheduler.add("gw", message)
+    service = Service({"one": 1.0, "other": 1.0})
+    run_while_backlogged(scheduler, service, FakeRunner())
+    assert service.given["other"] / service.given["one"] == pytest.approx(weight, rel=0.05)
+
+
 def adversary(policy):
     """One tenant fills the arena with long answers a moment before the other's requests come."""
     num_slabs, num_seqs = 32, 16
