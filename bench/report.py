@@ -27,7 +27,7 @@ def summarize(outcomes: Sequence[Outcome], base_model: str) -> dict[str, Any]:
     return {
         "requests": len(outcomes),
         "errors": dict(Counter(o.error for o in outcomes if o.error is not None)),
-        "duration_s": _rounded(duration_s),
+        "duration_s": rounded(duration_s),
         "adapters_hit": len({o.model for o in good} - {base_model}),
         "prompt_tokens": num_prompt,
         "output_tokens": num_output,
@@ -46,28 +46,33 @@ def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
     if not values:
         return {"p50": None, "p99": None}
     p50, p99 = np.percentile(values, (50, 99))
-    return {"p50": _rounded(p50 * 1000), "p99": _rounded(p99 * 1000)}
+    return {"p50": rounded(p50 * 1000), "p99": rounded(p99 * 1000)}
 
 
 def rate(count: int, seconds: float) -> float | None:
-    return _rounded(count / seconds) if seconds > 0 else None
+    return rounded(count / seconds) if seconds > 0 else None
+
+
+def rounded(value: float) -> float:
+    """Four digits that mean something."""
+    return float(f"{value:.4g}")
 
 
 def ratio(measured: float, beside: float) -> float:
     """Of two things that were measured in one run."""
-    return _rounded(measured / beside)
+    return rounded(measured / beside)
 
 
 def match_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
     """The share of requests whose tokens are the same, all of them."""
     equal = [a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True)]
-    return _rounded(sum(equal) / len(equal))
+    return rounded(sum(equal) / len(equal))
 
 
 def first_token_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
     """The share of requests whose first tokens are the same."""
     equal = [a.token_ids[:1] == b.token_ids[:1] for a, b in zip(ours, theirs, strict=True)]
-    return _rounded(sum(equal) / len(equal))
+    return rounded(sum(equal) / len(equal))
 
 
 def json_line(bench: str, device: str, setup: dict[str, Any], result: dict[str, Any]) -> str:
@@ -114,8 +119,3 @@ def _git(*arguments: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()
-
-
-def _rounded(value: float) -> float:
-    """Four digits that mean something."""
-    return float(f"{value:.4g}")

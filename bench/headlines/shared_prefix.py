@@ -17,7 +17,7 @@ class SharedPrefix(Experiment):
     """prompt_tokens: of each request, `shared_tokens` of them the same in all."""
 
     stack: str = "smollm2-135m"
-    requests: int = 24
+    requests: int = 20
     prompt_tokens: int = 640
     shared_tokens: int = 512
     output_tokens: int = 8

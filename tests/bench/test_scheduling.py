@@ -74,12 +74,12 @@ def test_service_counts_prompts_once_and_generated_tokens_twice() -> None:
 
 
 def test_the_arena_is_small_enough_to_preempt() -> None:
-    small = {"requests": 5, "output_tokens": 40, "max_model_len": 128, "arena_tokens": 256}
-    result = measure(Preemption(stack="tiny", **small))["result"]
+    small = {"requests": 5, "repeats": 2, "prompt_tokens": 63, "output_tokens": 40}
+    arena = {"max_model_len": 128, "arena_tokens": 256}
+    result = measure(Preemption(stack="tiny", **small, **arena))["result"]
     assert result["swap"]["preemptions"] > 0
     assert result["recompute"]["preemptions"] > 0
     assert result["recompute"]["swapped"] == 0
-    assert result["room_for_all"]["preemptions"] == 0
     speeds = [result[name]["output_tokens_per_s"] for name in ("swap", "recompute")]
     assert result["swap_to_recompute"] == pytest.approx(speeds[0] / speeds[1], rel=1e-2)
 
