@@ -120,9 +120,8 @@ def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, Engine
     meter, num_slots = TokenMeter(data_dir / "meter"), (config.swap_bytes or 0) // layout.slab_bytes
     runner = ModelRunner(model, slabs, layout, dtype, adapters.tables, meter, num_slots)
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
-    scheduler = Scheduler(
-        config.scheduler, layout, adapters, vocabulary, config.eos_token_ids, swap
-    )
+    limits = replace(config.scheduler, sliding_window=model_config.sliding_window)
+    scheduler = Scheduler(limits, layout, adapters, vocabulary, config.eos_token_ids, swap)
     journal = Journal(data_dir / "journal", engine_id, config.base_revision)
     logger.info(
         "%d slabs of %d kB, %d KV tokens, %s on %s",

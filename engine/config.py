@@ -14,6 +14,7 @@ class SchedulerConfig:
     max_sum_ranks_per_step: of the distinct adapters in one step; a single larger one goes alone.
     max_skips: times that a request which wants for room is passed before nobody passes any more.
     public_prefixes: token ids of prompts that every tenant may share on the base model.
+    sliding_window: positions that the model's layers see at most; None where one sees all.
     """
 
     max_model_len: int
@@ -25,6 +26,7 @@ class SchedulerConfig:
     scheduling_policy: SchedulingPolicy = "vtc"
     prefix_caching: bool = True
     public_prefixes: tuple[tuple[int, ...], ...] = ()
+    sliding_window: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

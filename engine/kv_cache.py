@@ -9,9 +9,15 @@ from engine.swap import SwapSpace
 from lora.arena import Arena
 from lora.layout import Layout
 
+_DEAD = -1
+
 
 class KVCache:
-    """Moves a request's `block_ids`, `swapped` and `num_computed_tokens` together."""
+    """Moves a request's `block_ids`, `swapped` and `num_computed_tokens` together.
+
+    sliding_window: positions that the layers see at most, None where one sees all. Blocks behind it
+    are given back while the request runs; in `block_ids` they are dead.
+    """
 
     def __init__(
         self,
@@ -21,6 +27,7 @@ class KVCache:
         swap: SwapSpace,
         *,
         prefix_caching: bool,
+        sliding_window: int | None = None,
     ) -> None:
         self.arena = arena
         self.layout = layout
@@ -28,11 +35,19 @@ class KVCache:
         self.pool = BlockPool(arena)
         self.swap = swap
         self.prefix_caching = prefix_caching
+        self.sliding_window = sliding_window
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Blocks to allocate before its next `num_tokens` can be computed."""
         wanted = self.layout.num_blocks(request.num_scheduled_tokens + num_tokens)
-        return max(0, wanted - len(request.block_ids))
+        have = len(request.block_ids) or request.num_dead_blocks
+        return max(0, wanted - have)
+
+    def row_blocks(self, request: Request) -> tuple[int, ...]:
+        """Its blocks by position; for the dead ones any of its own, since nobody looks there."""
+        num_dead = request.num_dead_blocks
+        alive = request.block_ids[num_dead:]
+        return (alive[0],) * num_dead + tuple(alive)
 
     def take_cached(self, request: Request) -> None:
         """Begin after the longest cached prefix; the last token is computed in any case."""
@@ -52,36 +67,39 @@ class KVCache:
         if request.swapped:
             self.swap.move_in(request.swapped, blocks[: len(request.swapped)])
             request.swapped = []
+            request.block_ids = [_DEAD] * request.num_dead_blocks
         request.block_ids += blocks
 
-    def publish(self, request: Request) -> None:
-        """Blocks that are full and computed can be found from now on."""
-        if not self.prefix_caching or not request.block_ids:
+    def settle(self, request: Request) -> None:
+        """Its computed tokens became more: what is full can be found, what no layer sees is given
+        back.
+        """
+        if not request.block_ids:
             return
-        num_full = request.num_computed_tokens // self.layout.block_size
-        hashes = self._hashes(request, num_full)
-        for i in range(request.num_published_blocks, num_full):
-            parent = hashes[i - 1] if i else b""
-            request.block_ids[i] = self.pool.publish(request.block_ids[i], hashes[i], parent)
-        request.num_published_blocks = num_full
+        if self.prefix_caching:
+            self._publish(request)
+        if self.sliding_window is not None:
+            # The next token sees itself and `sliding_window - 1` before it.
+            num_behind = request.num_computed_tokens + 1 - self.sliding_window
+            self._bury(request, max(0, num_behind) // self.layout.block_size)
 
     def preempt(self, request: Request) -> bool:
         """Give back its blocks; whether their contents are kept in the swap space."""
         num_tokens = request.num_scheduled_tokens
-        num_blocks = self.layout.num_blocks(num_tokens)
-        is_swapped = self.swap.is_worth_it(num_tokens, num_blocks)
+        blocks = request.block_ids[request.num_dead_blocks : self.layout.num_blocks(num_tokens)]
+        is_swapped = self.swap.is_worth_it(num_tokens, len(blocks))
         if is_swapped:
-            request.swapped = self.swap.move_out(request.block_ids[:num_blocks])
+            request.swapped = self.swap.move_out(blocks)
             self.arena.expect_step()
         self.give_back(request)
         return is_swapped
 
     def give_back(self, request: Request) -> None:
         """Its blocks; what it had computed in them is lost to it, unless it was swapped."""
-        self.pool.release(request.block_ids)
+        self.pool.release(request.block_ids[request.num_dead_blocks :])
         request.block_ids, request.num_published_blocks = [], 0
         if not request.swapped:
-            request.num_computed_tokens = 0
+            request.num_computed_tokens = request.num_dead_blocks = 0
             request.num_restarts += 1
 
     def forget(self, request: Request) -> None:
@@ -93,12 +111,30 @@ class KVCache:
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """requests: all that have not ended."""
         requests = list(requests)
-        self.pool.check_integrity(Counter(b for r in requests for b in r.block_ids))
+        held = Counter(b for r in requests for b in r.block_ids[r.num_dead_blocks :])
+        self.pool.check_integrity(held)
         self.swap.check_integrity([slot for r in requests for slot in r.swapped])
         for request in requests:
             assert not (request.block_ids and request.swapped)
-            have = len(request.block_ids) + len(request.swapped)
+            have = len(request.block_ids) or request.num_dead_blocks + len(request.swapped)
             assert have >= self.layout.num_blocks(request.num_computed_tokens)
+            dead = request.block_ids[: request.num_dead_blocks]
+            assert set(dead) <= {_DEAD}
+
+    def _publish(self, request: Request) -> None:
+        num_full = request.num_computed_tokens // self.layout.block_size
+        hashes = self._hashes(request, num_full)
+        first = max(request.num_published_blocks, request.num_dead_blocks)
+        for i in range(first, num_full):
+            request.block_ids[i] = self.pool.publish(request.block_ids[i], hashes[i])
+        request.num_published_blocks = num_full
+
+    def _bury(self, request: Request, num_dead: int) -> None:
+        """Its first `num_dead` blocks are seen by no token that is still to come."""
+        behind = slice(request.num_dead_blocks, num_dead)
+        self.pool.release(request.block_ids[behind])
+        request.block_ids[behind] = [_DEAD] * len(request.block_ids[behind])
+        request.num_dead_blocks = max(request.num_dead_blocks, num_dead)
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Of its first blocks, each computed once."""

@@ -7,7 +7,6 @@ what is found is always a whole prefix.
 """
 
 import hashlib
-import heapq
 import json
 from array import array
 from collections import Counter
@@ -18,7 +17,6 @@ from engine.messages import AddRequest
 from lora.arena import Arena
 
 _OWNER = "kv"
-_STALE_PER_BLOCK = 4
 
 
 class BlockHasher:
@@ -67,24 +65,21 @@ def _scope(**fields: object) -> bytes:
 
 @dataclass(slots=True)
 class _Block:
-    """users: requests that hold it.   children: published blocks that follow it.
+    """users: requests that hold it.   hash: None until published.
 
-    hash: None until published.   parent: hash of the block before it, b"" for the first.
     used_at: when its last user left, by Arena.tick.
     """
 
     users: int = 1
     hash: bytes | None = None
-    parent: bytes = b""
-    children: int = 0
     used_at: int = 0
 
 
 class BlockPool:
     """Every KV block of the arena, by slab. What is idle here is evicted through `Arena.make_room`.
 
-    A parent has every user that its children have, so whatever hangs from an idle block is idle:
-    all idle blocks can be evicted, leaves first.
+    Least recently used first is leaves first: who holds a block holds those before it and gives
+    them back after it, so a block is never used less recently than one that follows it.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -92,9 +87,7 @@ class BlockPool:
         self.num_evictions = 0
         self._blocks: dict[int, _Block] = {}
         self._by_hash: dict[bytes, int] = {}
-        self._num_idle = 0
-        # Idle leaves by (used_at, block id); entries that are no longer true are dropped on sight.
-        self._leaves: list[tuple[int, int]] = []
+        self._idle: dict[int, None] = {}  # least recently used first
         arena.keep(self)
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -116,9 +109,8 @@ class BlockPool:
     def take(self, block_ids: Sequence[int]) -> None:
         """One more user for each."""
         for block_id in block_ids:
-            block = self._blocks[block_id]
-            self._num_idle -= block.users == 0
-            block.users += 1
+            self._idle.pop(block_id, None)
+            self._blocks[block_id].users += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
         """One user less for each; a block without users is idle if published, else retired."""
@@ -132,11 +124,10 @@ class BlockPool:
                 retired.append(block_id)
             elif block.users == 0:
                 block.used_at = self.arena.tick()
-                self._num_idle += 1
-                self._note_leaf(block_id)
+                self._idle[block_id] = None
         self.arena.retire(retired)
 
-    def publish(self, block_id: int, block_hash: bytes, parent: bytes) -> int:
+    def publish(self, block_id: int, block_hash: bytes) -> int:
         """Let a full, computed block be found; the block to use from now on.
 
         That is another one where the same was published before: then this one is released for it.
@@ -148,62 +139,33 @@ class BlockPool:
             return known
         block = self._blocks[block_id]
         assert block.hash is None, "published twice"
-        block.hash, block.parent = block_hash, parent
+        block.hash = block_hash
         self._by_hash[block_hash] = block_id
-        if parent:
-            self._blocks[self._by_hash[parent]].children += 1
         return block_id
 
     # ---- see lora.arena.Idle ----
 
     def num_idle_slabs(self) -> int:
-        return self._num_idle
+        return len(self._idle)
 
     def coldest(self) -> int | None:
-        while self._leaves and not self._is_still_idle(*self._leaves[0]):
-            heapq.heappop(self._leaves)
-        return self._leaves[0][0] if self._leaves else None
+        return next((self._blocks[block_id].used_at for block_id in self._idle), None)
 
     def evict_coldest(self) -> None:
-        assert self.coldest() is not None, "nothing is idle"
-        _, block_id = heapq.heappop(self._leaves)
+        block_id = next(iter(self._idle))
+        del self._idle[block_id]
         block = self._blocks.pop(block_id)
         assert block.hash is not None
         del self._by_hash[block.hash]
-        self._num_idle -= 1
         self.num_evictions += 1
-        if block.parent:
-            parent_id = self._by_hash[block.parent]
-            self._blocks[parent_id].children -= 1
-            self._note_leaf(parent_id)
         self.arena.retire([block_id])
 
     def check_integrity(self, held: Counter[int]) -> None:
         """held: how many requests hold each block."""
         assert self.arena.owned_by(_OWNER) == len(self._blocks)
         assert {b: block.users for b, block in self._blocks.items() if block.users} == held
-        idle = {b for b, block in self._blocks.items() if not block.users}
-        assert len(idle) == self._num_idle
-        published = {b.hash: b for b in self._blocks.values() if b.hash is not None}
-        assert {h: self._blocks[b] for h, b in self._by_hash.items()} == published
-        children = Counter(block.parent for block in published.values() if block.parent)
-        for block_hash, block in published.items():
-            assert block.children == children[block_hash]
-            assert not block.parent or published[block.parent].users >= min(block.users, 1)
-        leaves = {b for b in idle if not self._blocks[b].children}
-        assert leaves == {b for at, b in self._leaves if self._is_still_idle(at, b)}
-
-    # ---- inside ----
-
-    def _is_still_idle(self, used_at: int, block_id: int) -> bool:
-        """Whether an entry of `_leaves` is true yet: a block gets children from its users only."""
-        block = self._blocks.get(block_id)
-        return block is not None and not block.users and block.used_at == used_at
-
-    def _note_leaf(self, block_id: int) -> None:
-        block = self._blocks[block_id]
-        if block.users or block.children:
-            return
-        heapq.heappush(self._leaves, (block.used_at, block_id))
-        if len(self._leaves) > _STALE_PER_BLOCK * (self._num_idle + 16):
-            self._leaves = sorted({leaf for leaf in self._leaves if self._is_still_idle(*leaf)})
+        assert self._idle.keys() == {b for b, block in self._blocks.items() if not block.users}
+        ages = [self._blocks[block_id].used_at for block_id in self._idle]
+        assert ages == sorted(ages)
+        published = {b.hash: i for i, b in self._blocks.items() if b.hash is not None}
+        assert self._by_hash == published

@@ -90,6 +90,7 @@ class Request:
 
     arrival: counts requests, so it orders them.   swapped: its blocks' places in the swap space.
     num_restarts: times that what it had computed was lost to it.
+    num_dead_blocks: the first ones, behind the sliding window: given back for good.
     num_found_tokens: in the prefix cache, when it was last admitted.
     num_skips: times that somebody was admitted past it while it wanted for room.
     """
@@ -107,6 +108,7 @@ class Request:
     num_pending_tokens: int = 0
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
+    num_dead_blocks: int = 0
     num_published_blocks: int = 0
     num_public_blocks: int = 0
     num_found_tokens: int = 0

@@ -70,8 +70,14 @@ class Scheduler:
         self.policy = make_policy(config.scheduling_policy, clock)
         self.hasher = BlockHasher(layout.block_size, config.public_prefixes)
         swap = swap or SwapSpace(0, layout.slab_bytes, PreemptionCosts(clock=clock))
-        caching = config.prefix_caching
-        self.kv = KVCache(self.arena, layout, self.hasher, swap, prefix_caching=caching)
+        self.kv = KVCache(
+            self.arena,
+            layout,
+            self.hasher,
+            swap,
+            prefix_caching=config.prefix_caching,
+            sliding_window=config.sliding_window,
+        )
         self.queues = Queues(config, self.kv, adapters, self.policy)
         self.admission = Admission(self.queues)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
@@ -207,7 +213,7 @@ class Scheduler:
             index=request.index,
             token_ids=request.tokens(start, start + num_tokens),
             start=start,
-            block_ids=tuple(request.block_ids),
+            block_ids=self.kv.row_blocks(request),
             adapter_key=request.adapter_key,
             adapter_digest=request.group.digest,
             adapter_generation=generation,
@@ -260,7 +266,7 @@ class Scheduler:
             error = "the logits are not finite"
             self._end_group(request.group, Ending("error", "engine_failure", error))
             return
-        self.kv.publish(request)
+        self.kv.settle(request)
         if token_id is not None and self.outputs.add_token(request, token_id, logprobs):
             self._put_away(request)
 

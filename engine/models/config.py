@@ -33,6 +33,12 @@ class DecoderConfig:
     biases: tuple[bool, ...]
     has_head_norms: bool
 
+    @property
+    def sliding_window(self) -> int | None:
+        """How far the layers look back at most; None where one of them looks back to the start."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if len(windows) == len(self.windows) else None
+
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "DecoderConfig":
         """Raises UnsupportedModel."""

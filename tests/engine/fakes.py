@@ -53,9 +53,12 @@ class FakeRunner:
 
     copy_bytes_per_s = 1e9
 
-    def __init__(self, meter: TokenMeter | None = None, lag: int = 0) -> None:
+    def __init__(
+        self, meter: TokenMeter | None = None, lag: int = 0, window: int | None = None
+    ) -> None:
         self.meter = meter
         self.lag = lag
+        self.window = window
         self.slabs: dict[int, dict[int, tuple[int, str | None]]] = {}
         self.swapped: dict[int, dict[int, tuple[int, str | None]]] = {}
         self.num_transfers = 0
@@ -100,7 +103,8 @@ class FakeRunner:
         if row.sampling is None:
             return None
         history = []
-        for position in range(row.start + len(row.token_ids)):
+        end = row.start + len(row.token_ids)
+        for position in range(max(0, end - (self.window or end)), end):
             slab, offset = self._place(row, position)
             token, digest = self.slabs[slab][offset]
             assert digest == row.adapter_digest, "KV of another adapter"
@@ -221,8 +225,9 @@ def make_core(
 ) -> EngineCore:
     """The core around a FakeRunner; what the loader places overwrites what the runner has there."""
     journal = Journal(directory / "journal", "eng-1", "base-1")
-    runner = FakeRunner(TokenMeter(directory / "meter"), lag)
     scheduler = scheduler or make_scheduler(**limits)  # type: ignore[arg-type]
+    window = scheduler.config.sliding_window
+    runner = FakeRunner(TokenMeter(directory / "meter"), lag, window)
     loader = scheduler.adapters.loader
     assert isinstance(loader, FakeLoader)
     loader.on_place = runner.overwrite
@@ -234,12 +239,12 @@ def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
     return StepTokens([token_id if row.sampling else None for row in batch.rows])
 
 
-def expected_tokens(message: AddRequest) -> list[int]:
+def expected_tokens(message: AddRequest, window: int | None = None) -> list[int]:
     """What the request gets when it runs alone, without stops."""
     digest = message.adapter.digest if message.adapter else None
     history = list(message.prompt_token_ids)
     for _ in range(message.sampling_params.max_tokens):
-        history.append(fake_token(history, digest))
+        history.append(fake_token(history[-(window or len(history)) :], digest))
     return history[len(message.prompt_token_ids) :]
 
 

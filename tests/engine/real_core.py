@@ -91,7 +91,10 @@ def build_core(
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     adapters = AdapterManager(Arena(num_slabs), MemoryLoader(layout, slabs, objects))
     limits = SchedulerConfig(
-        max_model_len=256, max_num_seqs=num_seqs, max_num_batched_tokens=budget
+        max_model_len=256,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=budget,
+        sliding_window=config.sliding_window,
     )
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)

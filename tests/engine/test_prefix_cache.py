@@ -173,7 +173,7 @@ def test_leaves_go_first_and_the_longest_unused_before_others():
     for tag in (b"a", b"b"):
         blocks = pool.allocate(3)
         for i, block_id in enumerate(blocks):
-            pool.publish(block_id, tag * (i + 1), tag * i)
+            pool.publish(block_id, tag * (i + 1))
         pool.release(blocks)
     assert not arena.num_free
     pool.take(pool.find([b"a"]))  # a's first block is in use again
@@ -205,8 +205,7 @@ class PoolMachine(RuleBasedStateMachine):
         num_found = len(blocks)
         blocks = blocks + self.pool.allocate(len(hashes) - num_found)
         for i in range(num_found, len(hashes)):
-            parent = hashes[i - 1] if i else b""
-            blocks[i] = self.pool.publish(blocks[i], hashes[i], parent)
+            blocks[i] = self.pool.publish(blocks[i], hashes[i])
         self.sequences.append((hashes[-1], blocks))
 
     @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
@@ -217,8 +216,7 @@ class PoolMachine(RuleBasedStateMachine):
             return
         blocks = self.pool.allocate(len(hashes))
         for i, block_hash in enumerate(hashes):
-            parent = hashes[i - 1] if i else b""
-            blocks[i] = self.pool.publish(blocks[i], block_hash, parent)
+            blocks[i] = self.pool.publish(blocks[i], block_hash)
         self.sequences.append((hashes[-1], blocks))
 
     @precondition(lambda self: self.sequences)
@@ -231,6 +229,12 @@ class PoolMachine(RuleBasedStateMachine):
     def make_room(self, count):
         held = len({b for _, blocks in self.sequences for b in blocks})
         assert self.arena.make_room(count) == (count <= 12 - held)
+
+    @invariant()
+    def what_is_known_is_whole_prefixes(self):
+        """So leaves go first."""
+        known = self.pool._by_hash
+        assert all(len(content) == 1 or content[:-1] in known for content in known)
 
     @invariant()
     def blocks_are_free_exactly_when_unreferenced(self):

@@ -62,12 +62,13 @@ def requests(draw):
     num_seqs=integers(1, 6),
     prefix_caching=booleans(),
     max_skips=sampled_from([0, 2, 64]),
+    window=sampled_from([None, None, 20, 33]),
     seed=integers(0, 2**16),
 )
 @settings(max_examples=250, deadline=None)
 def test_any_mix_gives_each_request_what_it_gets_alone(
     tmp_path_factory, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs,
-    prefix_caching, max_skips, seed,
+    prefix_caching, max_skips, window, seed,
 ):  # fmt: skip
     """Small arenas, chunks, preemption, swap, shared prefixes, adapters that come and go, aborts;
     and after every step: budgets held, no block shared by what differs, nothing lost.
@@ -84,6 +85,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
         scheduling_policy=policy,
         prefix_caching=prefix_caching,
         max_skips=max_skips,
+        sliding_window=window,
     )
     scheduler.kv.swap.costs.note_prefill(1, 1.0)
     core = make_core(tmp_path_factory.mktemp("engine"), scheduler, lag)
@@ -107,13 +109,13 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
             break
     assert not scheduler.has_work, "somebody waits for ever"
     for message in messages:
-        check_answers(message, outputs[message.request_id])
+        check_answers(message, outputs[message.request_id], window)
     arena = scheduler.arena
     used = scheduler.adapters.num_slabs_used() + scheduler.kv.pool.num_idle_slabs()
     assert arena.num_free + used == num_slabs
 
 
-def check_answers(message, outputs):
+def check_answers(message, outputs, window):
     """Every answer ends once, the request with the last of them, with the tokens it gets alone."""
     assert [o.seq for o in outputs] == list(range(len(outputs)))
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -122,7 +124,7 @@ def check_answers(message, outputs):
         answer = [o for o in outputs if o.index == index]
         finals = [o.finish_reason is not None for o in answer]
         assert finals == [False] * (len(answer) - 1) + [True]
-        tokens, expected = tokens_of(answer), expected_tokens(message)
+        tokens, expected = tokens_of(answer), expected_tokens(message, window)
         total += len(tokens)
         if answer[-1].finish_reason == "abort":
             assert tokens == expected[: len(tokens)]
@@ -137,7 +139,8 @@ def check_sharing(scheduler):
     """A block has two users only where digest, salt and all tokens up to its end agree."""
     holders: dict[int, list] = {}
     for request in (*scheduler.queues.running, *scheduler.queues.waiting):
-        for number, block_id in enumerate(request.block_ids):
+        first = request.num_dead_blocks
+        for number, block_id in enumerate(request.block_ids[first:], first):
             holders.setdefault(block_id, []).append((request, number))
     size = scheduler.layout.block_size
     for shared in holders.values():
@@ -506,3 +509,19 @@ def test_an_adapter_above_the_sum_of_ranks_runs_alone(tmp_path):
     core.handle("gw", make_message("small", adapter=make_adapter("small", 8)))
     core.handle("gw", make_message("large", adapter=make_adapter("large", 256)))
     assert run_until_idle(core)["large"][-1].finish_reason == "length"
+
+
+def test_blocks_behind_the_sliding_window_are_given_back(tmp_path):
+    core = make_core(tmp_path, num_slabs=16, sliding_window=20, max_num_batched_tokens=32)
+    message = make_message(prompt_len=150, max_tokens=90)
+    core.handle("gw", message)
+    most, outputs = 0, []
+    while core.scheduler.has_work:
+        outputs += [output for _, m in core.step() for output in m.outputs]
+        pool = core.scheduler.kv.pool
+        held = core.scheduler.arena.owned_by("kv") - pool.num_idle_slabs()
+        most = max(most, held)
+        core.scheduler.check_integrity()
+    assert tokens_of(outputs) == expected_tokens(message, 20)
+    # A chunk of 32 tokens, the 19 before it, and one more where neither begins with a block.
+    assert most <= 5
