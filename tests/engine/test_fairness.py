@@ -1,7 +1,7 @@
 """Who goes next: the bound of virtual token counters, and that nobody waits for ever."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from engine.fairness import DECODE_COST, PREFILL_COST
@@ -234,6 +234,8 @@ def test_interactive_goes_before_batch_and_takes_its_seat(policy, tmp_path):
     lag=integers(0, 1), adapter_slabs=integers(1, 20), max_skips=integers(0, 5),
     rank=sampled_from([8, 64, 512]), delay=integers(1, 9),
 )  # fmt: skip
+@example(lag=1, adapter_slabs=16, max_skips=0, rank=8, delay=6)  # robbed again and again
+@example(lag=0, adapter_slabs=10, max_skips=0, rank=64, delay=6)  # reservations behind a full head
 @settings(max_examples=25, deadline=None)
 def test_a_stream_of_others_never_starves_who_waits_for_an_adapter(
     tmp_path_factory, policy, lag, adapter_slabs, max_skips, rank, delay

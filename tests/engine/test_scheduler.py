@@ -525,3 +525,34 @@ def test_blocks_behind_the_sliding_window_are_given_back(tmp_path):
     assert tokens_of(outputs) == expected_tokens(message, 20)
     # A chunk of 32 tokens, the 19 before it, and one more where neither begins with a block.
     assert most <= 5
+
+
+@pytest.mark.parametrize("num_swap_slots", [0, 12])
+def test_a_preempted_request_waits_for_its_step_and_no_more_than_needed_give_way(
+    tmp_path, num_swap_slots
+):
+    """An urgent prompt wants 4 blocks of 2 that are free, while a step of the others still runs."""
+    scheduler = make_scheduler(12, num_swap_slots=num_swap_slots, prefix_caching=False)
+    scheduler.kv.swap.costs.note_prefill(1, 1.0)
+    core = make_core(tmp_path, scheduler, lag=1)
+    others = [make_message(f"r{i}", 5, 9, priority=1) for i in range(2)]
+    urgent = make_message("urgent", 186, 4)
+    for message in others:
+        core.handle("gw", message)
+    core.step()
+    core.handle("gw", urgent)
+    outputs = run_until_idle(core)
+    assert scheduler.queues.num_preemptions == 2
+    for message in (*others, urgent):
+        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
+
+
+def test_what_was_held_back_for_a_stop_string_leaves_with_the_end():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC",), max_tokens=2))
+    outputs = []
+    for token in b"AB":
+        result = scheduler.update(scheduler.schedule(), StepTokens([token]))
+        outputs += [output for _, output in result.outputs]
+    assert [o.new_token_ids for o in outputs] == [(65,), (66,)]
+    assert outputs[-1].stop_cause == "max_tokens"
