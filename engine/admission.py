@@ -29,25 +29,26 @@ class Admission:
         self._ranks = None
         ready = [request for request in self.queues.waiting if self._is_ready(request)]
         order = self.queues.policy.order(ready)
-        is_full = not all(self._has_passed(request) for request in order)
+        is_full = not all(map(self._start_or_skip, order))
         if is_full and any(request.block_ids for request in ready):
             # Who has blocks already takes room from nobody, and what others wait for.
-            all(self._has_passed(request) for request in order if request.block_ids)
+            all(self._start_or_skip(request) for request in order if request.block_ids)
         for passed in self._short_of_room:
             passed.num_skips += sum(_is_behind(request, passed) for request in self._started)
         return self._hopeless
 
-    def _has_passed(self, request: Request) -> bool:
-        """Start it, or skip it; False if there is no room, so that nobody behind may start."""
+    def _start_or_skip(self, request: Request) -> bool:
+        """False if there is no room for it, so that nobody behind it may start."""
         if not request.block_ids and self._is_held_up(request) or not self._has_adapter(request):
             return True  # its adapter was evicted, to make room for those before it
         if not self._fits_rank_budget(request):
             self._short_of_room.append(request)
             return True
         self._ranks = None  # somebody may give way
-        is_started = self.queues.start(request)
-        self._started += [request] * is_started
-        return is_started
+        if not self.queues.start(request):
+            return False
+        self._started.append(request)
+        return True
 
     def _is_ready(self, request: Request) -> bool:
         """Whether nothing but room keeps it from running."""

@@ -29,6 +29,7 @@ from lora.layout import Layout
 from lora.manager import AdapterManager
 
 _MASK = (1 << 64) - 1
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that a request's answers have different seeds
 
 
 class ArenaTooSmall(ValueError):
@@ -105,7 +106,7 @@ class Scheduler:
                 group,
                 index,
                 arrival=self._num_arrivals,
-                seed=(seed + index * 0x9E3779B97F4A7C15) & _MASK,
+                seed=(seed + index * _SEED_STEP) & _MASK,
                 scope=scope,
                 num_public_blocks=num_public_blocks,
                 stops=StopMatcher(message.sampling_params.stop),
