@@ -14,6 +14,8 @@ from engine.sampler import choose
 from lora.batch import DeviceTables
 from lora.layout import Layout
 
+_MEASURED_SLABS = 64
+
 
 class ModelRunner:
     """arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) while resident.
@@ -45,16 +47,18 @@ class ModelRunner:
         self._finished: deque[StepTokens] = deque()
 
     def _measure_copies(self) -> float:
-        """Bytes a second between arena and swap space, in both directions: the best of three."""
-        best_s = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            self.swap[0].copy_(self.arena[0])
-            self.arena[0].copy_(self.swap[0])
-            if self.arena.is_cuda:
-                torch.cuda.synchronize()
-            best_s = min(best_s, time.perf_counter() - start)
-        return 2 * self.arena.shape[1] / best_s
+        """Bytes a second between arena and swap space, there and back, over slabs that no cache
+        holds.
+        """
+        num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
+        slots, slabs = self.swap[:num_slabs], self.arena[:num_slabs]
+        slots.copy_(slabs)  # the first touch of fresh memory costs more than a copy
+        start = time.perf_counter()
+        slots.copy_(slabs)
+        slabs.copy_(slots)
+        if self.arena.is_cuda:
+            torch.cuda.synchronize()
+        return 2 * slabs.nbytes / (time.perf_counter() - start)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
