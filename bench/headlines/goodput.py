@@ -23,7 +23,7 @@ class Goodput(Experiment):
     """
 
     stack: str = "small-5m"
-    rates: tuple[float, ...] = (3.0, 6.0, 10.0, 16.0, 24.0)
+    rates: tuple[float, ...] = (3.0, 6.0, 10.0, 16.0, 24.0, 36.0)
     window_s: float = 8.0
     prompt_tokens: tuple[int, int] = (64, 256)
     output_tokens: tuple[int, int] = (16, 128)
