@@ -1,8 +1,9 @@
-"""`python -m bench.scheduling`: prefix cache, chunked prefill, fairness, preemption; a row each."""
+"""`python -m bench.scheduling`: prefix cache, chunked prefill, fairness, preemption, overhead."""
 
 from bench.experiment import main
 from bench.scheduling.chunked_prefill import ChunkedPrefill
 from bench.scheduling.fairness import Fairness
+from bench.scheduling.overhead import Overhead
 from bench.scheduling.preemption import Preemption
 from bench.scheduling.prefix_cache import PrefixCache
 
@@ -11,6 +12,7 @@ EXPERIMENTS = {
     "chunked": ChunkedPrefill(),
     "fairness": Fairness(),
     "preemption": Preemption(),
+    "overhead": Overhead(),
 }
 
 if __name__ == "__main__":

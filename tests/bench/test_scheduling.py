@@ -9,6 +9,7 @@ from bench.outcome import Outcome
 from bench.scheduling.__main__ import EXPERIMENTS
 from bench.scheduling.chunked_prefill import ChunkedPrefill, gaps_between
 from bench.scheduling.fairness import Fairness, backlogged_until_s, service
+from bench.scheduling.overhead import Overhead
 from bench.scheduling.preemption import Preemption
 from bench.scheduling.prefix_cache import PrefixCache
 
@@ -95,3 +96,17 @@ def test_a_row_takes_the_place_of_the_one_before_it(tmp_path) -> None:
 
 def test_every_experiment_measures_a_stack_that_there_is() -> None:
     assert {e.stack for e in EXPERIMENTS.values()} <= {"smollm2-135m", "small-5m"}
+
+
+def test_a_step_without_a_model_is_measured_with_and_without_a_queue() -> None:
+    small = {
+        "stack": "tiny",
+        "running": (4,),
+        "waiting": 9,
+        "steps": 5,
+        "prompt_tokens": 20,
+        "arena_tokens": 4096,
+    }
+    figures = measure(Overhead(**small))["result"]["running_4"]
+    p50_ms = [figures[name]["p50"] for name in ("step_ms_with_waiting", "step_ms")]
+    assert figures["with_waiting_to_without"] == pytest.approx(p50_ms[0] / p50_ms[1], rel=1e-2)
