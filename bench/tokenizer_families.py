@@ -38,8 +38,9 @@ def make_tokenizer(family: str) -> Tokenizer:
 
 
 def corpus() -> str:
-    """Prose of this repository, and a little of what it has not: other scripts."""
-    pages = [path.read_text(encoding="utf-8") for path in sorted(_ROOT.glob("*.md"))]
+    """Code and sentences that do not change, and a little of what they have not: other scripts."""
+    sources = sorted((_ROOT / "demo").glob("*.py"))
+    pages = [path.read_text(encoding="utf-8") for path in sources]
     return "\n".join(
         [*pages, "日本語のテキスト。中文文本。Привет, мир! naïve café Größe 🙂👍🏽 مرحبا สวัสดี\n"]
     )

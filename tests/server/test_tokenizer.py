@@ -183,7 +183,7 @@ def test_ids_may_have_holes(tmp_path):
     hf = make_tokenizer("qwen2")
     definition = json.loads(hf.to_str())
     vocab = definition["model"]["vocab"]
-    last = max(vocab, key=vocab.get)
+    last = max((token for token in vocab if token.isascii()), key=vocab.get)
     vocab[last] += 100
     for number, token in enumerate(definition["added_tokens"]):
         token["id"] += 10 * number
@@ -191,7 +191,7 @@ def test_ids_may_have_holes(tmp_path):
     ours, hf = Tokenizer(tmp_path), HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert ours.encode("<|im_end|></think>") == hf.encode("<|im_end|></think>").ids
     assert ours.vocabulary[hf.token_to_id("</think>")] == b"</think>"
-    assert ours.vocabulary[vocab[last]].decode() == last.replace("\u0120", " ")
+    assert ours.vocabulary[vocab[last]] == last.encode()
     assert ours.vocabulary[vocab[last] - 1] == b""
 
 
