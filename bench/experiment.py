@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,14 +15,14 @@ from bench.report import describe_machine, json_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(ABC):
     """What is measured on one engine or several; the fields are the row's `setup`."""
 
     stack: str
 
+    @abstractmethod
     def measure(self, factory: EngineFactory) -> dict[str, Any]:
         """The row's `result`."""
-        raise NotImplementedError
 
 
 def main(bench: str, experiments: Mapping[str, Experiment], description: str | None) -> Path | None:

@@ -1,6 +1,5 @@
 """The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
 
-from collections import deque
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
@@ -56,29 +55,25 @@ class EngineCore:
         self.journal = journal
         self.max_unsettled = max_unsettled
         self.largest_batch = Batch(0, ())
-        self._launched: deque[Batch] = deque()
-        self.num_cached_tokens = 0
-        self.num_steps = self.num_prompt_tokens = self.num_completion_tokens = 0
+        self.num_steps = self.num_completion_tokens = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
 
     def step(self) -> list[tuple[str, ToGateway]]:
         """One step of every request that can run; what comes back may be sent at once."""
         self.adapters.poll()
-        batch = self._launch(self.scheduler.schedule())
-        finished, tokens = self._collect(may_wait=batch.is_empty)
+        batch = self.scheduler.schedule()
+        if not batch.is_empty:
+            self.runner.launch(batch)
+        finished, tokens = self._collect(must_wait=batch.is_empty)
         result = self.scheduler.update(finished, tokens)
         return self._deliver(finished, self.journal.commit(result))
 
-    def _launch(self, batch: Batch) -> Batch:
-        if not batch.is_empty:
-            self.runner.launch(batch)
-            self._launched.append(batch)
-        return batch
-
-    def _collect(self, *, may_wait: bool) -> tuple[Batch, StepTokens]:
+    def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """The oldest step and its tokens, once enough others run behind it or none is to come."""
-        if not self._launched or (len(self._launched) <= self.runner.lag and not may_wait):
+        launched = self.scheduler.launched
+        if not launched or (len(launched) <= self.runner.lag and not must_wait):
             return Batch(0, ()), StepTokens(())
-        return self._launched.popleft(), self.runner.collect()
+        return launched[0].batch, self.runner.collect()
 
     def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
         """Take in one message; the answers, if it has any at once."""

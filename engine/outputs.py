@@ -45,10 +45,6 @@ class Outputs:
         self._outputs: list[tuple[str, RequestOutput]] = []
         self._leases_low: list[tuple[str, LeaseLow]] = []
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._outputs
-
     def take(self) -> tuple[list[tuple[str, RequestOutput]], list[tuple[str, LeaseLow]]]:
         """By gateway, since the last call."""
         taken = self._outputs, self._leases_low

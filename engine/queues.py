@@ -117,16 +117,15 @@ class Queues:
         return 0 if num_pending and is_last else request.num_tokens_to_do
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
+        self._charge(request, num_tokens)
         self.plan[request] = num_tokens
         self.budget -= num_tokens
-        self.policy.charge(request, self._service(request, num_tokens))
 
     def _unschedule(self, request: Request) -> None:
         self.budget += self.plan.pop(request, 0)
 
-    @staticmethod
-    def _service(request: Request, num_tokens: int) -> float:
-        """Of its next tokens; what is computed again or was cached is free, loads are not."""
+    def _charge(self, request: Request, num_tokens: int) -> None:
+        """For its next tokens, and a load; what is computed again or was cached is free."""
         start = max(request.num_scheduled_tokens, request.num_charged_tokens)
         end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
         service = max(end - start, 0) * PREFILL_COST + request.load_service
@@ -134,7 +133,7 @@ class Queues:
             service += DECODE_COST
         request.num_charged_tokens = max(end, request.num_charged_tokens)
         request.load_service = 0.0
-        return service
+        self.policy.charge(request, service)
 
     # ---- room ----
 

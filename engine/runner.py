@@ -52,20 +52,25 @@ class ModelRunner:
         """
         num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
         slots, slabs = self.swap[:num_slabs], self.arena[:num_slabs]
-        slots.copy_(slabs)  # the first touch of fresh memory costs more than a copy
+        slabs.copy_(slots.zero_())  # the first touch of fresh memory costs more than a copy
+        self._synchronize()
         start = time.perf_counter()
         slots.copy_(slabs)
         slabs.copy_(slots)
+        self._synchronize()
+        return 2 * slabs.nbytes / (time.perf_counter() - start)
+
+    def _synchronize(self) -> None:
         if self.arena.is_cuda:
             torch.cuda.synchronize()
-        return 2 * slabs.nbytes / (time.perf_counter() - start)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
         """See engine.core.Runner."""
         for transfer in batch.transfers:
             slab, slot = self.arena[transfer.block_id], self.swap[transfer.slot]
-            slot.copy_(slab) if transfer.is_out else slab.copy_(slot)
+            source, target = (slab, slot) if transfer.is_out else (slot, slab)
+            target.copy_(source)
         self._finished.append(self._compute(batch) if batch.rows else StepTokens(()))
 
     def collect(self) -> StepTokens:

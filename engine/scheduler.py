@@ -85,7 +85,7 @@ class Scheduler:
         self.groups: dict[str, RequestGroup] = {}
         self._num_arrivals = 0
         self._step = 0
-        self._launched: deque[_Launched] = deque()
+        self.launched: deque[Launched] = deque()  # oldest first
         self._finished_at = 0.0
         self._ended: list[RequestGroup] = []
 
@@ -136,7 +136,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.groups or self._ended or self._launched)
+        return bool(self.groups or self._ended or self.launched)
 
     def _refusal(self, message: AddRequest) -> str | None:
         """Why this request cannot be accepted, ever or now."""
@@ -171,7 +171,7 @@ class Scheduler:
         """Take in what the oldest launched step came to; with an empty one, what else happened."""
         result = StepResult(batch.step)
         if not batch.is_empty:
-            launched = self._launched.popleft()
+            launched = self.launched.popleft()
             assert launched.batch is batch, "steps finish in the order in which they were launched"
             self.arena.finish_step(batch.step)
             self._note_speed(launched)
@@ -231,7 +231,7 @@ class Scheduler:
             request.num_in_flight_tokens += len(row.token_ids)
             request.num_pending_tokens += row.sampling is not None
         restarts = [request.num_restarts for request in requests]
-        self._launched.append(_Launched(batch, requests, restarts, self.clock()))
+        self.launched.append(Launched(batch, requests, restarts, self.clock()))
 
     def _settle(self, request: Request, row: ScheduledRow, num_restarts: int) -> None:
         """A row has been computed. What was given back meanwhile has to be computed again."""
@@ -271,7 +271,7 @@ class Scheduler:
         if token_id is not None and self.outputs.add_token(request, token_id, logprobs):
             self._put_away(request)
 
-    def _note_speed(self, launched: "_Launched") -> None:
+    def _note_speed(self, launched: "Launched") -> None:
         """What preemption would cost is told by steps that are mostly prefill."""
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
@@ -308,7 +308,7 @@ class Scheduler:
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class Launched:
     """A step under way. restarts: `num_restarts` of its requests when it began.   at: seconds."""
 
     batch: Batch

@@ -58,10 +58,6 @@ class SwapSpace:
         self._free = deque(range(num_slots))
         self._transfers: list[Transfer] = []
 
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
     def is_worth_it(self, num_tokens: int, num_blocks: int) -> bool:
         """Whether these blocks should be kept here: there is room, and it is the cheaper way."""
         if not 0 < num_blocks <= len(self._free):

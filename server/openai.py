@@ -5,6 +5,7 @@ ignore_eos and return_token_ids are vLLM's.
 """
 
 import json
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -91,9 +92,9 @@ class _Request(BaseModel):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Of the likeliest tokens beside the chosen one; None for no logprobs at all."""
-        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:
