@@ -9,6 +9,17 @@ from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
 from engine.request import Request, RequestGroup
+from lora.errors import FailureKind
+
+_CAUSES: dict[FailureKind, StopCause] = {
+    "unavailable": "adapter_loading",
+    "lost": "adapter_loading",
+    "dropped": "adapter_loading",
+    "missing": "adapter_missing",
+    "corrupt": "adapter_corrupt",
+    "incompatible": "adapter_incompatible",
+    "too_large": "adapter_too_large",
+}
 
 
 class Admission:
@@ -76,8 +87,8 @@ class Admission:
         assert request.adapter is not None
         key = request.adapter.object_key
         if (failure := self.adapters.failure(key)) is not None:
-            cause: StopCause = "adapter_rejected" if failure.is_permanent else "adapter_failed"
-            self._hopeless.append((request.group, Ending("error", cause, failure.error)))
+            ending = Ending("error", _CAUSES[failure.kind], failure.error)
+            self._hopeless.append((request.group, ending))
             return False
         self.adapters.want(request.adapter)
         needed = self.adapters.slabs_needed(key)
@@ -94,7 +105,7 @@ class Admission:
         most_blocks = kv.layout.num_blocks(min(longest, self.config.max_model_len))
         if num_slabs + most_blocks > arena.num_slabs:
             error = "the adapter does not fit into the arena"
-            self._hopeless.append((request.group, Ending("error", "adapter_rejected", error)))
+            self._hopeless.append((request.group, Ending("error", "adapter_too_large", error)))
         elif arena.make_room(num_slabs + kv.num_missing(request, first_chunk)):
             size_bytes = self.adapters.place(request.adapter.object_key)
             request.load_service = size_bytes / kv.layout.kv_bytes_per_token

@@ -25,6 +25,7 @@ class ScheduledRow:
     the step before chooses for this request and index.   block_ids: cover all of them.
     sampling: None while the prompt is not finished; then no token is chosen.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
+    adapter_start: the position from which on the adapter applies; those before are the base's.
     prompt_token_ids, output_token_ids: what was before it, only where penalties need it; of the
     prompt every token once.
     """
@@ -39,6 +40,7 @@ class ScheduledRow:
     sampling: SamplingParams | None
     seed: int
     num_output_tokens: int
+    adapter_start: int = 0
     index: int = 0
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
@@ -83,10 +85,12 @@ class StepTokens:
 
     token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
     logprobs: by row number, for rows that asked for them.
+    adapter_digests: by row number, of what was applied to it.
     """
 
     token_ids: Sequence[int | None]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    adapter_digests: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -122,8 +122,8 @@ class EngineCore:
             prefix_evictions=scheduler.kv.pool.num_evictions,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,
             copy_bytes_per_s=costs.copy_bytes_per_s,
-            adapter_loads=self.adapters.num_loads,
             adapter_evictions=self.adapters.num_evictions,
+            pinned_slabs=0,
             unsettled_records=self.journal.num_unsettled,
         )
 

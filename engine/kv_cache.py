@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine.prefix_cache import BlockHasher, BlockPool
+from engine.block_hash import BlockHasher
+from engine.prefix_cache import BlockPool
 from engine.request import Request
 from engine.swap import SwapSpace
 from lora.arena import Arena

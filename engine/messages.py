@@ -1,6 +1,8 @@
 """Every message between gateway and engine, and every record of the journal: frozen, plain data.
 
-Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, ReadJournal, Heartbeat.
+Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinAdapters,
+ReadJournal, Heartbeat.
+
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, JournalRecords, EngineStats.
 
 Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the
@@ -16,7 +18,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 StopCause = Literal[
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
     "aborted", "deadline", "first_token_timeout", "gateway_lost",
-    "adapter_failed", "adapter_rejected", "engine_failure",
+    "adapter_loading", "adapter_missing", "adapter_corrupt", "adapter_incompatible",
+    "adapter_too_large", "adapter_not_invoked", "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
@@ -114,6 +117,16 @@ class Prefetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinAdapters:
+    """Keep exactly these in the arena, whoever uses them; it replaces what was said before.
+
+    What does not fit under the engine's limit for pinned slabs is served like any other.
+    """
+
+    adapters: tuple[AdapterRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadJournal:
     """The settler has posted everything up to `settled_seq`: delete it, and send what follows.
 
@@ -168,6 +181,8 @@ class RequestOutput:
     logprobs: one for every new token, where they were asked for.
     num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
+    adapter_digest: what the steps applied; None until one has.
+    retry_after_s: with "adapter_loading", when another try is worth it.
     """
 
     request_id: str
@@ -183,6 +198,7 @@ class RequestOutput:
     num_completion_tokens: int = 0
     num_stop_bytes: int = 0
     adapter_digest: str | None = None
+    retry_after_s: float | None = None
     is_last: bool = False
 
 
@@ -212,10 +228,29 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TierStats:
+    """One tier of adapters: counters since the engine started, bytes of now.
+
+    hits, misses: arriving requests that found their adapter there, or had to ask the next tier.
+    loads: adapters that came into it, load_bytes in all, load_seconds under way.
+    limit_bytes: 0 where there is none.
+    """
+
+    tier: Literal["device", "host", "disk", "store"]
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    load_bytes: int = 0
+    load_seconds: float = 0.0
+    used_bytes: int = 0
+    limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """A heartbeat with figures: gauges of now, counters since the engine started.
 
-    batch_*: of the largest step since the previous figures.
+    batch_*: of the largest step since the previous figures.   tiers: nearest first.
     """
 
     running: int
@@ -236,9 +271,10 @@ class EngineStats:
     prefix_evictions: int
     prefill_tokens_per_s: float
     copy_bytes_per_s: float
-    adapter_loads: int
     adapter_evictions: int
+    pinned_slabs: int
     unsettled_records: int
+    tiers: tuple[TierStats, ...] = ()
 
 
 # ---- the journal ----

@@ -6,61 +6,13 @@ published block that nobody uses stays, idle, until the arena needs room; leaves
 what is found is always a whole prefix.
 """
 
-import hashlib
-import json
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.messages import AddRequest
 from lora.arena import Arena
 
 _OWNER = "kv"
-
-
-class BlockHasher:
-    """Chained block hashes: 16 bytes over the hash before, the scope, and the block's tokens.
-
-    The scope is what besides tokens decides whether KV may be shared: adapter digest and tenant
-    salt, as tagged fields, so that no text of one can pass for the other. A prefix that the
-    operator declared public on the base model has a scope of its own, the same for every tenant.
-    public_prefixes: token ids.
-    """
-
-    def __init__(self, block_size: int, public_prefixes: Sequence[Sequence[int]] = ()) -> None:
-        self.block_size = block_size
-        self._public_prefixes = tuple(tuple(prefix) for prefix in public_prefixes)
-        self._public = _scope(public=True)
-
-    def scope(self, message: AddRequest) -> bytes:
-        """Of a request's own, private blocks."""
-        digest = message.adapter.digest if message.adapter else None
-        return _scope(adapter=digest, salt=message.cache_salt)
-
-    def num_public_blocks(self, message: AddRequest) -> int:
-        """Whole blocks at the start of the prompt that are the start of a public prefix, too."""
-        if message.adapter is not None:
-            return 0
-        prompt = message.prompt_token_ids
-        lengths = (_num_common(prefix, prompt) for prefix in self._public_prefixes)
-        return max(lengths, default=0) // self.block_size
-
-    def hash(self, parent: bytes, scope: bytes, is_public: bool, tokens: Sequence[int]) -> bytes:
-        """Of one full block; `parent` is the hash of the block before it, b"" for the first."""
-        root = self._public if is_public else scope
-        data = b"".join((parent, root, array("I", tokens).tobytes()))
-        return hashlib.blake2b(data, digest_size=16).digest()
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens at the start that are the same in both."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _scope(**fields: object) -> bytes:
-    return hashlib.blake2b(json.dumps(fields, sort_keys=True).encode(), digest_size=16).digest()
 
 
 @dataclass(slots=True)

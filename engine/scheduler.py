@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from engine.admission import Admission
 from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepResult, StepTokens
+from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import make_policy
 from engine.kv_cache import KVCache
 from engine.messages import AddRequest, ExtendLease, RequestProgress, StopCause, TokenLogprobs
 from engine.outputs import Ending, Outputs
-from engine.prefix_cache import BlockHasher
 from engine.queues import Queues
 from engine.request import PENDING_TOKEN, Request, RequestGroup
 from engine.stops import StopMatcher
@@ -199,13 +199,12 @@ class Scheduler:
     def _row(self, request: Request, num_tokens: int) -> ScheduledRow:
         start = request.num_scheduled_tokens
         samples = num_tokens == request.num_tokens_to_do
-        history: dict[str, tuple[int, ...]] = {}
+        before: tuple[int, ...] = ()
+        after: tuple[int, ...] = ()
         if samples and request.params.has_penalties:
             pending = (PENDING_TOKEN,) * request.num_pending_tokens
-            history = {
-                "prompt_token_ids": request.group.distinct_prompt_token_ids,
-                "output_token_ids": (*request.output_token_ids, *pending),
-            }
+            before = request.group.distinct_prompt_token_ids
+            after = (*request.output_token_ids, *pending)
         generation = 0
         if request.adapter_key:
             generation, _ = self.adapters.tables(request.adapter_key)
@@ -221,7 +220,8 @@ class Scheduler:
             sampling=request.params if samples else None,
             seed=request.seed,
             num_output_tokens=len(request.output_token_ids) + request.num_pending_tokens,
-            **history,
+            prompt_token_ids=before,
+            output_token_ids=after,
         )
 
     def _launch(self, batch: Batch, requests: list[Request]) -> None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
-from lora.errors import AdapterRejected
+from lora.errors import AdapterError
 
 _SUFFIX = ".safetensors"
 _CHUNK_BYTES = 1 << 20
@@ -32,17 +32,17 @@ class DiskCache:
         return self.path(digest).exists()
 
     def open_verified(self, digest: str) -> bytes:
-        """The object's bytes. Raises FileNotFoundError; AdapterRejected if they changed."""
+        """The object's bytes. Raises FileNotFoundError; AdapterError if they changed."""
         path = self.path(digest)
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             path.unlink(missing_ok=True)
-            raise AdapterRejected(f"the object on disk is not {digest}")
+            raise AdapterError("corrupt", f"the object on disk is not {digest}")
         os.utime(path)
         return data
 
     def store(self, digest: str, chunks: Iterable[bytes], size_bytes: int) -> None:
-        """Write an object whole or not at all. Raises AdapterRejected if it is not `digest`."""
+        """Write an object whole or not at all. Raises AdapterError if it is not `digest`."""
         self._make_room(size_bytes)
         # Two tenants' equal objects may arrive at once: each has a draft of its own.
         temporary = self.root / f"{digest}.{uuid.uuid4().hex}.part"
@@ -52,11 +52,13 @@ class DiskCache:
                 for chunk in chunks:
                     written += len(chunk)
                     if written > size_bytes:
-                        raise AdapterRejected(f"the object is larger than {size_bytes} bytes")
+                        raise AdapterError(
+                            "corrupt", f"the object is larger than {size_bytes} bytes"
+                        )
                     hasher.update(chunk)
                     file.write(chunk)
             if hasher.hexdigest() != digest:
-                raise AdapterRejected(f"the stored object is not {digest}")
+                raise AdapterError("corrupt", f"the stored object is not {digest}")
             temporary.rename(self.path(digest))
         finally:
             temporary.unlink(missing_ok=True)

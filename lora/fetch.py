@@ -3,7 +3,7 @@
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N
 
 It listens on a Unix socket; the engine sends one JSON line an object, `{"object_key", "digest",
-"size_bytes"}`, and gets one back, `{"object_key", "error", "permanent"}`. Fetches run on a few
+"size_bytes"}`, and gets one back, `{"object_key", "error", "kind"}`. Fetches run on a few
 threads; boto3 in the engine's own process would triple the decode step's p99.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lora.disk_cache import DiskCache
-from lora.errors import AdapterRejected
+from lora.errors import AdapterError
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage import Storage, open_storage
 
@@ -54,11 +54,13 @@ class Fetcher:
             if not self.cache.has(digest):
                 chunks = self.storage.read(order["object_key"])
                 self.cache.store(digest, chunks, order["size_bytes"])
-        except (AdapterRejected, ObjectNotFound) as error:
-            return {"error": str(error), "permanent": True}
+        except AdapterError as error:
+            return {"error": error.failure.error, "kind": error.failure.kind}
+        except ObjectNotFound as error:
+            return {"error": str(error), "kind": "missing"}
         except (StorageError, OSError) as error:
-            return {"error": str(error), "permanent": False}
-        return {"error": None, "permanent": False}
+            return {"error": str(error), "kind": "unavailable"}
+        return {"error": None, "kind": None}
 
 
 def listen(path: Path) -> socket.socket:

@@ -15,7 +15,7 @@ import torch
 
 from lora.batch import DeviceTables
 from lora.disk_cache import DiskCache
-from lora.errors import AdapterRejected
+from lora.errors import AdapterError, Failure
 from lora.layout import Layout
 from lora.manager import Loaded
 from lora.weights import PackedAdapter, pack
@@ -89,11 +89,8 @@ class FetchClient:
         with self._lock:
             if self._orders.pop(answer["object_key"], None) is None:
                 return
-        self.on_answer(
-            Loaded(
-                answer["object_key"], "disk", error=answer["error"], permanent=answer["permanent"]
-            )
-        )
+        failure = Failure(answer["kind"], answer["error"]) if answer["error"] else None
+        self.on_answer(Loaded(answer["object_key"], "disk", failure=failure))
 
     def _fail_overdue(self) -> None:
         now = time.monotonic()
@@ -102,7 +99,7 @@ class FetchClient:
             for key in overdue:
                 del self._orders[key]
         for key in overdue:
-            self.on_answer(Loaded(key, "disk", error=_FETCHER_GONE))
+            self.on_answer(Loaded(key, "disk", failure=Failure("unavailable", _FETCHER_GONE)))
 
 
 class ThreadLoader:
@@ -132,6 +129,9 @@ class ThreadLoader:
     def fetch(self, ref: AdapterRef) -> None:
         # Not even a look at the disk, nor a send, on the engine's loop: both may block.
         self._work.put(lambda: self._fetch(ref))
+
+    def drop(self, key: str) -> None:
+        """A fetch that is under way goes on: what it brings stays on disk."""
 
     def load(self, ref: AdapterRef) -> None:
         self._work.put(lambda: self._load(ref))
@@ -163,9 +163,9 @@ class ThreadLoader:
             data = self.disk.open_verified(ref.digest)
             packed = pack(ref.digest, data, self.layout, self.dtype)
         except OSError as error:
-            return Loaded(ref.object_key, "host", error=f"the disk cache lost it: {error}")
-        except AdapterRejected as error:
-            return Loaded(ref.object_key, "host", error=str(error), permanent=True)
+            return Loaded(ref.object_key, "host", failure=Failure("lost", str(error)))
+        except AdapterError as error:
+            return Loaded(ref.object_key, "host", failure=error.failure)
         return Loaded(ref.object_key, "host", packed)
 
     def _place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> Loaded:

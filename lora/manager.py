@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from lora.arena import Arena
+from lora.errors import Failure
 from registry.ref import AdapterRef
 
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
@@ -29,31 +30,38 @@ class Packed(Protocol):
     def num_slabs(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def invocation_tokens(self) -> tuple[int, ...] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The loader finished a stage of the adapter under `key`: `value` is its Packed or tables."""
+    """The loader is through with a stage of the adapter under `key`.
+
+    value: its Packed ("host") or its tables ("device").   was_there: on disk already.
+    seconds, size_bytes: what the move took, where there was one.
+    used_bytes: of the disk cache, after a "disk".
+    """
 
     key: str
     stage: Literal["disk", "host", "device"]
     value: Any = None
-    error: str | None = None
-    permanent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """is_permanent: the object itself is at fault, so that no later try can help."""
-
-    error: str
-    is_permanent: bool
+    failure: Failure | None = None
+    was_there: bool = False
+    seconds: float = 0.0
+    size_bytes: int = 0
+    used_bytes: int = 0
 
 
 class Loader(Protocol):
-    """Does what takes time. Every call returns at once; `poll` says what has been done since."""
+    """Does what takes time. Every call returns at once; `poll` says what has been done since.
+
+    fetch: store to disk; answered by one Loaded "disk", also when dropped.   drop: nobody waits for
+    a fetch any more.   load: disk to host.   place: host into slabs of the arena.
+    """
 
     def fetch(self, ref: AdapterRef) -> None: ...
+    def drop(self, key: str) -> None: ...
     def load(self, ref: AdapterRef) -> None: ...
     def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None: ...
     def poll(self) -> list[Loaded]: ...
@@ -75,9 +83,13 @@ class Entry:
     slabs: list[int] = field(default_factory=list)
     copy: int | None = None
     prefetched_by: str | None = None
-    error: str | None = None
+    failure: Failure | None = None
     retry_at: float = 0.0
-    is_rejected: bool = False
+    invocation_tokens: tuple[int, ...] | None = None
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.failure is not None and self.failure.kind != "unavailable"
 
 
 class AdapterManager:
@@ -146,7 +158,7 @@ class AdapterManager:
         entry = self.entries.get(key)
         if entry is None or entry.tier != "failed":
             return None
-        return Failure(entry.error or "", entry.is_rejected)
+        return entry.failure
 
     def acquire(self, key: str) -> None:
         """One more request holds it: it stays in the arena until released."""
@@ -189,6 +201,10 @@ class AdapterManager:
         assert entry.tier == "device"
         return entry.generation, entry.tables
 
+    def invocation_tokens(self, key: str) -> tuple[int, ...] | None:
+        """From which prompt tokens on it applies (aLoRA), once it was in host memory; None: all."""
+        return self.entries[key].invocation_tokens
+
     # ---- who must go ----
 
     def num_idle_slabs(self) -> int:
@@ -207,13 +223,14 @@ class AdapterManager:
         """Take in what the loader has done since the last step."""
         for done in self.loader.poll():
             entry = self.entries[done.key]
-            if done.error is not None:
-                self._fail(entry, done.error, done.permanent)
+            if done.failure is not None:
+                self._fail(entry, done.failure)
             elif done.stage == "disk":
                 self._move(entry, "disk")
                 self.loader.load(entry.ref)
             elif done.stage == "host":
                 entry.packed, entry.packed_bytes = done.value, done.value.size_bytes
+                entry.invocation_tokens = done.value.invocation_tokens
                 self._move(entry, "host")
                 self._trim_host()
             else:
@@ -270,17 +287,17 @@ class AdapterManager:
             self._move(entry, "remote")
         if entry.tier != "remote":
             return False
-        entry.error = None
+        entry.failure = None
         self._move(entry, "fetching")
         self.loader.fetch(entry.ref)
         return True
 
-    def _fail(self, entry: Entry, error: str, permanent: bool) -> None:
+    def _fail(self, entry: Entry, failure: Failure) -> None:
         self._finish_copy(entry)
         if entry.slabs:
             self.arena.retire(entry.slabs)
         entry.slabs, entry.packed = [], None
-        entry.error, entry.is_rejected = error, permanent
+        entry.failure = failure
         entry.retry_at = self.clock() + self.retry_after_s
         self._move(entry, "failed")
 
@@ -340,7 +357,7 @@ class AdapterManager:
     @staticmethod
     def _place_of(entry: Entry) -> Place:
         size_bytes = entry.packed_bytes or entry.ref.size_bytes
-        return entry.ref, entry.tier, size_bytes, entry.error
+        return entry.ref, entry.tier, size_bytes, entry.failure.error if entry.failure else None
 
 
 def _list(place: dict[str, Entry], entry: Entry, belongs: bool) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lora.errors import AdapterRejected
+from lora.errors import AdapterError
 from lora.layout import ADDRESS_UNIT_BYTES, PROJECTIONS, RANK_ROWS, Layout, Tile
 from registry.errors import InvalidAdapter
 from registry.peft_format import CanonicalAdapter, lora_names, parse_canonical
@@ -23,6 +23,7 @@ class PackedAdapter:
     slabs: torch.Tensor
     tiles: tuple[Tile, ...]
     scales: torch.Tensor
+    invocation_tokens: tuple[int, ...] | None = None
 
     @property
     def num_slabs(self) -> int:
@@ -46,11 +47,11 @@ class PackedAdapter:
 
 
 def pack(digest: str, data: bytes, layout: Layout, dtype: torch.dtype) -> PackedAdapter:
-    """Pack a canonical object. Raises AdapterRejected when it is not one of this base model."""
+    """Pack a canonical object. Raises AdapterError when it is not one of this base model."""
     try:
         adapter = parse_canonical(data)
     except InvalidAdapter as error:
-        raise AdapterRejected(str(error)) from error
+        raise AdapterError("incompatible", str(error)) from error
     places = {name: _place(name, layout) for name in adapter.modules}
     ranks = {places[name]: module.rank for name, module in adapter.modules.items()}
     tiles, num_slabs = layout.pack(ranks)
@@ -69,7 +70,7 @@ def _place(name: str, layout: Layout) -> tuple[int, int]:
     """(layer, projection) of a module's name."""
     match = _MODULE.fullmatch(name)
     if not match or match[2] not in PROJECTIONS or int(match[1]) >= layout.shape.num_layers:
-        raise AdapterRejected(f"{name} is no projection of this base model")
+        raise AdapterError("incompatible", f"{name} is no projection of this base model")
     return int(match[1]), PROJECTIONS.index(match[2])
 
 
@@ -81,12 +82,12 @@ def _rows(
     a = _tensor(adapter, data, name_a).to(dtype)
     b = _tensor(adapter, data, name_b).T.to(dtype).contiguous()
     if (a.shape[1], b.shape[1]) != features or a.shape[0] != b.shape[0]:
-        raise AdapterRejected(
-            f"{name} has shapes {tuple(a.shape)}, {tuple(b.shape)}, not {features}"
+        raise AdapterError(
+            "incompatible", f"{name} has shapes {tuple(a.shape)}, {tuple(b.shape)}, not {features}"
         )
     # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
     if not (a.isfinite().all() and b.isfinite().all()):
-        raise AdapterRejected(f"{name} has a value that is too large for {dtype}")
+        raise AdapterError("incompatible", f"{name} has a value that is too large for {dtype}")
     return a, b
 
 

@@ -336,9 +336,9 @@ def _failure(message: AddRequest, output: RequestOutput) -> ApiError | None:
             return errors.request_timeout(message.deadline_s)
     if output.finish_reason != "error":
         return None
-    if output.stop_cause == "adapter_failed":
+    if output.stop_cause == "adapter_loading":
         return errors.adapter_failed()
-    if output.stop_cause == "adapter_rejected":
+    if output.stop_cause in ("adapter_missing", "adapter_corrupt"):
         return errors.adapter_rejected()
     if output.stop_cause == "gateway_lost":
         return errors.engine_unavailable()

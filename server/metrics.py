@@ -33,7 +33,6 @@ _COUNTERS = {
     "preemptions": "Requests that gave back their blocks",
     "swapped": "Those whose KV was kept in host memory meanwhile",
     "prefix_evictions": "Blocks evicted from the prefix cache",
-    "adapter_loads": "Adapters placed into the arena",
     "adapter_evictions": "Adapters evicted from the arena",
 }
 

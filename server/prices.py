@@ -67,7 +67,7 @@ def is_billable(finish_reason: str, stop_cause: str) -> bool:
 
     A client that hangs up pays for what was generated, and so does one that runs into its deadline.
     """
-    if stop_cause in ("engine_failure", "adapter_failed", "gateway_lost"):
+    if stop_cause in ("engine_failure", "gateway_lost"):
         return False
     return finish_reason != "error" or stop_cause == "deadline"
 

@@ -18,6 +18,7 @@ from engine.request import PENDING_TOKEN
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
+from lora.errors import Failure
 from lora.layout import Layout, ModelShape
 from lora.manager import AdapterManager, Loaded
 from registry.ref import AdapterRef
@@ -121,18 +122,21 @@ class FakeRunner:
 class FakePacked:
     num_slabs: int
     size_bytes: int
+    invocation_tokens: tuple[int, ...] | None = None
 
 
 class FakeLoader:
     """Every stage is done by the time of the next poll, or when `finish` says so.
 
-    slabs: how many an adapter takes, by object key.   errors: by (object key, stage).
+    slabs: how many an adapter takes, by object key.   failures: by (object key, stage).
+    invocation_tokens: of aLoRAs, by object key.
     """
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.at_once = at_once
         self.slabs: dict[str, int] = {}
-        self.errors: dict[tuple[str, str], tuple[str, bool]] = {}
+        self.failures: dict[tuple[str, str], Failure] = {}
+        self.invocation_tokens: dict[str, tuple[int, ...]] = {}
         self.under_way: list[Loaded] = []
         self.done: list[Loaded] = []
         self.num_fetches = 0
@@ -142,8 +146,12 @@ class FakeLoader:
         self.num_fetches += 1
         self._begin(Loaded(ref.object_key, "disk"))
 
+    def drop(self, key: str) -> None:
+        """It comes all the same."""
+
     def load(self, ref: AdapterRef) -> None:
-        packed = FakePacked(self.slabs.get(ref.object_key, 1), ref.size_bytes)
+        key = ref.object_key
+        packed = FakePacked(self.slabs.get(key, 1), ref.size_bytes, self.invocation_tokens.get(key))
         self._begin(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
@@ -160,8 +168,8 @@ class FakeLoader:
         return done
 
     def _begin(self, loaded: Loaded) -> None:
-        if error := self.errors.get((loaded.key, loaded.stage)):
-            loaded = Loaded(loaded.key, loaded.stage, error=error[0], permanent=error[1])
+        if failure := self.failures.get((loaded.key, loaded.stage)):
+            loaded = Loaded(loaded.key, loaded.stage, failure=failure)
         (self.done if self.at_once else self.under_way).append(loaded)
 
 

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import data, integers, lists, text
 
 from engine.batch import BAD_LOGITS, StepTokens
-from engine.prefix_cache import BlockHasher, BlockPool
+from engine.block_hash import BlockHasher
+from engine.prefix_cache import BlockPool
 from lora.arena import Arena
 from tests.engine.fakes import (
     FakeRunner,

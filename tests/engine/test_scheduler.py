@@ -10,6 +10,7 @@ from hypothesis.strategies import booleans, composite, integers, sampled_from
 from engine.batch import BAD_LOGITS, StepTokens
 from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
 from engine.request import PENDING_TOKEN
+from lora.errors import Failure
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -192,13 +193,13 @@ def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
 def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
     loader = FakeLoader()
     bad, good = make_adapter("bad"), make_adapter("good")
-    loader.errors[bad.object_key, "disk"] = ("no such object", True)
+    loader.failures[bad.object_key, "disk"] = Failure("missing", "no such object")
     core = make_core(tmp_path, make_scheduler(loader=loader))
     for name, adapter in (("r1", bad), ("r2", good), ("r3", None), ("r4", bad)):
         core.handle("gw", make_message(name, adapter=adapter))
     outputs = run_until_idle(core)
     for name in ("r1", "r4"):
-        assert outputs[name][-1].stop_cause == "adapter_rejected"
+        assert outputs[name][-1].stop_cause == "adapter_missing"
         assert outputs[name][-1].error == "no such object"
     assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
 
@@ -206,11 +207,11 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
 def test_a_passing_failure_is_tried_again_later(tmp_path):
     clock, loader = FakeClock(), FakeLoader()
     adapter = make_adapter()
-    loader.errors[adapter.object_key, "disk"] = ("503 from the store", False)
+    loader.failures[adapter.object_key, "disk"] = Failure("unavailable", "503 from the store")
     core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
     core.handle("gw", make_message("r1", adapter=adapter))
-    assert run_until_idle(core)["r1"][-1].stop_cause == "adapter_failed"
-    loader.errors.clear()
+    assert run_until_idle(core)["r1"][-1].stop_cause == "adapter_loading"
+    loader.failures.clear()
     clock.now += 10
     core.handle("gw", make_message("r2", adapter=adapter))
     assert run_until_idle(core)["r2"][-1].finish_reason == "length"
@@ -224,7 +225,7 @@ def test_what_can_never_fit_is_refused_by_name(tmp_path):
     core.handle("gw", make_message(adapter=huge))
     final = run_until_idle(core)["r1"][-1]
     assert (final.stop_cause, final.error) == (
-        "adapter_rejected",
+        "adapter_too_large",
         "the adapter does not fit into the arena",
     )
 

@@ -5,7 +5,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers
 
 from lora.arena import Arena
-from lora.manager import AdapterManager, Failure
+from lora.errors import Failure
+from lora.manager import AdapterManager
 from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
 
 
@@ -88,21 +89,21 @@ def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
 def test_a_rejected_object_is_not_fetched_again():
     manager, loader = make_manager()
     ref = make_adapter()
-    loader.errors[ref.object_key, "host"] = ("not of this base model", True)
+    loader.failures[ref.object_key, "host"] = Failure("incompatible", "not of this base model")
     for _ in range(3):
         manager.want(ref)
         manager.poll()
         manager.poll()
         manager.clock.now += 1000
     assert loader.num_fetches == 1
-    assert manager.failure(ref.object_key) == Failure("not of this base model", is_permanent=True)
+    assert manager.failure(ref.object_key) == Failure("incompatible", "not of this base model")
 
 
 def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
     manager, loader = make_manager()
     lost, kept = make_adapter("same", tenant_id="a"), make_adapter("same", tenant_id="b")
     assert lost.digest == kept.digest
-    loader.errors[lost.object_key, "disk"] = ("no such object", True)
+    loader.failures[lost.object_key, "disk"] = Failure("missing", "no such object")
     manager.want(lost)
     manager.poll()
     bring_in(manager, kept)
@@ -123,7 +124,7 @@ def test_what_is_remembered_of_idle_adapters_has_a_limit():
     manager, loader = make_manager(max_entries=4)
     for i in range(20):
         ref = make_adapter(f"a{i}")
-        loader.errors[ref.object_key, "disk"] = ("gone", True)
+        loader.failures[ref.object_key, "disk"] = Failure("missing", "gone")
         manager.want(ref)
         manager.poll()
     assert len(manager.entries) <= 5
@@ -155,7 +156,10 @@ class ManagerMachine(RuleBasedStateMachine):
     @rule(i=integers(0, 4))
     def fail(self, i):
         key = self.refs[i].object_key
-        self.loader.errors = {(key, "disk"): ("503", False), (key, "host"): ("bad", True)}
+        self.loader.failures = {
+            (key, "disk"): Failure("unavailable", "503"),
+            (key, "host"): Failure("incompatible", "bad"),
+        }
 
     @rule(i=integers(0, 4))
     def place(self, i):

@@ -14,7 +14,7 @@ import torch
 
 from lora.batch import DeviceTables, LoRABatch, Segment
 from lora.disk_cache import DiskCache
-from lora.errors import AdapterRejected
+from lora.errors import AdapterError
 from lora.layout import PROJECTIONS, Layout
 from lora.loader import ThreadLoader
 from lora.weights import pack
@@ -89,10 +89,10 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype):
 def test_an_object_of_another_base_model_is_rejected(world):
     base, _, data = world
     narrower = Layout.of(SHAPE.__class__(2, 32, 160, 4, 2, 16), itemsize=4)
-    with pytest.raises(AdapterRejected, match="not"):
+    with pytest.raises(AdapterError, match="not"):
         pack("d", data, narrower, torch.float32)
     shallower = Layout.of(SHAPE.__class__(1, 64, 160, 4, 2, 16), itemsize=4)
-    with pytest.raises(AdapterRejected, match="no projection of this base model"):
+    with pytest.raises(AdapterError, match="no projection of this base model"):
         pack("d", data, shallower, torch.float32)
 
 
@@ -104,12 +104,12 @@ def test_a_value_that_the_arenas_dtype_cannot_hold_is_rejected(world):
     large[adapter.tensors[name].start : adapter.tensors[name].start + 4] = struct.pack("<f", 1e5)
     pack("d", bytes(large), layout_of(base), torch.float32)
     halves = Layout.of(layout_of(base).shape, itemsize=2)
-    with pytest.raises(AdapterRejected, match=r"layers\.1\.mlp\.up_proj .* torch\.float16"):
+    with pytest.raises(AdapterError, match=r"layers\.1\.mlp\.up_proj .* torch\.float16"):
         pack("d", bytes(large), halves, torch.float16)
 
 
 def test_damaged_bytes_are_rejected():
-    with pytest.raises(AdapterRejected):
+    with pytest.raises(AdapterError):
         pack("d", b"\0" * 100, Layout.of(SHAPE, 4), torch.float32)
 
 
@@ -136,7 +136,7 @@ def test_the_disk_cache_keeps_to_its_quota_and_drops_the_least_recently_used(tmp
 def test_an_object_that_is_not_its_digest_is_never_stored(tmp_path):
     cache = DiskCache(tmp_path, quota_bytes=1000)
     for chunks in ([b"other bytes"], [b"x" * 200]):
-        with pytest.raises(AdapterRejected):
+        with pytest.raises(AdapterError):
             cache.store("0" * 64, chunks, 100)
     assert list(tmp_path.iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_bytes_that_changed_on_disk_are_noticed_and_dropped(tmp_path):
     cache = DiskCache(tmp_path, quota_bytes=1000)
     digest = store(cache, b"good bytes")
     cache.path(digest).write_bytes(b"bad  bytes")
-    with pytest.raises(AdapterRejected):
+    with pytest.raises(AdapterError):
         cache.open_verified(digest)
     assert not cache.has(digest)
 
@@ -207,7 +207,7 @@ def test_an_adapter_comes_from_the_store_into_slabs(world, tmp_path, fetcher):
     ref = make_ref(data, "tenants/t/one")
     loader = make_loader(tmp_path, base, path)
     loader.fetch(ref)
-    assert next_loaded(loader).error is None
+    assert next_loaded(loader).failure is None
     loader.load(ref)
     packed = next_loaded(loader).value
     slabs = list(range(7, 7 + packed.num_slabs))
@@ -228,7 +228,7 @@ def test_an_order_survives_a_fetcher_that_was_killed(world, tmp_path, fetcher):
     loader = make_loader(tmp_path, base, path)
     loader.fetch(make_ref(data))  # nobody is there to hear it
     start()
-    assert next_loaded(loader).error is None
+    assert next_loaded(loader).failure is None
 
 
 def test_a_missing_object_is_an_answer_not_a_wait(world, tmp_path, fetcher):
@@ -238,8 +238,7 @@ def test_a_missing_object_is_an_answer_not_a_wait(world, tmp_path, fetcher):
     loader = make_loader(tmp_path, base, path)
     loader.fetch(make_ref(data, "not/there"))
     loaded = next_loaded(loader)
-    assert loaded.error
-    assert loaded.permanent
+    assert loaded.failure.kind == "missing"
 
 
 def test_another_object_under_the_key_is_refused(world, tmp_path, fetcher):
@@ -249,5 +248,5 @@ def test_another_object_under_the_key_is_refused(world, tmp_path, fetcher):
     put(tmp_path, "k", data[:-1] + b"x")
     loader = make_loader(tmp_path, base, path)
     loader.fetch(make_ref(data))
-    assert "not" in next_loaded(loader).error
+    assert next_loaded(loader).failure.kind == "corrupt"
     assert list(Path(tmp_path / "cache").iterdir()) == []

@@ -71,7 +71,7 @@ def test_more_cached_than_prompt_is_a_bug_not_a_discount():
         ("error", "deadline", True),
         ("abort", "gateway_lost", False),
         ("error", "engine_failure", False),
-        ("error", "adapter_failed", False),
+        ("error", "adapter_loading", False),
         ("error", "aborted", False),
     ],
 )
