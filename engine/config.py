@@ -38,6 +38,8 @@ class EngineConfig:
     device and dtype may be "auto", and max_model_len, max_num_batched_tokens,
     max_sum_ranks_per_step and swap_bytes None: `engine.__main__` replaces them by what the machine,
     the checkpoint and the arena give.   swap_bytes: host memory for the KV of preempted requests.
+    fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
+    max_pinned_share: of the arena's slabs, for adapters that the operator pins.
     """
 
     data_dir: str
@@ -65,6 +67,9 @@ class EngineConfig:
     disk_cache_bytes: int = 10 << 30
     host_cache_bytes: int = 256 << 20
     prefetch_per_tenant: int = 4
+    fetch_timeout_s: float = 60.0
+    max_fetches: int = 8
+    max_pinned_share: float = 0.5
     gateway_timeout_s: float = 10.0
     max_unsettled_records: int = 100_000
 

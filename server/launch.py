@@ -174,7 +174,8 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
         "device", "dtype", "arena_bytes", "threads", "max_model_len", "block_size", "max_num_seqs",
         "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step", "max_skips",
         "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
-        "host_cache_bytes", "prefetch_per_tenant",
+        "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
+        "max_pinned_share",
     )  # fmt: skip
     return {
         "data_dir": str(data_dir / "engine"),

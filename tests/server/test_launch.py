@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -82,6 +83,15 @@ def test_the_engine_reads_back_what_was_written_for_it(tmp_path):
     assert (config.device, config.dtype) == ("auto", "auto")
     assert config.model_dir == str(MODEL)
     assert read_vocabulary(Path(config.vocabulary_path))[-1]
+
+
+def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
+    settings, _ = prepare_all(tmp_path, fetch_timeout_s=7.0, max_fetches=3, max_pinned_share=0.25)
+    written = json.loads((settings.data_dir / "engine.json").read_text())
+    own = {"data_dir"}  # each process has a folder of its own
+    for name in {field.name for field in dataclasses.fields(EngineConfig)} - own:
+        if name in Settings.model_fields:
+            assert written[name] == getattr(settings, name)
 
 
 def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path):
