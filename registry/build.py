@@ -120,4 +120,6 @@ def _assemble(
 
 def _write_object(target: Path, weights: Path, checked: CheckedAdapter) -> ObjectInfo:
     with target.open("wb") as destination, weights.open("rb") as source:
-        return write_canonical(destination, source, checked.header, checked.modules)
+        return write_canonical(
+            destination, source, checked.header, checked.modules, checked.invocation_tokens
+        )

@@ -17,12 +17,13 @@ T = TypeVar("T")
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 64 << 10
 
+MAX_INVOCATION_TOKENS = 64
+
 ALL_LINEAR = "all-linear"
 
 # They change what is computed, and we do not compute it. Null, false and empty ask for nothing.
 _UNSUPPORTED = frozenset(
     {
-        "alora_invocation_tokens",
         "arrow_config",
         "auto_mapping",
         "corda_config",
@@ -60,6 +61,7 @@ _IGNORED = frozenset(
 )
 _READ = frozenset(
     {
+        "alora_invocation_tokens",
         "alpha_pattern",
         "base_model_name_or_path",
         "bias",
@@ -86,6 +88,8 @@ class PeftConfig:
     target_modules: names or name endings; or one pattern; "all-linear" is the pattern ".*".
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
     layers: None for all.
+    invocation_tokens: of an activated LoRA, which applies from their last occurrence in the prompt
+    on; None for an ordinary one.
     """
 
     r: int
@@ -96,6 +100,7 @@ class PeftConfig:
     target_modules: tuple[str, ...] | ModulePattern
     exclude_modules: tuple[str, ...] | ModulePattern
     layers: frozenset[int] | None
+    invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
 
     @classmethod
@@ -119,6 +124,7 @@ class PeftConfig:
             target_modules=_modules("target_modules", targets),
             exclude_modules=_modules("exclude_modules", config.get("exclude_modules") or []),
             layers=layers,
+            invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         )
 
@@ -220,6 +226,18 @@ def _layers(value: object) -> frozenset[int] | None:
     if not all(type(layer) is int for layer in layers):
         raise _invalid("layers_to_transform", "must be a layer number or a list of them")
     return frozenset(layers)
+
+
+def _invocation_tokens(value: object) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    # Empty is refused, too: PEFT would make it an adapter that never applies.
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_INVOCATION_TOKENS:
+        rule = f"must be a list of 1 to {MAX_INVOCATION_TOKENS} token ids"
+        raise _invalid("alora_invocation_tokens", rule)
+    if not all(type(token) is int and token >= 0 for token in value):
+        raise _invalid("alora_invocation_tokens", "must have whole numbers from 0")
+    return tuple(value)
 
 
 def _invalid(key: str, rule: str) -> InvalidAdapter:

@@ -9,8 +9,9 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -76,10 +77,12 @@ class CanonicalAdapter:
 
     modules: by module name, such as "model.layers.0.self_attn.q_proj".
     tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
+    invocation_tokens: of an activated LoRA: it applies from their last occurrence in the prompt on.
     """
 
     modules: dict[str, ModuleScale]
     tensors: dict[str, TensorInfo]
+    invocation_tokens: tuple[int, ...] | None = None
 
     @property
     def rank(self) -> int:
@@ -178,7 +181,7 @@ def _read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
     header = read_header(
         file, file_size, max_header_bytes=MAX_CANONICAL_HEADER_BYTES, filename="canonical object"
     )
-    modules = _read_canonical_config(header.metadata)
+    modules, invocation_tokens = _read_canonical_config(header.metadata)
     expected = sorted(name for module in modules for name in lora_names(module))
     if list(header.tensors) != expected:
         raise _not_canonical("its tensors are not its modules' pairs in sorted order")
@@ -188,12 +191,19 @@ def _read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
             raise _not_canonical(f"{module} is not of a floating dtype that is served")
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == effect.rank:
             raise _not_canonical(f"the shapes of {module} do not have its rank")
-    return CanonicalAdapter(modules, header.tensors)
+    return CanonicalAdapter(modules, header.tensors, invocation_tokens)
 
 
-def canonical_header(header: Header, modules: Mapping[str, ModuleScale]) -> bytes:
+def canonical_header(
+    header: Header,
+    modules: Mapping[str, ModuleScale],
+    invocation_tokens: Sequence[int] | None = None,
+) -> bytes:
     """The first bytes of the canonical object: length and header, padded to 8-align the data."""
-    config = {"modules": {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}}
+    effects = {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}
+    config: dict[str, Any] = {"modules": effects}
+    if invocation_tokens is not None:  # no key for ordinary adapters: their digests stay
+        config["invocation_tokens"] = list(invocation_tokens)
     entries: dict[str, Any] = {
         "__metadata__": {"format": CANONICAL_FORMAT, "config": _compact_json(config)}
     }
@@ -217,6 +227,7 @@ def write_canonical(
     weights: BinaryIO,
     header: Header,
     modules: Mapping[str, ModuleScale],
+    invocation_tokens: Sequence[int] | None = None,
 ) -> ObjectInfo:
     """Write the canonical object of an adapter that has passed its checks.
 
@@ -224,7 +235,8 @@ def write_canonical(
     """
     hasher = hashlib.sha256()
     size_bytes = 0
-    for chunk in _canonical_chunks(weights, header, modules):
+    head = canonical_header(header, modules, invocation_tokens)
+    for chunk in chain((head,), _sorted_tensor_chunks(weights, header)):
         hasher.update(chunk)
         destination.write(chunk)
         size_bytes += len(chunk)
@@ -242,10 +254,7 @@ def read_tensor_chunks(file: BinaryIO, tensor: TensorInfo) -> Iterator[bytes]:
         yield chunk
 
 
-def _canonical_chunks(
-    weights: BinaryIO, header: Header, modules: Mapping[str, ModuleScale]
-) -> Iterator[bytes]:
-    yield canonical_header(header, modules)
+def _sorted_tensor_chunks(weights: BinaryIO, header: Header) -> Iterator[bytes]:
     for name in sorted(header.tensors):
         yield from read_tensor_chunks(weights, header.tensors[name])
 
@@ -321,7 +330,10 @@ def _in_byte_order(
     return ordered
 
 
-def _read_canonical_config(metadata: Mapping[str, str]) -> dict[str, ModuleScale]:
+def _read_canonical_config(
+    metadata: Mapping[str, str],
+) -> tuple[dict[str, ModuleScale], tuple[int, ...] | None]:
+    """Effects by module, and the invocation tokens of an activated LoRA."""
     if metadata.get("format") != CANONICAL_FORMAT:
         raise _not_canonical(f"its format is not {CANONICAL_FORMAT}")
     config = parse_object(metadata.get("config", "").encode(), param="canonical object")
@@ -336,7 +348,12 @@ def _read_canonical_config(metadata: Mapping[str, str]) -> dict[str, ModuleScale
         if type(rank) is not int or rank < 1 or type(scale) is not float or not isfinite(scale):
             raise _not_canonical(f"{shown(name)} has no valid rank and scale")
         modules[name] = ModuleScale(rank, scale)
-    return modules
+    tokens = config.get("invocation_tokens")
+    if tokens is None:
+        return modules, None
+    if not tokens or not _are_sizes(tokens):
+        raise _not_canonical("its invocation tokens are no token ids")
+    return modules, tuple(tokens)
 
 
 def _not_canonical(reason: str) -> InvalidAdapter:

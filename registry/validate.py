@@ -50,6 +50,7 @@ class Passport:
     """What an adapter is on the base model it was checked against.
 
     rank: the largest.   ranks: number of modules by rank.   size_bytes: of the canonical object.
+    invocation_tokens: of an activated LoRA, None for an ordinary one.
     warnings: sentences; the adapter is served all the same.
     """
 
@@ -60,6 +61,7 @@ class Passport:
     dtype: str
     num_parameters: int
     size_bytes: int
+    invocation_tokens: list[int] | None
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class CheckedAdapter:
     passport: Passport
     header: Header
     modules: dict[str, ModuleScale]
+    invocation_tokens: tuple[int, ...] | None
 
 
 def validate_adapter(
@@ -87,6 +90,7 @@ def check_adapter(
 ) -> CheckedAdapter:
     """As validate_adapter, with the header and the effective ranks and scales."""
     config = PeftConfig.parse(config_bytes)
+    _check_invocation_tokens(config, base)
     with _opened(weights) as (file, file_size):
         if file_size > limits.max_adapter_bytes:
             raise TooLarge(
@@ -105,7 +109,8 @@ def check_adapter(
             _check_shapes(name, effect, header, base.modules[name], limits.max_rank)
         norms = _scan(file, header, modules)
     warnings = [*_config_warnings(config, names, base), *_weight_warnings(modules, norms)]
-    return CheckedAdapter(_passport(header, modules, warnings), header, modules)
+    passport = _passport(header, modules, config.invocation_tokens, warnings)
+    return CheckedAdapter(passport, header, modules, config.invocation_tokens)
 
 
 @contextmanager
@@ -118,6 +123,20 @@ def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
         size = weights.seek(0, 2)
         weights.seek(0)
         yield weights, size
+
+
+def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
+    """Tokens that no prompt can hold would make an adapter that never applies."""
+    if config.invocation_tokens is None:
+        return
+    vocab_size = base.config["vocab_size"]
+    if max(config.invocation_tokens) >= vocab_size:
+        raise InvalidAdapter(
+            code="invalid_config",
+            message=f"alora_invocation_tokens of {CONFIG_FILE} must be below {vocab_size}, the "
+            f"vocabulary of {base.model_id}; train on this base model.",
+            param="alora_invocation_tokens",
+        )
 
 
 def _paired_modules(header: Header, base: BaseModel) -> list[str]:
@@ -258,7 +277,12 @@ def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -
             yield f"The weights of {module} are {norm / middle:.0f} times the median module's."
 
 
-def _passport(header: Header, modules: dict[str, ModuleScale], warnings: list[str]) -> Passport:
+def _passport(
+    header: Header,
+    modules: dict[str, ModuleScale],
+    invocation_tokens: tuple[int, ...] | None,
+    warnings: list[str],
+) -> Passport:
     ranks = Counter(effect.rank for effect in modules.values())
     data_bytes = sum(tensor.size_bytes for tensor in header.tensors.values())
     return Passport(
@@ -268,7 +292,8 @@ def _passport(header: Header, modules: dict[str, ModuleScale], warnings: list[st
         targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
         dtype="+".join(sorted({tensor.dtype for tensor in header.tensors.values()})),
         num_parameters=sum(prod(tensor.shape) for tensor in header.tensors.values()),
-        size_bytes=len(canonical_header(header, modules)) + data_bytes,
+        size_bytes=len(canonical_header(header, modules, invocation_tokens)) + data_bytes,
+        invocation_tokens=list(invocation_tokens) if invocation_tokens else None,
         warnings=warnings,
     )
 

@@ -134,5 +134,5 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     )
     written = io.BytesIO()
     with weights.open("rb") as file:
-        write_canonical(written, file, checked.header, checked.modules)
+        write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
     return written.getvalue()

@@ -86,7 +86,6 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("trainable_token_indices", [1]),
         ("target_parameters", ["experts"]),
         ("megatron_config", {"a": 1}),
-        ("alora_invocation_tokens", [1]),
         ("auto_mapping", {"base_model_class": "LlamaForCausalLM"}),
         ("loftq_config", {"loftq_bits": 4}),
         ("eva_config", {"rho": 2}),
@@ -133,11 +132,31 @@ def test_an_unknown_key_is_refused_by_name():
         ("target_modules", [1]),
         ("layers_to_transform", "1"),
         ("layers_to_transform", [True]),
+        ("alora_invocation_tokens", []),
+        ("alora_invocation_tokens", False),
+        ("alora_invocation_tokens", "<|fox|>"),
+        ("alora_invocation_tokens", 7),
+        ("alora_invocation_tokens", [True]),
+        ("alora_invocation_tokens", [1.0]),
+        ("alora_invocation_tokens", [3, -1]),
+        ("alora_invocation_tokens", [1] * 65),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_its_key(key, value):
     error = refused(make_config(**{key: value}))
     assert (error.code, error.param) == ("invalid_config", key)
+
+
+def test_invocation_tokens_make_an_activated_lora():
+    assert parse(alora_invocation_tokens=[5, 0, 5]).invocation_tokens == (5, 0, 5)
+    assert parse(alora_invocation_tokens=[1] * 64).invocation_tokens == (1,) * 64
+    assert parse(alora_invocation_tokens=None).invocation_tokens is None
+    assert parse().invocation_tokens is None
+
+
+def test_invocation_tokens_are_for_plain_lora():
+    error = refused(make_config(alora_invocation_tokens=[5], use_dora=True))
+    assert (error.code, error.param) == ("unsupported_feature", "use_dora")
 
 
 def test_layers_and_a_pattern_do_not_go_together():

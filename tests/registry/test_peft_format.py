@@ -143,10 +143,10 @@ def test_peft_names_split_and_join():
     assert split_lora_name(f"{module}.lora_A.weight") is None
 
 
-def make_canonical(tensors, modules):
+def make_canonical(tensors, modules, invocation_tokens=None):
     data = encode(tensors)
     out = io.BytesIO()
-    info = write_canonical(out, io.BytesIO(data), read(data), modules)
+    info = write_canonical(out, io.BytesIO(data), read(data), modules, invocation_tokens)
     return out.getvalue(), info
 
 
@@ -216,6 +216,22 @@ def test_another_scale_is_another_digest(one, other):
     assert len(digests) == len({one, other})
 
 
+def test_the_digest_of_an_ordinary_adapter_is_what_it_always_was():
+    """Versions name objects by it: a canonical form that changes would orphan them all."""
+    tensors = {
+        name: (dtype, shape, bytes(range(24))) for name, (dtype, shape, _) in make_pair("m").items()
+    }
+    _, info = make_canonical(tensors, {"m": ModuleScale(2, 0.5)})
+    assert info.digest == "7501b7616f4a86ad649d9006f542c42ee4662862ed289ee1964b1dc534db37d6"
+
+
+def test_an_activated_lora_is_another_object_than_the_same_weights_without():
+    modules = {"m": ModuleScale(2, 0.5)}
+    raws = [make_canonical(make_pair("m"), modules, tokens)[0] for tokens in (None, (7, 1), (7,))]
+    assert [parse_canonical(raw).invocation_tokens for raw in raws] == [None, (7, 1), (7,)]
+    assert len({hashlib.sha256(raw).digest() for raw in raws}) == 3
+
+
 def canonical_with(config, tensors=None):
     metadata = {"format": "chorale.adapter.v1", "config": json.dumps(config)}
     return encode(tensors or make_pair("m"), metadata)
@@ -233,6 +249,9 @@ def canonical_with(config, tensors=None):
         canonical_with({"modules": {"m": {"rank": True, "scale": 1.0}}}),
         canonical_with({"modules": {"n": {"rank": 2, "scale": 1.0}}}),
         canonical_with({"modules": {"m": {"rank": 2, "scale": 1.0}}}, make_pair("m", dtype="F64")),
+        canonical_with({"modules": {"m": {"rank": 2, "scale": 1.0}}, "invocation_tokens": []}),
+        canonical_with({"modules": {"m": {"rank": 2, "scale": 1.0}}, "invocation_tokens": [-1]}),
+        canonical_with({"modules": {"m": {"rank": 2, "scale": 1.0}}, "invocation_tokens": "7"}),
     ],
 )
 def test_an_object_that_is_not_canonical_is_not_opened(raw):

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,24 @@ def test_the_passport_says_what_the_adapter_is(base, tmp_path):
     assert passport.dtype == "BF16"
     assert passport.num_parameters == 2 * (4 * 16 + 16 * 4 + 4 * 16 + 8 * 4)
     assert passport.warnings == []
+    assert passport.invocation_tokens is None
+
+
+def test_the_passport_says_which_tokens_invoke_an_activated_lora(base):
+    checked = check(
+        replace(base, config=base.config | {"vocab_size": 7}),
+        make_adapter(base),
+        make_config(alora_invocation_tokens=[6, 0]),
+    )
+    assert checked.passport.invocation_tokens == [6, 0]
+    assert checked.invocation_tokens == (6, 0)
+
+
+def test_an_invocation_token_that_the_base_does_not_have_is_refused(base):
+    base = replace(base, config=base.config | {"vocab_size": 7})
+    error = refused(base, make_adapter(base), make_config(alora_invocation_tokens=[6, 7]))
+    assert (error.code, error.param) == ("invalid_config", "alora_invocation_tokens")
+    assert "below 7" in str(error)
 
 
 def test_ranks_are_counted_per_module(base):
