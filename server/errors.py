@@ -12,6 +12,8 @@ from server.database import DatabaseError
 from server.limits import RateLimited, retry_headers
 from server.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
 
+_ADAPTER_RETRY_S = 5.0
+
 
 class ApiError(Exception):
     """An answer that is an error. message: for people, and safe for the one who asked."""
@@ -163,18 +165,6 @@ def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> ApiErro
     )
 
 
-def adapter_failed(retry_after_s: float = 5.0) -> ApiError:
-    message = "The adapter could not be loaded. Nothing was billed."
-    return service_unavailable(message, code="adapter_failed", retry_after_s=retry_after_s)
-
-
-def adapter_rejected() -> ApiError:
-    """The stored object itself is at fault, so the client is told not to retry."""
-    message = "The stored adapter cannot be used; upload it again. Nothing was billed."
-    headers = {"x-should-retry": "false"}
-    return ApiError(502, message, type="server_error", code="adapter_rejected", headers=headers)
-
-
 def engine_unavailable(retry_after_s: float = 1.0) -> ApiError:
     message = "The engine is not available; it is being restarted. Nothing was billed."
     return service_unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)
@@ -194,6 +184,62 @@ def internal_error() -> ApiError:
     """A fault of ours: nothing of it is told but that it happened."""
     message = "The server had an error while processing your request."
     return ApiError(500, message, type="server_error", code="internal_error")
+
+
+# ---- adapters that cannot be served ----
+
+
+def adapter_loading(retry_after_s: float | None = None) -> ApiError:
+    """It may still come. retry_after_s: None where the engine cannot say."""
+    message = (
+        "The adapter is not loaded yet. Send the request again after the time in Retry-After. "
+        "Nothing was billed."
+    )
+    wait_s = _ADAPTER_RETRY_S if retry_after_s is None else max(1.0, retry_after_s)
+    return service_unavailable(message, code="adapter_loading", retry_after_s=wait_s)
+
+
+def adapter_missing() -> ApiError:
+    message = "The adapter's files are gone from the store; upload it again. Nothing was billed."
+    return _broken_adapter(message, code="adapter_missing")
+
+
+def adapter_corrupt() -> ApiError:
+    message = (
+        "The adapter's files in the store are not those that were uploaded; upload it again. "
+        "Nothing was billed."
+    )
+    return _broken_adapter(message, code="adapter_corrupt")
+
+
+def adapter_incompatible() -> ApiError:
+    message = (
+        "The adapter does not fit the base model that is served, in shape or in number format; "
+        "train it on this base model and upload it again. Nothing was billed."
+    )
+    return invalid_request(message, param="model", code="adapter_incompatible")
+
+
+def adapter_too_large() -> ApiError:
+    message = (
+        "The adapter is larger than what this server has room for; upload one of a lower rank "
+        "or with fewer target modules. Nothing was billed."
+    )
+    return invalid_request(message, param="model", code="adapter_too_large")
+
+
+def adapter_not_invoked(*, param: str) -> ApiError:
+    message = (
+        "The prompt does not contain the adapter's invocation tokens (alora_invocation_tokens); "
+        "add them, or ask the base model. Nothing was billed."
+    )
+    return invalid_request(message, param=param, code="adapter_not_invoked")
+
+
+def _broken_adapter(message: str, *, code: str) -> ApiError:
+    """The stored object itself is at fault, so the client is told not to retry."""
+    headers = {"x-should-retry": "false"}
+    return ApiError(502, message, type="server_error", code=code, headers=headers)
 
 
 # ---- other modules' errors ----

@@ -109,12 +109,13 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
     try:
         async with aclosing(gateway.engines.generate(generation.message)) as stream:
             async for output in stream:
-                if num_tokens == 0:
+                is_first = num_tokens == 0
+                num_tokens = output.num_prompt_tokens + output.num_completion_tokens
+                if failure := _failure(generation, output):
+                    raise failure
+                if is_first:
                     waited_s = time.monotonic() - generation.arrived_at
                     gateway.metrics.time_to_first_token.observe(waited_s)
-                num_tokens = output.num_prompt_tokens + output.num_completion_tokens
-                if failure := _failure(generation.message, output):
-                    raise failure
                 yield output
     except RequestRefused as refused:
         await _void(gateway, request_id)
@@ -249,11 +250,14 @@ def _max_tokens(
     limit = gateway.max_model_len
     wanted = asked.asked_tokens
     if num_prompt_tokens + (wanted or 1) > limit:
-        param = "messages" if isinstance(asked, ChatRequest) else "prompt"
         raise errors.context_length_exceeded(
-            limit=limit, asked=num_prompt_tokens + (wanted or 1), param=param
+            limit=limit, asked=num_prompt_tokens + (wanted or 1), param=_prompt_param(asked)
         )
     return wanted or limit - num_prompt_tokens
+
+
+def _prompt_param(asked: ChatRequest | CompletionRequest) -> str:
+    return "messages" if isinstance(asked, ChatRequest) else "prompt"
 
 
 async def _hold(
@@ -327,8 +331,12 @@ def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
 # ---- failures ----
 
 
-def _failure(message: AddRequest, output: RequestOutput) -> ApiError | None:
-    """Of a request that the engine accepted and could not serve."""
+def _failure(generation: Generation, output: RequestOutput) -> ApiError | None:
+    """Of a request that the engine accepted and could not serve.
+
+    Never in the engine's words: `output.error` may name keys and hosts.
+    """
+    message = generation.message
     if not output.num_completion_tokens:
         if output.stop_cause == "first_token_timeout":
             return errors.first_token_timeout(message.first_token_timeout_s)
@@ -336,12 +344,21 @@ def _failure(message: AddRequest, output: RequestOutput) -> ApiError | None:
             return errors.request_timeout(message.deadline_s)
     if output.finish_reason != "error":
         return None
-    if output.stop_cause == "adapter_loading":
-        return errors.adapter_failed()
-    if output.stop_cause in ("adapter_missing", "adapter_corrupt"):
-        return errors.adapter_rejected()
-    if output.stop_cause == "gateway_lost":
-        return errors.engine_unavailable()
+    match output.stop_cause:
+        case "adapter_loading":
+            return errors.adapter_loading(output.retry_after_s)
+        case "adapter_missing":
+            return errors.adapter_missing()
+        case "adapter_corrupt":
+            return errors.adapter_corrupt()
+        case "adapter_incompatible":
+            return errors.adapter_incompatible()
+        case "adapter_too_large":
+            return errors.adapter_too_large()
+        case "adapter_not_invoked":
+            return errors.adapter_not_invoked(param=_prompt_param(generation.asked))
+        case "gateway_lost":
+            return errors.engine_unavailable()
     return errors.internal_error()
 
 

@@ -72,7 +72,7 @@ def test_a_missing_object_fails_its_own_requests_and_nobody_else(
         body = {"prompt": "hello", "max_tokens": 4}
         lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
         assert lost.status_code == 502
-        assert lost.json()["error"]["code"] == "adapter_rejected"
+        assert lost.json()["error"]["code"] == "adapter_missing"
         assert lost.headers["x-should-retry"] == "false"
         for model in ("gamma", "base"):
             answer = tenant.http.post("/v1/completions", json=body | {"model": model})

@@ -45,6 +45,13 @@ def make(cls):
         (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
          "unsupported_parameter"),
         (errors.internal_error(), 500, "server_error", "internal_error"),
+        (errors.adapter_loading(), 503, "service_unavailable", "adapter_loading"),
+        (errors.adapter_missing(), 502, "server_error", "adapter_missing"),
+        (errors.adapter_corrupt(), 502, "server_error", "adapter_corrupt"),
+        (errors.adapter_incompatible(), 400, "invalid_request_error", "adapter_incompatible"),
+        (errors.adapter_too_large(), 400, "invalid_request_error", "adapter_too_large"),
+        (errors.adapter_not_invoked(param="prompt"), 400, "invalid_request_error",
+         "adapter_not_invoked"),
     ],
 )  # fmt: skip
 def test_each_situation_has_its_status_and_all_four_keys(error, status, type, code):
@@ -60,13 +67,25 @@ def test_every_503_and_429_says_when_to_come_back_or_not_to():
         errors.first_token_timeout(30),
         errors.metering_unavailable(),
         errors.engine_unavailable(),
-        errors.adapter_failed(),
+        errors.adapter_loading(),
         errors.rate_limited("slow", retry_after_s=0.2),
     ):
         assert int(error.headers["retry-after"]) >= 1
         assert int(error.headers["retry-after-ms"]) >= 1
     quota = errors.insufficient_quota("spent")
     assert quota.headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(("engine_says", "told"), [(None, 5), (0, 1), (0.2, 1), (1.2, 2), (30, 30)])
+def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, told):
+    headers = errors.adapter_loading(engine_says).headers
+    assert headers["retry-after"] == str(told)
+    assert int(headers["retry-after-ms"]) >= 1000
+
+
+def test_an_adapter_that_will_not_come_is_not_asked_for_again():
+    for error in (errors.adapter_missing(), errors.adapter_corrupt()):
+        assert error.headers == {"x-should-retry": "false"}
 
 
 def test_a_401_challenges():

@@ -326,6 +326,68 @@ def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     assert int(product.chat().headers["retry-after"]) >= 1
 
 
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        ("adapter_loading", 503),
+        ("adapter_missing", 502),
+        ("adapter_corrupt", 502),
+        ("adapter_incompatible", 400),
+        ("adapter_too_large", 400),
+        ("adapter_not_invoked", 400),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
+    product: Product, cause, status
+) -> None:
+    words = "tenants/ten_1/abc at 10.0.0.1 is not there"
+    product.engines.script = end_at_once(finish_reason="error", stop_cause=cause, error=words)
+    for ask, param in ((product.chat, "messages"), (product.text, "prompt")):
+        for stream in (False, True):
+            answer = ask(stream=stream)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (status, cause)
+            assert "othing was billed" in error["message"]
+            assert "ten_1" not in answer.text
+            assert "10.0.0.1" not in answer.text
+            if cause == "adapter_not_invoked":
+                assert error["param"] == param
+    assert not product.gateway.running
+
+
+def test_a_loading_adapters_503_says_what_the_engine_says(product: Product) -> None:
+    product.engines.script = end_at_once(
+        finish_reason="error", stop_cause="adapter_loading", retry_after_s=7.5
+    )
+    assert product.chat().headers["retry-after"] == "8"
+
+
+def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) -> None:
+    def script(message: AddRequest) -> list[RequestOutput]:
+        said = answer_all(message)[:2]
+        lost = replace(said[1], seq=2, finish_reason="error", stop_cause="adapter_loading")
+        return [*said, lost]
+
+    product.engines.script = script
+    streamed = product.chat(stream=True)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "adapter_loading"
+
+
+def test_a_failure_is_no_first_token(product: Product) -> None:
+    def observed() -> str:
+        lines = product.gateway.metrics.render().decode().splitlines()
+        return next(line for line in lines if "first_token_seconds_count" in line).split()[-1]
+
+    product.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
+    product.chat()
+    assert observed() == "0.0"
+    product.engines.script = answer_all
+    product.chat()
+    assert observed() == "1.0"
+
+
 def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:3]

@@ -1,9 +1,11 @@
 from decimal import Decimal
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.messages import StopCause
 from server.prices import (
     DEFAULT_PRICES,
     TokenPrices,
@@ -88,6 +90,15 @@ def test_a_deadline_before_the_first_token_is_free():
     some = rated_nanousd("abort", "deadline", 7, 2, 1, DEFAULT_PRICES)
     assert some == amount_nanousd(7, 2, 1, DEFAULT_PRICES)
     assert rated_nanousd("error", "engine_failure", 7, 2, 1, DEFAULT_PRICES) == 0
+
+
+ADAPTER_FAILURES = [cause for cause in get_args(StopCause) if cause.startswith("adapter_")]
+
+
+@pytest.mark.parametrize("cause", ADAPTER_FAILURES)
+def test_an_adapter_that_cannot_be_served_costs_nothing(cause):
+    for completion_tokens in (0, 5):  # after a preemption some may have been generated
+        assert rated_nanousd("error", cause, 7, 2, completion_tokens, DEFAULT_PRICES) == 0
 
 
 def test_a_new_database_gets_one_default_price(database):
