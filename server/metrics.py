@@ -1,11 +1,12 @@
 """Figures for Prometheus: counted here, or read off the engine's last heartbeat when asked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engine.messages import TierStats
 from server.engines import Engines
 from server.settler import Settler
 
@@ -23,6 +24,7 @@ _GAUGES = {
     "prefix_slabs": "Slabs of idle KV that may be found again",
     "prefill_tokens_per_s": "Prefill speed of the last minute: what recomputing costs",
     "copy_bytes_per_s": "Copies between device and host: what swapping costs",
+    "pinned_slabs": "Slabs of adapters that the operator pinned",
     "unsettled_records": "End records that the ledger does not have yet",
 }
 _COUNTERS = {
@@ -34,6 +36,18 @@ _COUNTERS = {
     "swapped": "Those whose KV was kept in host memory meanwhile",
     "prefix_evictions": "Blocks evicted from the prefix cache",
     "adapter_evictions": "Adapters evicted from the arena",
+}
+# Of each tier of adapters: device, host, disk, store.
+_TIER_COUNTERS = {
+    "hits": "Requests that found their adapter in this tier when they arrived",
+    "misses": "Requests that had to ask the next tier",
+    "loads": "Adapters that came into this tier",
+    "load_bytes": "Their bytes",
+    "load_seconds": "Time they were under way, added up",
+}
+_TIER_GAUGES = {
+    "used_bytes": "Bytes of adapters in this tier",
+    "limit_bytes": "Bytes that may be there; 0 without a limit",
 }
 
 
@@ -60,6 +74,7 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
         for name, help_text in _COUNTERS.items():
             yield CounterMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
+        yield from _tier_families(stats.tiers)
 
 
 class Metrics:
@@ -83,3 +98,17 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _tier_families(tiers: Sequence[TierStats]) -> Iterator[Metric]:
+    """Every figure of a tier as one family, labelled with the tier's name."""
+    for name, help_text in _TIER_COUNTERS.items():
+        counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=["tier"])
+        for tier in tiers:
+            counter.add_metric([tier.tier], getattr(tier, name))
+        yield counter
+    for name, help_text in _TIER_GAUGES.items():
+        gauge = GaugeMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=["tier"])
+        for tier in tiers:
+            gauge.add_metric([tier.tier], getattr(tier, name))
+        yield gauge
