@@ -1,0 +1,263 @@
+"""An S3 store that fails on demand: moto's server, and a proxy before it that has the faults.
+
+    with faulty_s3() as s3:                     # moto and the proxy, each in threads
+        start_something(AWS_ENDPOINT_URL=s3.url, **CREDENTIALS)
+        s3.fail("unavailable", times=2)                 # the next two GETs of objects
+        s3.fail("hang", key="tenants/t/")               # every GET below a prefix, until cleared
+        s3.delay_s = 0.2                                # every request
+        s3.clear()                                      # well again; what hangs is let go
+        s3.count(key), s3.bytes_asked(key)              # what has arrived since the start
+
+Whoever uses it needs nothing but the URL, so it may be another process. Only GETs of objects fail
+unless another method is named: uploads and listings go on.
+"""
+
+import contextlib
+import http.client
+import logging
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from moto.server import ThreadedMotoServer
+
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "NO_PROXY": "127.0.0.1",
+}
+
+Kind = Literal[
+    "unavailable", "delay", "hang", "stall", "truncate", "short", "wrong_bytes", "reset", "empty",
+    "ignore_range",
+]  # fmt: skip
+"""unavailable: 503 SlowDown.   delay: `seconds` before the answer.   hang: no answer at all.
+stall: headers, half of the body, then nothing.   truncate: the same, and the connection ends.
+short: half of the body, as if that were all.   wrong_bytes: as long, every byte another.
+reset: RST instead of an answer.   empty: 200 without a body.   ignore_range: 200, all of it.
+"""
+
+_SLOW_DOWN = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+_UPSTREAM_TIMEOUT_S = 30.0
+_NOT_FORWARDED = {"connection", "expect", "host", "transfer-encoding"}
+_NOT_ANSWERED = {"connection", "content-length", "date", "server", "transfer-encoding"}
+
+
+@dataclass
+class Fault:
+    """times: how many requests it still hits; None: all, until cleared.   key: a prefix."""
+
+    kind: Kind
+    times: int | None
+    key: str
+    method: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """One that arrived. size_bytes: what a GET got from upstream, faults aside."""
+
+    method: str
+    key: str
+    interval: str | None
+    size_bytes: int
+
+
+class FaultyS3:
+    """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.delay_s = 0.0
+        self.requests: list[Request] = []
+        self._faults: list[Fault] = []
+        self._lock = threading.Lock()
+        self._let_go = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def fail(
+        self,
+        kind: Kind,
+        *,
+        times: int | None = None,
+        key: str = "",
+        method: str = "GET",
+        seconds: float = 0.0,
+    ) -> None:
+        """From now on `times` matching requests fail so (None: all); earlier faults come first."""
+        with self._lock:
+            self._faults.append(Fault(kind, times, key, method, seconds))
+
+    def clear(self) -> None:
+        """No fault any more, and what hangs or is delayed goes on at once."""
+        with self._lock:
+            self._faults.clear()
+            self._let_go.set()
+            self._let_go = threading.Event()
+
+    def count(self, key: str = "", method: str = "GET") -> int:
+        """Requests that have arrived for keys that start so."""
+        return len(self._matching(key, method))
+
+    def bytes_asked(self, key: str = "") -> int:
+        """Bytes that all GETs of such keys would have got without faults."""
+        return sum(request.size_bytes for request in self._matching(key, "GET"))
+
+    def close(self) -> None:
+        self.clear()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _matching(self, key: str, method: str) -> list[Request]:
+        with self._lock:
+            return [r for r in self.requests if r.method == method and r.key.startswith(key)]
+
+    def _take_fault(self, method: str, key: str) -> Fault | None:
+        with self._lock:
+            for fault in self._faults:
+                if fault.method == method and key and key.startswith(fault.key):
+                    if fault.times is not None:
+                        fault.times -= 1
+                        if not fault.times:
+                            self._faults.remove(fault)
+                    return fault
+        return None
+
+    def _wait(self, seconds: float | None) -> None:
+        """For so long, or until everything is cleared."""
+        self._let_go.wait(seconds)
+
+    def _handler(self) -> type["_Handler"]:
+        return type("Handler", (_Handler,), {"proxy": self})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    proxy: FaultyS3
+    protocol_version = "HTTP/1.1"
+    # An answer's headers and body are two writes; together they would wait for the client's ACK.
+    disable_nagle_algorithm = True
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def _proxy(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")[2]
+        fault = self.proxy._take_fault(self.command, key)
+        kind = fault.kind if fault else None
+        status, headers, answer = self._ask(body, whole=kind == "ignore_range")
+        got = len(answer) if self.command == "GET" and status < 300 else 0
+        with self.proxy._lock:
+            interval = self.headers.get("Range")
+            self.proxy.requests.append(Request(self.command, key, interval, got))
+        if self.proxy.delay_s:
+            self.proxy._wait(self.proxy.delay_s)
+        if fault:
+            status, headers, answer = self._spoil(fault, status, headers, answer)
+        with contextlib.suppress(OSError):  # who asked may have given up
+            self._answer(kind, status, headers, answer)
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _proxy
+
+    def _ask(self, body: bytes, whole: bool) -> tuple[int, dict[str, str], bytes]:
+        """What the store behind says."""
+        host = urlsplit(self.proxy.upstream).netloc
+        upstream = http.client.HTTPConnection(host, timeout=_UPSTREAM_TIMEOUT_S)
+        left_out = _NOT_FORWARDED | ({"range"} if whole else set())
+        headers = {n: v for n, v in self.headers.items() if n.lower() not in left_out}
+        with contextlib.closing(upstream):
+            upstream.request(self.command, self.path, body or None, headers)
+            response = upstream.getresponse()
+            answer = response.read()
+            kept = {n: v for n, v in response.getheaders() if n.lower() not in _NOT_ANSWERED}
+            length = response.getheader("Content-Length")
+        if self.command == "HEAD" and length is not None:
+            kept["Content-Length"] = length
+        return response.status, kept, answer
+
+    def _spoil(
+        self, fault: Fault, status: int, headers: dict[str, str], answer: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """What the fault makes of an answer before it is sent."""
+        if fault.kind == "unavailable":
+            return 503, {"Content-Type": "application/xml"}, _SLOW_DOWN
+        if fault.kind == "delay":
+            self.proxy._wait(fault.seconds)
+        elif fault.kind == "hang":
+            self.proxy._wait(None)
+        elif fault.kind == "short":
+            return status, _cut_range(headers, len(answer) // 2), answer[: len(answer) // 2]
+        elif fault.kind == "wrong_bytes":
+            return status, headers, bytes(byte ^ 0xFF for byte in answer)
+        elif fault.kind == "empty":
+            return 200, {n: v for n, v in headers.items() if n.lower() != "content-range"}, b""
+        return status, headers, answer
+
+    def _answer(
+        self, kind: Kind | None, status: int, headers: dict[str, str], answer: bytes
+    ) -> None:
+        if kind == "reset":
+            self._reset()
+            return
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        if kind in ("stall", "truncate"):
+            self.wfile.write(answer[: len(answer) // 2])
+            if kind == "stall":
+                self.proxy._wait(None)
+            self.close_connection = True
+        elif self.command != "HEAD":
+            self.wfile.write(answer)
+
+    def _reset(self) -> None:
+        """Close with RST: a linger of zero seconds."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        os.close(self.connection.detach())
+        self.close_connection = True
+
+
+def _cut_range(headers: dict[str, str], num_bytes: int) -> dict[str, str]:
+    """The headers of a range's answer that ends after `num_bytes`."""
+
+    def cut(match: re.Match[str]) -> str:
+        return f"bytes {match[1]}-{int(match[1]) + num_bytes - 1}/"
+
+    return {n: re.sub(r"bytes (\d+)-\d+/", cut, v) for n, v in headers.items()}
+
+
+@contextlib.contextmanager
+def faulty_s3(bucket: str = "bucket") -> Iterator[FaultyS3]:
+    """Moto with an empty bucket, behind a proxy without faults."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for every request
+    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    moto.start()
+    host, port = moto.get_host_and_port()
+    proxy = FaultyS3(f"http://{host}:{port}")
+    try:
+        make_bucket = http.client.HTTPConnection(host, port, timeout=_UPSTREAM_TIMEOUT_S)
+        with contextlib.closing(make_bucket):
+            make_bucket.request("PUT", f"/{bucket}")
+            assert make_bucket.getresponse().status == 200
+        yield proxy
+    finally:
+        proxy.close()
+        moto.stop()
