@@ -8,7 +8,7 @@ more, so that room comes together as the running ones end.
 from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
-from engine.request import Request, RequestGroup
+from engine.request import Request, RequestGroup, find_adapter_start
 from lora.errors import FailureKind
 
 _CAUSES: dict[FailureKind, StopCause] = {
@@ -67,7 +67,9 @@ class Admission:
             return False  # preempted, and its last step still runs
         if request.index and self._waits_for_first_answer(request.group):
             return False
-        return self._has_adapter(request) or self._advance_adapter(request)
+        if self._has_adapter(request):
+            return self._is_invoked(request)
+        return self._advance_adapter(request)
 
     def _waits_for_first_answer(self, group: RequestGroup) -> bool:
         """Of n answers the others find in the cache what the first computes of the prompt."""
@@ -92,9 +94,26 @@ class Admission:
             return False
         self.adapters.want(request.adapter)
         needed = self.adapters.slabs_needed(key)
+        if needed is None or not self._is_invoked(request):
+            return False
         if needed and not self._is_held_up(request):
             self._place(request, needed)
-        return needed is not None and self.adapters.is_ready(key)
+        return self.adapters.is_ready(key)
+
+    def _is_invoked(self, request: Request) -> bool:
+        """Whether its adapter applies anywhere: one that silently does nothing is no answer.
+
+        From here on it is known where the adapter starts.
+        """
+        group, key = request.group, request.adapter_key
+        if group.adapter_start is None:
+            tokens = self.adapters.invocation_tokens(key) if key else None
+            group.adapter_start = find_adapter_start(group.message, tokens)
+        if group.adapter_start is None:
+            error = "the prompt does not hold the adapter's invocation tokens"
+            self._hopeless.append((group, Ending("error", "adapter_not_invoked", error)))
+            return False
+        return True
 
     def _place(self, request: Request, num_slabs: int) -> None:
         """One transaction: the adapter's slabs and the request's first chunk, or neither."""

@@ -11,26 +11,38 @@ from engine.messages import AddRequest
 class BlockHasher:
     """Chained block hashes: 16 bytes over the hash before, the scope, and the block's tokens.
 
-    The scope is what besides tokens decides whether KV may be shared: adapter digest and tenant
-    salt, as tagged fields, so that no text of one can pass for the other. A prefix that the
+    The scope is what besides tokens decides whether KV may be shared: revision of the base model,
+    adapter digest and tenant salt, as tagged fields, so that no text of one can pass for the other.
+    Blocks before the adapter's start are the base model's, and found by its requests. What the
     operator declared public on the base model has a scope of its own, the same for every tenant.
     public_prefixes: token ids.
     """
 
-    def __init__(self, block_size: int, public_prefixes: Sequence[Sequence[int]] = ()) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        public_prefixes: Sequence[Sequence[int]] = (),
+        base_revision: str = "",
+    ) -> None:
         self.block_size = block_size
+        self.base_revision = base_revision
         self._public_prefixes = tuple(tuple(prefix) for prefix in public_prefixes)
-        self._public = _scope(public=True)
+        self._public = _scope(base=base_revision, public=True)
 
     def scope(self, message: AddRequest) -> bytes:
         """Of a request's own, private blocks."""
         digest = message.adapter.digest if message.adapter else None
-        return _scope(adapter=digest, salt=message.cache_salt)
+        return self._private(digest, message.cache_salt)
+
+    def base_scope(self, message: AddRequest) -> bytes:
+        """Of its private blocks that its adapter has no part in."""
+        return self._private(None, message.cache_salt)
+
+    def _private(self, digest: str | None, salt: str) -> bytes:
+        return _scope(base=self.base_revision, adapter=digest, salt=salt)
 
     def num_public_blocks(self, message: AddRequest) -> int:
         """Whole blocks at the start of the prompt that are the start of a public prefix, too."""
-        if message.adapter is not None:
-            return 0
         prompt = message.prompt_token_ids
         lengths = (_num_common(prefix, prompt) for prefix in self._public_prefixes)
         return max(lengths, default=0) // self.block_size

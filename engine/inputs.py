@@ -1,6 +1,6 @@
 """A batch of plain ints turned into the tensors of one forward pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,7 @@ class ForwardInputs:
     """kv: [slabs, layers, 2, kv heads, block_size, head_dim], the arena as KV blocks.
 
     input_ids, positions, slot_mapping: [T] int64.   logits_indices: tokens whose row samples.
+    adapter_digests: by row number, of the tables that `lora` applies to it.
     """
 
     input_ids: torch.Tensor
@@ -51,6 +52,7 @@ class ForwardInputs:
     prefills: Sequence[PrefillChunk]
     kv: torch.Tensor
     lora: LoRABatch
+    adapter_digests: Mapping[int, str]
 
 
 class InputBuilder:
@@ -77,6 +79,7 @@ class InputBuilder:
         rows = batch.rows
         firsts = _offsets([len(row.token_ids) for row in rows])
         decodes = [i for i, row in enumerate(rows) if len(row.token_ids) == 1]
+        segments, adapter_digests = self._segments(rows, firsts)
         return ForwardInputs(
             input_ids=self._ints([t for row in rows for t in row.token_ids]),
             positions=self._ints([p for row in rows for p in _positions(row)]),
@@ -95,7 +98,8 @@ class InputBuilder:
                 if len(row.token_ids) > 1
             ],
             kv=self.kv,
-            lora=LoRABatch(self._segments(rows, firsts)),
+            lora=LoRABatch(segments),
+            adapter_digests=adapter_digests,
         )
 
     def _decode_groups(self, decodes: list[tuple[int, ScheduledRow]]) -> list[DecodeGroup]:
@@ -115,24 +119,27 @@ class InputBuilder:
             )
         return groups
 
-    def _segments(self, rows: Sequence[ScheduledRow], firsts: list[int]) -> list[Segment]:
-        """Neighbouring rows of one adapter become one segment."""
+    def _segments(
+        self, rows: Sequence[ScheduledRow], firsts: list[int]
+    ) -> tuple[list[Segment], dict[int, str]]:
+        """Neighbouring tokens of one adapter as one segment; digests by number of their rows."""
         segments: list[Segment] = []
-        for first, row in zip(firsts, rows, strict=True):
-            if row.adapter_key is None:
+        digests: dict[int, str] = {}
+        for number, (first, row) in enumerate(zip(firsts, rows, strict=True)):
+            num_before = max(0, row.adapter_start - row.start)
+            if row.adapter_key is None or num_before >= len(row.token_ids):
                 continue
-            end = first + len(row.token_ids)
-            tables = self._tables(row)
-            if segments and segments[-1].tables is tables:
-                segments[-1] = Segment(segments[-1].start, end, tables)
-            else:
-                segments.append(Segment(first, end, tables))
-        return segments
+            start, end = first + num_before, first + len(row.token_ids)
+            tables = self._tables(row.adapter_key, row)
+            digests[number] = tables.digest
+            if segments and segments[-1].tables is tables and segments[-1].end == start:
+                start = segments.pop().start
+            segments.append(Segment(start, end, tables))
+        return segments, digests
 
-    def _tables(self, row: ScheduledRow) -> DeviceTables:
+    def _tables(self, key: str, row: ScheduledRow) -> DeviceTables:
         """The step's proof of adapter: what lies in the arena is what the request named."""
-        assert row.adapter_key is not None
-        generation, tables = self.tables(row.adapter_key)
+        generation, tables = self.tables(key)
         assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
         assert generation == row.adapter_generation, "the adapter was replaced since scheduling"
         return tables

@@ -142,7 +142,9 @@ class KVCache:
         hashes, size = request.block_hashes, self.layout.block_size
         for i in range(len(hashes), num_blocks):
             tokens = request.tokens(i * size, (i + 1) * size)
-            is_public = i < request.num_public_blocks
+            is_base = (i + 1) * size <= request.adapter_start
+            is_public = is_base and i < request.num_public_blocks
+            scope = request.base_scope if is_base else request.scope
             parent = hashes[-1] if hashes else b""
-            hashes.append(self.hasher.hash(parent, request.scope, is_public, tokens))
+            hashes.append(self.hasher.hash(parent, scope, is_public, tokens))
         return hashes[:num_blocks]

@@ -1,6 +1,7 @@
 """Requests in the engine: mutable, written by the scheduler only."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,6 +19,7 @@ class RequestGroup:
 
     num_prompt_tokens_done: prompt tokens that have been computed or found in the prefix cache, once
     for all answers: what is billed.   num_cached_tokens: those of them that were found.
+    adapter_start: as `find_adapter_start` says, once the adapter has reached the host.
     """
 
     gateway_id: str
@@ -28,6 +30,7 @@ class RequestGroup:
     num_prompt_tokens_done: int = 0
     num_cached_tokens: int = 0
     num_outputs_sent: int = 0
+    adapter_start: int | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -88,6 +91,7 @@ class Request:
     [num_computed, + num_in_flight)             in steps that have been launched and not finished
     [.., num_tokens + num_pending)              to do; the pending token is chosen by such a step
 
+    base_scope, scope: of blocks before the adapter's start, and of all others.
     arrival: counts requests, so it orders them.   swapped: its blocks' places in the swap space.
     num_restarts: times that what it had computed was lost to it.
     num_dead_blocks: the first ones, behind the sliding window: given back for good.
@@ -99,6 +103,7 @@ class Request:
     index: int
     arrival: int
     seed: int
+    base_scope: bytes
     scope: bytes
     stops: StopMatcher
     output_token_ids: list[int] = field(default_factory=list)
@@ -150,6 +155,12 @@ class Request:
         return adapter.object_key if adapter else None
 
     @property
+    def adapter_start(self) -> int:
+        """First position at which its adapter applies: known before anything is computed."""
+        assert self.group.adapter_start is not None
+        return self.group.adapter_start
+
+    @property
     def params(self) -> SamplingParams:
         return self.group.message.sampling_params
 
@@ -190,3 +201,24 @@ class Request:
         prompt = self.message.prompt_token_ids[start : min(end, split)]
         output = self.output_token_ids[max(start - split, 0) : max(end - split, 0)]
         return (*prompt, *output, *[PENDING_TOKEN] * (end - max(start, self.num_tokens)))
+
+
+def find_adapter_start(message: AddRequest, invocation_tokens: Sequence[int] | None) -> int | None:
+    """The first position at which the request's adapter applies; None if it applies nowhere.
+
+    [0, start)   the base model's, their keys and values, too; without an adapter the whole prompt
+    [start, ..)  the adapter's, generated tokens included
+    invocation_tokens: of an activated LoRA, None for others. It starts where they begin for the
+    last time in the prompt, as in PEFT (`calculate_alora_offsets`).
+    """
+    if message.adapter is None:
+        return len(message.prompt_token_ids)
+    if invocation_tokens is None:
+        return 0
+    # As text, so that the search is one call: a long prompt must not hold up the step.
+    start = _as_text(message.prompt_token_ids).rfind(_as_text(invocation_tokens))
+    return start if start >= 0 else None
+
+
+def _as_text(token_ids: Sequence[int]) -> str:
+    return "".join(map(chr, token_ids))

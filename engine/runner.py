@@ -89,7 +89,11 @@ class ModelRunner:
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
         self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
-        return StepTokens(token_ids, {due[j]: named for j, named in logprobs.items()})
+        return StepTokens(
+            token_ids,
+            {due[j]: named for j, named in logprobs.items()},
+            inputs.adapter_digests,
+        )
 
 
 def fail_rows(

@@ -98,7 +98,7 @@ class Scheduler:
         group = RequestGroup(gateway_id, message, arrived_at=self.clock())
         seed = message.sampling_params.seed
         seed = secrets.randbits(64) if seed is None else seed
-        scope = self.hasher.scope(message)
+        base_scope, scope = self.hasher.base_scope(message), self.hasher.scope(message)
         num_public_blocks = self.hasher.num_public_blocks(message)
         for index in range(message.sampling_params.n):
             self._num_arrivals += 1
@@ -107,6 +107,7 @@ class Scheduler:
                 index,
                 arrival=self._num_arrivals,
                 seed=(seed + index * _SEED_STEP) & _MASK,
+                base_scope=base_scope,
                 scope=scope,
                 num_public_blocks=num_public_blocks,
                 stops=StopMatcher(message.sampling_params.stop),
@@ -217,6 +218,7 @@ class Scheduler:
             adapter_key=request.adapter_key,
             adapter_digest=request.group.digest,
             adapter_generation=generation,
+            adapter_start=request.adapter_start,
             sampling=request.params if samples else None,
             seed=request.seed,
             num_output_tokens=len(request.output_token_ids) + request.num_pending_tokens,

@@ -39,9 +39,12 @@ class FakeClock:
         return self.now
 
 
-def fake_token(history: Sequence[int], adapter_digest: str | None) -> int:
-    """A function of everything a model's next token depends on; never EOS."""
-    seed = f"{adapter_digest} {list(history)}".encode()
+def fake_token(history: Sequence[int], adapter_digest: str | None, adapter_start: int = 0) -> int:
+    """A function of everything a model's next token depends on; never EOS.
+
+    adapter_start: the position from which on the adapter applies.
+    """
+    seed = f"{adapter_digest} {adapter_start} {list(history)}".encode()
     return hashlib.blake2b(seed).digest()[0] % 250 + 1
 
 
@@ -83,7 +86,12 @@ class FakeRunner:
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
             self.meter.count(prompt, sum(token is not None for token in tokens))
-        return StepTokens(tokens)
+        applied = {
+            number: row.adapter_digest
+            for number, row in enumerate(batch.rows)
+            if row.adapter_digest and row.adapter_start < row.start + len(row.token_ids)
+        }
+        return StepTokens(tokens, adapter_digests=applied)
 
     def run(self, batch: Batch) -> StepTokens:
         """A step without lag."""
@@ -100,7 +108,7 @@ class FakeRunner:
         for position, token in enumerate(row.token_ids, row.start):
             known = self._chosen[answer] if token == PENDING_TOKEN else token
             slab, offset = self._place(row, position)
-            self.slabs.setdefault(slab, {})[offset] = (known, row.adapter_digest)
+            self.slabs.setdefault(slab, {})[offset] = (known, self._digest_at(row, position))
         if row.sampling is None:
             return None
         history = []
@@ -108,10 +116,15 @@ class FakeRunner:
         for position in range(max(0, end - (self.window or end)), end):
             slab, offset = self._place(row, position)
             token, digest = self.slabs[slab][offset]
-            assert digest == row.adapter_digest, "KV of another adapter"
+            assert digest == self._digest_at(row, position), "KV of another adapter"
             history.append(token)
-        self._chosen[answer] = fake_token(history, row.adapter_digest)
+        start = row.adapter_start if row.adapter_digest else 0
+        self._chosen[answer] = fake_token(history, row.adapter_digest, start)
         return self._chosen[answer]
+
+    @staticmethod
+    def _digest_at(row: ScheduledRow, position: int) -> str | None:
+        return row.adapter_digest if position >= row.adapter_start else None
 
     @staticmethod
     def _place(row: ScheduledRow, position: int) -> tuple[int, int]:
@@ -247,12 +260,20 @@ def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
     return StepTokens([token_id if row.sampling else None for row in batch.rows])
 
 
-def expected_tokens(message: AddRequest, window: int | None = None) -> list[int]:
-    """What the request gets when it runs alone, without stops."""
+def expected_tokens(
+    message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
+) -> list[int]:
+    """What the request gets when it runs alone, without stops.
+
+    invocation: tokens of its adapter that its prompt holds, if that is an activated LoRA.
+    """
     digest = message.adapter.digest if message.adapter else None
     history = list(message.prompt_token_ids)
+    length = len(invocation)
+    starts = [i for i in range(len(history)) if history[i : i + length] == list(invocation)]
+    start = starts[-1] if invocation else 0
     for _ in range(message.sampling_params.max_tokens):
-        history.append(fake_token(history[-(window or len(history)) :], digest))
+        history.append(fake_token(history[-(window or len(history)) :], digest, start))
     return history[len(message.prompt_token_ids) :]
 
 
