@@ -20,7 +20,8 @@ from typing import Any
 from lora.disk_cache import DiskCache
 from lora.errors import AdapterError
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage import Storage, open_storage
+from registry.storage import Storage
+from registry.storage_url import open_storage
 
 _NICE = 19
 _THREADS = 4

@@ -1,13 +1,16 @@
-"""Where objects lie: a folder, or a bucket (registry.storage_s3). Keys look like paths."""
+"""Where objects lie: a folder, or a bucket (registry.storage_s3). Keys look like paths.
+
+registry.storage_url opens either.
+"""
 
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
-from urllib.parse import unquote, urlsplit
 
 from registry.errors import ObjectNotFound, StorageError
 
@@ -15,6 +18,8 @@ CHUNK_BYTES = 1 << 20
 
 _KEY = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _INCOMING = ".incoming"
+_LEFTOVER_S = 24 * 3600.0
+"""An incoming file as old as this is nobody's: its process was killed."""
 
 
 class Storage(Protocol):
@@ -26,7 +31,8 @@ class Storage(Protocol):
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """The bytes [start, end) in chunks of at most CHUNK_BYTES.
 
-        Raises ObjectNotFound at the first chunk. A range past the end is cut at the end.
+        Raises ObjectNotFound at the first chunk. A range past the end is cut at the end; one that
+        ends earlier is an error.
         """
 
     def size(self, key: str) -> int:
@@ -37,19 +43,6 @@ class Storage(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]:
         """Keys that start with `prefix`, in sorted order."""
-
-
-def open_storage(url: str) -> Storage:
-    """The store behind `file:///folder` or `s3://bucket/prefix`. Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return LocalStorage(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
-        # Imported here: only a process that is given a bucket needs boto3.
-        from registry.storage_s3 import S3Storage
-
-        return S3Storage(bucket=parts.netloc, prefix=unquote(parts.path).strip("/"))
-    raise ValueError(f"Storage is file:///folder or s3://bucket/prefix, not {url!r}.")
 
 
 def check_key(key: str) -> None:
@@ -64,6 +57,7 @@ class LocalStorage:
     def __init__(self, root: Path | str) -> None:
         self._root = Path(root).resolve()
         self._incoming = self._root / _INCOMING
+        self._sweep()
 
     def put(self, key: str, path: Path) -> None:
         target = self._path(key)
@@ -121,6 +115,13 @@ class LocalStorage:
     def _path(self, key: str) -> Path:
         check_key(key)
         return self._root / key
+
+    def _sweep(self) -> None:
+        """Remove what puts of killed processes left; other processes' puts are younger."""
+        with suppress(OSError):
+            for path in self._incoming.iterdir():
+                if path.stat().st_mtime < time.time() - _LEFTOVER_S:
+                    path.unlink()
 
     def _copy_whole(self, source: Path, target: Path) -> None:
         handle, name = tempfile.mkstemp(dir=self._incoming)

@@ -1,5 +1,6 @@
 """Objects in an S3 bucket. Endpoint, region and credentials come from the environment."""
 
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -12,24 +13,34 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage import CHUNK_BYTES, check_key
 
-_CONFIG = Config(
-    connect_timeout=5,
-    read_timeout=30,
-    retries={"mode": "standard", "total_max_attempts": 4},
-    # We compare a sha256 of our own; stores that are not Amazon's refuse the newer checksums.
-    request_checksum_calculation="when_required",
-    response_checksum_validation="when_required",
-)
+_CONNECT_TIMEOUT_S = 3.0
+_MAX_CONNECTIONS = 64
+"""As many threads as the fetcher reads with; more than the default of 10 would be thrown away."""
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MISSING = {"404", "NoSuchKey", "NotFound"}
 
 
-class S3Storage:
-    """One bucket, under one prefix. boto3 clients may be shared by threads."""
+def make_client(attempts: int, read_timeout_s: float) -> Any:
+    """boto3's client for S3; it may be shared by threads."""
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=read_timeout_s,
+        max_pool_connections=_MAX_CONNECTIONS,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        # We compare a sha256 of our own; stores that are not Amazon's refuse the newer checksums.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    return boto3.session.Session().client("s3", config=config)
 
-    def __init__(self, bucket: str, prefix: str = "", client: Any = None) -> None:
+
+class S3Storage:
+    """One bucket, under one prefix."""
+
+    def __init__(self, bucket: str, prefix: str, client: Any) -> None:
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
-        self._client = client or boto3.session.Session().client("s3", config=_CONFIG)
+        self._client = client
 
     def put(self, key: str, path: Path) -> None:
         # One PUT: it appears whole or not at all, up to S3's 5 GiB.
@@ -51,6 +62,8 @@ class S3Storage:
                     return
                 raise
             with closing(response["Body"]) as body:
+                if "Range" in request:
+                    _check_range(response, key, start, end)
                 yield from body.iter_chunks(CHUNK_BYTES)
 
     def size(self, key: str) -> int:
@@ -74,6 +87,18 @@ class S3Storage:
     def _key(self, key: str) -> str:
         check_key(key)
         return self._prefix + key
+
+
+def _check_range(response: dict[str, Any], key: str, start: int, end: int | None) -> None:
+    """Raises StorageError unless the answer is the range that was asked for, cut at the end."""
+    given = response.get("ContentRange", "all of it")
+    match = _CONTENT_RANGE.fullmatch(given)
+    if match:
+        first, last, size = (int(number) for number in match.groups())
+        if first == start and last + 1 == min(size, size if end is None else end):
+            return
+    asked = f"{start}-{'' if end is None else end - 1}"
+    raise StorageError(key=key, reason=f"bytes {asked} were asked for, {given} came")
 
 
 @contextmanager

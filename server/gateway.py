@@ -7,7 +7,7 @@ from pathlib import Path
 
 from registry.base_model import BaseModel
 from registry.service import Registry
-from registry.storage import open_storage
+from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.validate import AdapterLimits
 from server.database import Database

@@ -2,39 +2,33 @@ import os
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage import CHUNK_BYTES, LocalStorage, open_storage
+from registry.storage import CHUNK_BYTES, LocalStorage
 from registry.storage_s3 import S3Storage
+from registry.storage_url import open_storage
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
 
 
 @pytest.fixture(scope="module")
-def s3_endpoint():
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+def s3():
+    with faulty_s3() as s3:
+        yield s3
 
 
 @pytest.fixture(scope="module")
-def s3_environment(s3_endpoint):
+def s3_environment(s3):
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-        environment.setenv("AWS_ACCESS_KEY_ID", "test")
-        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        environment.setenv("NO_PROXY", "127.0.0.1")
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        environment.setenv("AWS_ENDPOINT_URL", s3.url)
         yield
 
 
 @pytest.fixture(scope="module")
 def bucket(s3_environment):
     """A store on the whole bucket. One client for all tests: making one takes half a second."""
-    storage = open_storage("s3://bucket")
-    storage._client.create_bucket(Bucket="bucket")
-    return storage
+    return open_storage("s3://bucket", attempts=1)
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -42,7 +36,7 @@ def storage(request, tmp_path):
     if request.param == "local":
         return open_storage(f"file://{tmp_path / 'store'}")
     bucket = request.getfixturevalue("bucket")
-    return S3Storage("bucket", prefix=f"tests{tmp_path}", client=bucket._client)
+    return S3Storage("bucket", f"tests{tmp_path}", bucket._client)
 
 
 @pytest.fixture
@@ -156,6 +150,17 @@ def test_a_failed_put_leaves_no_file_behind(tmp_path):
     assert [path for path in root.rglob("*") if path.is_file()] == []
 
 
+def test_what_a_killed_process_left_behind_is_swept_a_day_later(tmp_path, make_file):
+    incoming = tmp_path / "store" / ".incoming"
+    incoming.mkdir(parents=True)
+    old, young = incoming / "old", incoming / "young"
+    for path in (old, young):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    LocalStorage(tmp_path / "store")
+    assert list(incoming.iterdir()) == [young], "another process may be writing it"
+
+
 def test_a_listing_does_not_leave_the_root(tmp_path):
     (tmp_path / "secret").write_text("x")
     with pytest.raises(StorageError):
@@ -177,7 +182,7 @@ def test_a_full_or_forbidden_disk_is_a_storage_error(tmp_path, make_file):
 
 
 def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
-    storage = S3Storage("no-such-bucket-here", client=bucket._client)
+    storage = S3Storage("no-such-bucket-here", "", bucket._client)
     for ask in (
         lambda: storage.put("k", make_file(b"x")),
         lambda: list(storage.list("")),
@@ -187,11 +192,41 @@ def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
 
 
 def test_an_endpoint_that_does_not_answer_is_a_storage_error(monkeypatch, s3_environment):
-    # Nothing listens on port 1; the retries are bounded.
+    # Nothing listens on port 1.
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(StorageError):
-        S3Storage("bucket").size("k")
+        open_storage("s3://bucket", attempts=1).size("k")
+
+
+def test_a_store_that_says_nothing_is_given_up_after_the_read_timeout(bucket, s3, make_file):
+    storage = open_storage("s3://bucket", attempts=1, read_timeout_s=0.2)
+    storage.put("k", make_file(b"hello"))
+    s3.fail("hang")
+    with pytest.raises(StorageError):
+        read(storage, "k")
+    s3.clear()
+    assert read(storage, "k") == b"hello"
+
+
+@pytest.mark.parametrize(("attempts", "expected"), [(1, 1), (3, 3)])
+def test_one_call_makes_as_many_attempts_as_it_was_given(bucket, s3, make_file, attempts, expected):
+    storage = open_storage("s3://bucket/attempts", attempts=attempts)
+    storage.put("k", make_file(b"hello"))
+    before = s3.count("attempts/k")
+    s3.fail("unavailable", key="attempts/k")
+    with pytest.raises(StorageError, match="SlowDown"):
+        read(storage, "k")
+    s3.clear()
+    assert s3.count("attempts/k") - before == expected
+
+
+@pytest.mark.parametrize("fault", ["truncate", "short", "ignore_range", "empty", "reset"])
+def test_a_range_that_is_not_what_was_asked_for_is_noticed(bucket, s3, make_file, fault):
+    bucket.put("k", make_file(bytes(1000)))
+    s3.fail(fault, times=1)
+    with pytest.raises(StorageError):
+        read(bucket, "k", 100, 900)
+    assert len(read(bucket, "k", 100, 900)) == 800
 
 
 @pytest.mark.parametrize("url", ["", "/tmp/x", "http://x/y", "s3://", "file://host/x", "file:"])
