@@ -140,11 +140,15 @@ class KVCache:
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Of its first blocks, each computed once."""
         hashes, size = request.block_hashes, self.layout.block_size
+        start = request.adapter_start
+        # With the start: the same tokens may be prompt here and generated there, where a second
+        # invocation moves nothing.
+        own_scope = request.scope + start.to_bytes(8, "little")
         for i in range(len(hashes), num_blocks):
             tokens = request.tokens(i * size, (i + 1) * size)
-            is_base = (i + 1) * size <= request.adapter_start
+            is_base = request.adapter is None or (i + 1) * size <= start
             is_public = is_base and i < request.num_public_blocks
-            scope = request.base_scope if is_base else request.scope
+            scope = request.base_scope if is_base else own_scope
             parent = hashes[-1] if hashes else b""
             hashes.append(self.hasher.hash(parent, scope, is_public, tokens))
         return hashes[:num_blocks]

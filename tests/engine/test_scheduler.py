@@ -28,6 +28,8 @@ from tests.engine.fakes import (
 
 ADAPTERS = [None, *(make_adapter(f"a{i}", rank=8 * (i + 1)) for i in range(4))]
 MAX_SUM_RANKS = 48
+# The last two are activated LoRAs; not every prompt holds their tokens.
+INVOCATIONS = {ADAPTERS[3].object_key: (1, 2), ADAPTERS[4].object_key: (3,)}
 
 
 @composite
@@ -76,6 +78,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
     """
     loader = FakeLoader(at_once=False)
     loader.slabs = {a.object_key: i + 1 for i, a in enumerate(ADAPTERS) if a}
+    loader.invocation_tokens = INVOCATIONS
     scheduler = make_scheduler(
         num_slabs,
         loader,
@@ -125,9 +128,11 @@ def check_answers(message, outputs, window):
         answer = [o for o in outputs if o.index == index]
         finals = [o.finish_reason is not None for o in answer]
         assert finals == [False] * (len(answer) - 1) + [True]
-        tokens, expected = tokens_of(answer), expected_tokens(message, window)
+        tokens, expected = tokens_of(answer), expected_answer(message, window)
         total += len(tokens)
-        if answer[-1].finish_reason == "abort":
+        if not expected:
+            assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
+        elif answer[-1].finish_reason == "abort":
             assert tokens == expected[: len(tokens)]
         else:
             assert tokens == expected
@@ -136,8 +141,19 @@ def check_answers(message, outputs, window):
     assert outputs[-1].num_cached_tokens <= outputs[-1].num_prompt_tokens
 
 
+def expected_answer(message, window):
+    """What it gets alone: nothing where its prompt does not invoke its adapter."""
+    invocation = INVOCATIONS.get(message.adapter.object_key, ()) if message.adapter else ()
+    prompt, length = message.prompt_token_ids, len(invocation)
+    if not any(prompt[i : i + length] == invocation for i in range(len(prompt))):
+        return []
+    return expected_tokens(message, window, invocation)
+
+
 def check_sharing(scheduler):
-    """A block has two users only where digest, salt and all tokens up to its end agree."""
+    """A block has two users only where salt, all tokens up to its end, and what of the adapter is
+    in it agree.
+    """
     holders: dict[int, list] = {}
     for request in (*scheduler.queues.running, *scheduler.queues.waiting):
         first = request.num_dead_blocks
@@ -146,10 +162,16 @@ def check_sharing(scheduler):
     size = scheduler.layout.block_size
     for shared in holders.values():
         contents = {
-            (r.group.digest, r.message.cache_salt, r.tokens(0, (number + 1) * size))
-            for r, number in shared
+            (applied_before(r, end), r.message.cache_salt, r.tokens(0, end))
+            for r, end in ((r, (number + 1) * size) for r, number in shared)
         }
         assert len(shared) == 1 or len(contents) == 1
+
+
+def applied_before(request, end):
+    """Adapter and start, None where all before the position `end` is the base model's."""
+    is_base = request.adapter is None or end <= request.adapter_start
+    return None if is_base else (request.group.digest, request.adapter_start)
 
 
 def check_budgets(batch, running, budget, num_seqs):
