@@ -5,8 +5,7 @@ rows of one projection of one layer: A rows `[8, in]`, then B rows, rank-major, 
 Addresses are int32 in units of 256 bytes, so 2**31 of them reach 512 GB.
 """
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,13 +105,6 @@ class Layout:
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
-    @cached_property
-    def layout_id(self) -> str:
-        """Names the byte layout: adapters packed under one id can be copied into any such arena."""
-        return hashlib.sha256(
-            repr((self.shape, self.itemsize, self.block_size)).encode()
-        ).hexdigest()
-
     def tile_bytes(self, projection: int) -> int:
         return _round_up(
             RANK_ROWS * sum(self.shape.features(projection)) * self.itemsize, ADDRESS_UNIT_BYTES
@@ -122,17 +114,28 @@ class Layout:
         return -(-num_tokens // self.block_size)
 
     def pack(self, ranks: Ranks) -> tuple[list[Tile], int]:
-        """First-fit of an adapter's tiles into slabs; also how many slabs that takes."""
+        """First-fit of an adapter's tiles into slabs, largest first; also how many slabs it takes.
+
+        Tiles of one projection in one slab lie next to each other, by layer and index.
+        """
         tiles: list[Tile] = []
         used: list[int] = []  # bytes taken of each slab
-        for (layer, projection), rank in sorted(ranks.items()):
+        by_size = sorted(range(len(PROJECTIONS)), key=self.tile_bytes, reverse=True)
+        for projection in by_size:
             size = self.tile_bytes(projection)
-            for index in range(-(-rank // RANK_ROWS)):
-                slab = next(
-                    (s for s, u in enumerate(used) if u + size <= self.slab_bytes), len(used)
-                )
+            slab = 0  # those before it have no room for a tile of this size
+            for layer, index in _rank_rows(ranks, projection):
+                while slab < len(used) and used[slab] + size > self.slab_bytes:
+                    slab += 1
                 if slab == len(used):
                     used.append(0)
                 tiles.append(Tile(layer, projection, index, slab, used[slab]))
                 used[slab] += size
         return tiles, len(used)
+
+
+def _rank_rows(ranks: Ranks, projection: int) -> Iterator[tuple[int, int]]:
+    """(layer, index) of every tile of a projection, in order."""
+    for layer in sorted(layer for layer, p in ranks if p == projection):
+        for index in range(-(-ranks[layer, projection] // RANK_ROWS)):
+            yield layer, index

@@ -1,5 +1,7 @@
 """Where tiles lie: nothing overlaps, nothing is wasted on ranks an adapter does not have."""
 
+from itertools import groupby
+
 from hypothesis import given, settings
 from hypothesis.strategies import dictionaries, integers, tuples
 
@@ -33,10 +35,21 @@ def test_blocks_grow_until_the_largest_tile_fits():
     assert all(layout.tile_bytes(p) <= layout.slab_bytes for p in range(len(PROJECTIONS)))
 
 
-def test_the_layout_id_names_the_byte_layout():
-    ids = {Layout.of(LLAMA_8B, 2).layout_id, Layout.of(LLAMA_8B, 4).layout_id}
-    ids |= {Layout.of(LLAMA_8B, 2, 32).layout_id, Layout.of(SMOLLM_135M, 2).layout_id}
-    assert len(ids) == 4
+def test_a_large_adapter_leaves_almost_nothing_of_its_slabs_empty():
+    layout = Layout.of(LLAMA_8B, itemsize=2)
+    everywhere = {(layer, p): 256 for layer in range(32) for p in range(len(PROJECTIONS))}
+    _, num_slabs = layout.pack(everywhere)
+    assert num_slabs * layout.slab_bytes < 1.02 * 256 * layout.bytes_per_rank
+
+
+def test_tiles_of_a_projection_in_one_slab_are_neighbours():
+    layout = Layout.of(SMOLLM_135M, itemsize=4)
+    mixed = {(layer, p): 9 + 8 * (p % 3) for layer in range(30) for p in range(len(PROJECTIONS))}
+    tiles, _ = layout.pack(mixed)
+    for (_, projection), run in groupby(tiles, lambda t: (t.slab, t.projection)):
+        offsets = [tile.offset_bytes for tile in run]
+        size = layout.tile_bytes(projection)
+        assert offsets == [offsets[0] + i * size for i in range(len(offsets))]
 
 
 @given(ranks)
