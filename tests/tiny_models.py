@@ -1,5 +1,6 @@
 """Random tiny models, tokenizers and PEFT adapters on disk, as Hugging Face writes them."""
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,9 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lora.host import PackedAdapter, read_packed
+from lora.packed import PackedForm
+from lora.packing import pack
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, write_canonical
@@ -136,3 +140,14 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     with weights.open("rb") as file:
         write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
     return written.getvalue()
+
+
+def packed_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter:
+    """A canonical object, packed for an arena and read as the engine reads it."""
+    digest = hashlib.sha256(data).hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    source, target = folder / digest, folder / f"{digest}.packed"
+    source.write_bytes(data)
+    with target.open("wb") as file:
+        pack(source, digest, form, file)
+    return read_packed(target, digest, form, pin=False)

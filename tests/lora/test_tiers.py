@@ -3,7 +3,6 @@
 import hashlib
 import os
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -12,14 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lora.batch import DeviceTables, LoRABatch, Segment
 from lora.disk_cache import DiskCache
 from lora.errors import AdapterError
-from lora.layout import PROJECTIONS, Layout
+from lora.layout import Layout
 from lora.loader import ThreadLoader
-from lora.weights import pack
 from registry.base_model import BaseModel
-from registry.peft_format import parse_canonical
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
 from tests.engine.fakes import SHAPE
@@ -48,69 +44,6 @@ def layout_of(base):
 
 def make_ref(data, key="k"):
     return AdapterRef("a", 1, hashlib.sha256(data).hexdigest(), key, 12, len(data))
-
-
-# ---- packing ----
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype):
-    from safetensors.torch import load_file
-
-    base, adapter_dir, data = world
-    layout = Layout.of(layout_of(base).shape, dtype.itemsize)
-    packed = pack(make_ref(data).digest, data, layout, dtype)
-    # Slabs at scattered places of an arena that is NaN everywhere else.
-    arena = torch.full((3 * packed.num_slabs, layout.slab_bytes // dtype.itemsize), torch.nan)
-    arena = arena.to(dtype)
-    places = [3 * i + 1 for i in range(packed.num_slabs)]
-    arena[torch.tensor(places)] = packed.slabs.view(dtype)
-    tables = DeviceTables.of(packed, layout, places, arena.view(torch.uint8))
-    batch = LoRABatch([Segment(1, 4, tables)])
-    tensors = load_file(adapter_dir / "adapter_model.safetensors")
-    for projection, name in enumerate(PROJECTIONS):
-        kind = "self_attn" if projection < 4 else "mlp"
-        prefix = f"base_model.model.model.layers.1.{kind}.{name}"
-        a, b = (tensors[f"{prefix}.lora_{x}.weight"] for x in "AB")
-        rank = a.shape[0]
-        assert rank == (3 if name == "v_proj" else 12)
-        x = (torch.randn(5, a.shape[1]) / a.shape[1] ** 0.5).to(dtype)
-        y = torch.zeros(5, b.shape[0], dtype=dtype)
-        batch.apply(y, x, layer=1, projection=projection)
-        scale = 16 / rank**0.5
-        expected = scale * x.double() @ a.double().T @ b.double().T
-        same_dtype = (x @ a.to(dtype).T) @ b.to(dtype).T * scale
-        loss = (same_dtype.double() - expected).abs().max()
-        assert (y[1:4].double() - expected[1:4]).abs().max() <= 4 * loss + 1e-6
-        assert not y[0].any()
-        assert not y[4].any(), "tokens on the base model are left alone"
-
-
-def test_an_object_of_another_base_model_is_rejected(world):
-    base, _, data = world
-    narrower = Layout.of(SHAPE.__class__(2, 32, 160, 4, 2, 16), itemsize=4)
-    with pytest.raises(AdapterError, match="not"):
-        pack("d", data, narrower, torch.float32)
-    shallower = Layout.of(SHAPE.__class__(1, 64, 160, 4, 2, 16), itemsize=4)
-    with pytest.raises(AdapterError, match="no projection of this base model"):
-        pack("d", data, shallower, torch.float32)
-
-
-def test_a_value_that_the_arenas_dtype_cannot_hold_is_rejected(world):
-    base, _, data = world
-    adapter = parse_canonical(data)
-    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
-    large = bytearray(data)
-    large[adapter.tensors[name].start : adapter.tensors[name].start + 4] = struct.pack("<f", 1e5)
-    pack("d", bytes(large), layout_of(base), torch.float32)
-    halves = Layout.of(layout_of(base).shape, itemsize=2)
-    with pytest.raises(AdapterError, match=r"layers\.1\.mlp\.up_proj .* torch\.float16"):
-        pack("d", bytes(large), halves, torch.float16)
-
-
-def test_damaged_bytes_are_rejected():
-    with pytest.raises(AdapterError):
-        pack("d", b"\0" * 100, Layout.of(SHAPE, 4), torch.float32)
 
 
 # ---- disk ----

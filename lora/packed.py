@@ -1,0 +1,127 @@
+"""An adapter packed into exactly the arena's layout, as a file: its form and its header.
+
+    magic, header's length, header's sha256 | header: JSON, then zeros | slabs, one after another
+    0                                       48                         a multiple of 4096
+
+The header says what was packed, for which arena, where its tiles lie, and the slabs' checksum.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from lora.errors import AdapterError
+from lora.layout import Layout, ModelShape, Tile
+
+MAX_HEADER_BYTES = 16 << 20
+"""The largest adapters served (126 layers, rank 256, every projection) need about 1 MB."""
+
+_MAGIC = b"CHORPK01"
+_PAGE_BYTES = 4096
+_PREFIX_BYTES = len(_MAGIC) + 8 + hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """What packed bytes must agree on with the arena they go to.
+
+    dtype: the arena's, "float32", "float16" or "bfloat16".
+    """
+
+    layout: Layout
+    dtype: str
+    base_revision: str
+
+    @cached_property
+    def form_id(self) -> str:
+        """Names the form: adapters packed under one id can be copied into any such arena."""
+        text = json.dumps({"format": _MAGIC.decode(), **self.to_json()}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, form: dict[str, Any]) -> "PackedForm":
+        sizes = form["layout"]
+        layout = Layout(ModelShape(**sizes["shape"]), sizes["itemsize"], sizes["block_size"])
+        return cls(layout, form["dtype"], form["base_revision"])
+
+
+@dataclass(frozen=True)
+class PackedHeader:
+    """What a packed file says of itself.
+
+    scales: (layer, projection, scale), float32 values.   checksum: sha256 of the slabs, hex.
+    invocation_tokens: where an activated LoRA begins to apply; None for an ordinary one.
+    """
+
+    digest: str
+    base_revision: str
+    form_id: str
+    num_slabs: int
+    slab_bytes: int
+    tiles: tuple[Tile, ...]
+    scales: tuple[tuple[int, int, float], ...]
+    invocation_tokens: tuple[int, ...] | None
+    checksum: str
+
+    def to_bytes(self) -> bytes:
+        """The first bytes of the file; as many for one checksum as for another."""
+        tiles = [(t.layer, t.projection, t.index, t.slab, t.offset_bytes) for t in self.tiles]
+        text = json.dumps({**vars(self), "tiles": tiles}, separators=(",", ":")).encode()
+        prefix = _MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
+        return prefix + text + bytes(_padding(len(text)))
+
+
+def read_header(file: BinaryIO) -> PackedHeader:
+    """The header of a packed file, checked; `file` is left at the first byte of the slabs.
+
+    Raises AdapterError("lost") for anything that is not a whole file of this format.
+    """
+    prefix = file.read(_PREFIX_BYTES)
+    if len(prefix) < _PREFIX_BYTES or not prefix.startswith(_MAGIC):
+        raise _lost("is no packed adapter")
+    length = int.from_bytes(prefix[len(_MAGIC) :][:8], "little")
+    if length > MAX_HEADER_BYTES:
+        raise _lost(f"claims a header of {length} bytes; the limit is {MAX_HEADER_BYTES}")
+    text = file.read(length)
+    if hashlib.sha256(text).digest() != prefix[len(_MAGIC) + 8 :]:
+        raise _lost("has a damaged header")
+    header = _parse(text)
+    slabs_start = file.seek(_padding(length), os.SEEK_CUR)
+    size_bytes = slabs_start + header.num_slabs * header.slab_bytes
+    if file.seek(0, os.SEEK_END) != size_bytes:
+        raise _lost(f"is not of the {size_bytes} bytes that its header describes")
+    file.seek(slabs_start)
+    return header
+
+
+def check_header(header: PackedHeader, digest: str, form: PackedForm) -> None:
+    """Raises AdapterError("lost") unless this is `digest`, packed for this arena."""
+    found = (header.digest, header.base_revision, header.form_id, header.slab_bytes)
+    if found != (digest, form.base_revision, form.form_id, form.layout.slab_bytes):
+        raise _lost(f"holds {header.digest} in the form {header.form_id}, not what it is named for")
+
+
+def _parse(text: bytes) -> PackedHeader:
+    try:
+        fields = json.loads(text)
+        tokens = fields["invocation_tokens"]
+        fields["tiles"] = tuple(Tile(*tile) for tile in fields["tiles"])
+        fields["scales"] = tuple((layer, p, scale) for layer, p, scale in fields["scales"])
+        fields["invocation_tokens"] = None if tokens is None else tuple(tokens)
+        return PackedHeader(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise _lost(f"has a header that cannot be read ({error})") from error
+
+
+def _padding(header_bytes: int) -> int:
+    return -(_PREFIX_BYTES + header_bytes) % _PAGE_BYTES
+
+
+def _lost(reason: str) -> AdapterError:
+    return AdapterError("lost", f"the packed file {reason}")

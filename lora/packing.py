@@ -1,0 +1,169 @@
+"""Packing: a canonical object becomes a packed file, once, outside the engine's process.
+
+The canonical object is mapped, and the packed file written slab by slab, so a large adapter takes
+no more memory than a small one. Without torch: the fetcher does it.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from lora.errors import AdapterError
+from lora.layout import PROJECTIONS, RANK_ROWS, Layout, Tile
+from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
+from registry.errors import InvalidAdapter
+from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_canonical
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+# numpy knows no bfloat16: its bits go as uint16.
+_F16, _BF16, _F32 = np.dtype("<f2"), np.dtype("<u2"), np.dtype("<f4")
+_STORED: dict[str, np.dtype[Any]] = {"F16": _F16, "BF16": _BF16, "F32": _F32}
+_ARENA: dict[str, np.dtype[Any]] = {"float16": _F16, "bfloat16": _BF16, "float32": _F32}
+
+
+def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> PackedHeader:
+    """Write the packed file of the canonical object at `source` to `target`.
+
+    target: empty and seekable. Its header is written last: a file cut short has none.
+    Raises AdapterError("incompatible") when it is no adapter of this base model, or has values that
+    the arena's dtype cannot hold.
+    """
+    try:
+        adapter = open_canonical(source)
+    except InvalidAdapter as error:
+        raise AdapterError("incompatible", str(error)) from error
+    modules = _modules(adapter, np.memmap(source, np.uint8, "r"), form.layout)
+    tiles, num_slabs = form.layout.pack({place: m.rank for place, m in modules.items()})
+    header = PackedHeader(
+        digest=digest,
+        base_revision=form.base_revision,
+        form_id=form.form_id,
+        num_slabs=num_slabs,
+        slab_bytes=form.layout.slab_bytes,
+        tiles=tuple(tiles),
+        scales=tuple((*place, module.scale) for place, module in sorted(modules.items())),
+        invocation_tokens=adapter.invocation_tokens,
+        checksum=hashlib.sha256().hexdigest(),
+    )
+    room = len(header.to_bytes())
+    if room > MAX_HEADER_BYTES:
+        raise AdapterError("incompatible", f"its {len(tiles)} tiles are more than can be listed")
+    target.seek(room)
+    hasher = hashlib.sha256()
+    for slab in _slabs(tiles, modules, form):
+        hasher.update(slab)
+        target.write(slab)
+    header = replace(header, checksum=hasher.hexdigest())
+    target.seek(0)
+    target.write(header.to_bytes())
+    return header
+
+
+@dataclass(frozen=True)
+class _Module:
+    """One module's matrices as stored. a: [rank, in].   b: [rank, out], a view across the file."""
+
+    name: str
+    scale: float
+    a: np.ndarray
+    b: np.ndarray
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+_Modules = Mapping[tuple[int, int], _Module]
+"""By (layer, projection)."""
+
+
+def _modules(adapter: CanonicalAdapter, data: np.ndarray, layout: Layout) -> _Modules:
+    """The adapter's modules by their place in the base model. data: the file's bytes, mapped."""
+    places = _places(layout)
+    modules = {}
+    for name, effect in adapter.modules.items():
+        if name not in places:
+            raise AdapterError("incompatible", f"{name} is no projection of this base model")
+        a, b = (_matrix(data, adapter.tensors[tensor]) for tensor in lora_names(name))
+        features = layout.shape.features(places[name][1])
+        if (a.shape[1], b.shape[0]) != features or not a.shape[0] == b.shape[1] == effect.rank:
+            raise AdapterError(
+                "incompatible", f"{name} has shapes {a.shape}, {b.shape}, not those of {features}"
+            )
+        modules[places[name]] = _Module(name, effect.scale, a, b.T)
+    return modules
+
+
+def _places(layout: Layout) -> dict[str, tuple[int, int]]:
+    """(layer, projection) by module name."""
+    return {
+        f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": (layer, p)
+        for layer in range(layout.shape.num_layers)
+        for p, name in enumerate(PROJECTIONS)
+    }
+
+
+def _matrix(data: np.ndarray, info: TensorInfo) -> np.ndarray:
+    return data[info.start : info.end].view(_STORED[info.dtype]).reshape(info.shape)
+
+
+def _slabs(tiles: Sequence[Tile], modules: _Modules, form: PackedForm) -> Iterator[memoryview]:
+    """The bytes of one slab after the other; what no tile covers is zero."""
+    in_order = sorted(tiles, key=lambda tile: tile.slab)
+    for _, in_slab in groupby(in_order, key=lambda tile: tile.slab):
+        slab = np.zeros(form.layout.slab_bytes, np.uint8)
+        for tile in in_slab:
+            _write(slab, tile, modules[tile.layer, tile.projection], form.dtype)
+        yield slab.data
+
+
+def _write(slab: np.ndarray, tile: Tile, module: _Module, dtype: str) -> None:
+    """Rank rows [8 index, 8 index + 8) of A, then of B; rows past the rank stay zero."""
+    first = tile.index * RANK_ROWS
+    place = slab[tile.offset_bytes :].view(_ARENA[dtype])
+    for matrix in (module.a, module.b):
+        rows = convert(matrix[first : first + RANK_ROWS], dtype)
+        # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
+        if not _is_finite(rows):
+            raise AdapterError(
+                "incompatible", f"{module.name} has a value that is too large for {dtype}"
+            )
+        width = matrix.shape[1]
+        place[: rows.size].reshape(rows.shape)[:] = rows
+        place = place[RANK_ROWS * width :]
+
+
+def convert(values: np.ndarray, dtype: str) -> np.ndarray:
+    """`values` in the arena's dtype, rounded to nearest even, bit for bit as torch's `.to()`.
+
+    float32, float16, or uint16 for the bits of bfloat16: so they come, and so they are returned.
+    What is too large becomes infinite.
+    """
+    if values.dtype == _ARENA[dtype]:
+        return values
+    if values.dtype == _BF16:
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype == "bfloat16":
+            return _bfloat16_bits(values.astype(np.float32))
+        return values.astype(_ARENA[dtype])
+
+
+def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """The upper halves of float32 values, rounded to nearest even. NaN is 0x7FC0, as in torch."""
+    bits = values.view(np.uint32)
+    to_even = (bits >> 16) & 1
+    rounded = ((bits + 0x7FFF + to_even) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    if values.dtype == _BF16:
+        return bool(((values & 0x7F80) != 0x7F80).all())
+    return bool(np.isfinite(values).all())
