@@ -1,13 +1,15 @@
 """Which adapter's tiles apply to which tokens of a step, and their application."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
 from kernels.lora import Tile, add_lora
-from lora.layout import ADDRESS_UNIT_BYTES, RANK_ROWS, Layout
-from lora.weights import PackedAdapter
+from lora.host import PackedAdapter
+from lora.layout import PROJECTIONS, RANK_ROWS, Layout
+from lora.layout import Tile as PlacedTile
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class DeviceTables:
     """
 
     digest: str
+    base_revision: str
     tile_table: torch.Tensor
     scales: torch.Tensor
     tiles: tuple[tuple[tuple[Tile, ...], ...], ...]
@@ -30,32 +33,43 @@ class DeviceTables:
         cls, packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
     ) -> "DeviceTables":
         """arena: [slabs, slab_bytes] uint8; `packed` lies in its `slabs`."""
-        table = packed.tile_table(layout, slabs)
-        elems = arena.view(-1).view(packed.dtype)
-        tiles = tuple(
-            tuple(
-                tuple(
-                    _tile(elems, address, layout.shape.features(projection))
-                    for address in addresses
-                    if address >= 0
-                )
-                for projection, addresses in enumerate(layer)
-            )
-            for layer in table.tolist()
+        assert packed.slabs.shape == (len(slabs), arena.shape[1]), "packed for another arena"
+        views: list[list[list[Tile]]] = [
+            [[] for _ in PROJECTIONS] for _ in range(layout.shape.num_layers)
+        ]
+        for tile, view in _views(packed, layout, slabs, arena):
+            views[tile.layer][tile.projection].append(view)
+        return cls(
+            digest=packed.digest,
+            base_revision=getattr(packed, "base_revision", ""),
+            tile_table=packed.tile_table(layout, slabs).to(arena.device),
+            scales=packed.scales.to(arena.device),
+            tiles=tuple(tuple(map(tuple, layer)) for layer in views),
+            scale_values=tuple(map(tuple, packed.scales.tolist())),
         )
-        scale_values = tuple(tuple(row) for row in packed.scales.tolist())
-        device = arena.device
-        return cls(packed.digest, table.to(device), packed.scales.to(device), tiles, scale_values)
 
 
-def _tile(elems: torch.Tensor, address: int, features: tuple[int, int]) -> Tile:
-    """The views of A's and B's rows at an address of the arena."""
-    width_a, width_b = features
-    start = address * ADDRESS_UNIT_BYTES // elems.itemsize
-    middle = start + RANK_ROWS * width_a
-    a = elems[start:middle].view(RANK_ROWS, width_a)
-    b = elems[middle : middle + RANK_ROWS * width_b].view(RANK_ROWS, width_b)
-    return a, b
+def _views(
+    packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
+) -> Iterator[tuple[PlacedTile, Tile]]:
+    """Every tile with the views of its A's and B's rows in the arena.
+
+    Made for all neighbours of a projection at once, as `Layout.pack` places them, not tile by tile:
+    3.6 -> 1.0 ms for rank 16 on every projection (135M shape), with the GIL that the engine wants.
+    """
+    elems = arena.view(packed.dtype)
+    for (projection, slab), run in groupby(packed.tiles, lambda t: (t.projection, t.slab)):
+        tiles = list(run)
+        width_a, width_b = layout.shape.features(projection)
+        size_bytes = layout.tile_bytes(projection)
+        assert tiles[-1].offset_bytes == tiles[0].offset_bytes + (len(tiles) - 1) * size_bytes
+        stride = size_bytes // layout.itemsize
+        in_slab = tiles[0].offset_bytes // layout.itemsize
+        start = elems.storage_offset() + slabs[slab] * elems.stride(0) + in_slab
+        middle = start + RANK_ROWS * width_a
+        a = elems.as_strided((len(tiles), RANK_ROWS, width_a), (stride, width_a, 1), start)
+        b = elems.as_strided((len(tiles), RANK_ROWS, width_b), (stride, width_b, 1), middle)
+        yield from zip(tiles, zip(a.unbind(), b.unbind(), strict=True), strict=True)
 
 
 @dataclass(frozen=True, slots=True)
