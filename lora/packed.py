@@ -115,7 +115,7 @@ def _parse(text: bytes) -> PackedHeader:
         fields["scales"] = tuple((layer, p, scale) for layer, p, scale in fields["scales"])
         fields["invocation_tokens"] = None if tokens is None else tuple(tokens)
         return PackedHeader(**fields)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise _lost(f"has a header that cannot be read ({error})") from error
 
 
