@@ -24,10 +24,10 @@ from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import load_config, load_weights
 from engine.wire import read_vocabulary
 from lora.arena import Arena
-from lora.disk_cache import DiskCache
 from lora.layout import Layout
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
+from lora.packed import PackedForm
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +105,22 @@ def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, Engine
     weights = load_weights(Path(config.model_dir), device, dtype)
     model = Decoder(model_config, weights, config.max_model_len)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=device)
-    disk = DiskCache(Path(config.adapter_cache_dir), config.disk_cache_bytes)
+    form = PackedForm(layout, config.dtype, config.base_revision)
     adapters = AdapterManager(
         Arena(num_slabs),
-        ThreadLoader(disk, Path(config.fetcher_socket), layout, dtype, slabs),
+        ThreadLoader(
+            Path(config.adapter_cache_dir),
+            Path(config.fetcher_socket),
+            form,
+            slabs,
+            timeout_s=config.fetch_timeout_s,
+        ),
         host_cache_bytes=config.host_cache_bytes,
+        disk_cache_bytes=config.disk_cache_bytes,
         arena_is_host=device.type == "cpu",
+        max_fetches=config.max_fetches,
         prefetch_per_tenant=config.prefetch_per_tenant,
+        max_pinned_share=config.max_pinned_share,
     )
     vocabulary = read_vocabulary(Path(config.vocabulary_path))
     vocabulary += [b""] * (model_config.vocab_size - len(vocabulary))

@@ -88,11 +88,11 @@ class Admission:
         """Take its adapter's next step towards the arena; whether it is there."""
         assert request.adapter is not None
         key = request.adapter.object_key
-        if (failure := self.adapters.failure(key)) is not None:
-            ending = Ending("error", _CAUSES[failure.kind], failure.error)
+        if (failure := self.adapters.wait(key)) is not None:
+            retry_after_s = self.adapters.retry_after_s(key)
+            ending = Ending("error", _CAUSES[failure.kind], failure.error, retry_after_s)
             self._hopeless.append((request.group, ending))
             return False
-        self.adapters.want(request.adapter)
         needed = self.adapters.slabs_needed(key)
         if needed is None or not self._is_invoked(request):
             return False

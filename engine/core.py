@@ -1,5 +1,6 @@
 """The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
 
+from dataclasses import asdict
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
@@ -11,16 +12,18 @@ from engine.messages import (
     ExtendLease,
     JournalRecords,
     LeaseLow,
+    PinAdapters,
     Prefetch,
     ReadJournal,
     RequestOutput,
     Residency,
     StepOutputs,
+    TierStats,
 )
 from engine.scheduler import Scheduler
 from lora.manager import Place
 
-FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | ReadJournal
+FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | PinAdapters | ReadJournal
 ToGateway = StepOutputs | LeaseLow | JournalRecords
 
 
@@ -86,6 +89,8 @@ class EngineCore:
                 self.scheduler.extend_lease(message)
             case Prefetch():
                 self.adapters.prefetch(message.adapter, message.tenant_id)
+            case PinAdapters():
+                self.adapters.pin(message.adapters)
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
         return []
@@ -111,20 +116,33 @@ class EngineCore:
             batch_adapters=len(batch.adapters),
             free_slabs=scheduler.arena.num_free,
             total_slabs=scheduler.arena.num_slabs,
-            adapter_slabs=self.adapters.num_slabs_used(),
+            adapter_slabs=self.adapters.num_slabs_used,
             steps=self.num_steps,
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_completion_tokens,
             cached_tokens=self.num_cached_tokens,
             preemptions=scheduler.queues.num_preemptions,
             swapped=scheduler.queues.num_swaps,
-            prefix_slabs=scheduler.kv.pool.num_idle_slabs(),
+            prefix_slabs=scheduler.kv.pool.num_idle,
             prefix_evictions=scheduler.kv.pool.num_evictions,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,
             copy_bytes_per_s=costs.copy_bytes_per_s,
             adapter_evictions=self.adapters.num_evictions,
-            pinned_slabs=0,
+            pinned_slabs=self.adapters.num_slabs_pinned,
             unsettled_records=self.journal.num_unsettled,
+            tiers=self._tiers(),
+        )
+
+    def _tiers(self) -> tuple[TierStats, ...]:
+        slab_bytes, counts = self.scheduler.layout.slab_bytes, self.adapters.counts
+        counts.device.used_bytes = self.adapters.num_slabs_used * slab_bytes
+        counts.device.limit_bytes = self.scheduler.arena.num_slabs * slab_bytes
+        counts.host.used_bytes = self.adapters.host_bytes
+        return (
+            TierStats(tier="device", **asdict(counts.device)),
+            TierStats(tier="host", **asdict(counts.host)),
+            TierStats(tier="disk", **asdict(counts.disk)),
+            TierStats(tier="store", **asdict(counts.store)),
         )
 
     def _read_journal(self, message: ReadJournal) -> JournalRecords:

@@ -8,6 +8,7 @@ from engine.prefix_cache import BlockPool
 from engine.request import Request
 from engine.swap import SwapSpace
 from lora.arena import Arena
+from lora.eviction import EVERYBODY, Claim
 from lora.layout import Layout
 
 _DEAD = -1
@@ -97,7 +98,7 @@ class KVCache:
 
     def give_back(self, request: Request) -> None:
         """Its blocks; what it had computed in them is lost to it, unless it was swapped."""
-        self.pool.release(request.block_ids[request.num_dead_blocks :])
+        self._release(request, request.num_dead_blocks, len(request.block_ids))
         request.block_ids, request.num_published_blocks = [], 0
         if not request.swapped:
             request.num_computed_tokens = request.num_dead_blocks = 0
@@ -127,15 +128,38 @@ class KVCache:
         hashes = self._hashes(request, num_full)
         first = max(request.num_published_blocks, request.num_dead_blocks)
         for i in range(first, num_full):
-            request.block_ids[i] = self.pool.publish(request.block_ids[i], hashes[i])
+            known = self.pool.publish(request.block_ids[i], hashes[i])
+            if known != request.block_ids[i]:
+                self._release(request, i, i + 1)
+                request.block_ids[i] = known
         request.num_published_blocks = num_full
 
     def _bury(self, request: Request, num_dead: int) -> None:
         """Its first `num_dead` blocks are seen by no token that is still to come."""
         behind = slice(request.num_dead_blocks, num_dead)
-        self.pool.release(request.block_ids[behind])
+        self._release(request, request.num_dead_blocks, num_dead)
         request.block_ids[behind] = [_DEAD] * len(request.block_ids[behind])
         request.num_dead_blocks = max(request.num_dead_blocks, num_dead)
+
+    def _release(self, request: Request, start: int, end: int) -> None:
+        """Give up its blocks [start, end). What is idle then is kept for those who can use it:
+
+        [0, public)    everybody
+        [public, base) its tenant
+        [base, ..)     its tenant, while its adapter is in the arena
+        """
+        if start >= end:
+            return
+        reload_s = self.swap.costs.prefill_s(self.layout.block_size)
+        base = request.adapter_start // self.layout.block_size
+        public = min(request.num_public_blocks, base)
+        tenant_id, weight = request.tenant_id, request.message.weight
+        for first, last, claim in (
+            (base, end, Claim(tenant_id, weight, request.adapter_key)),
+            (public, min(base, end), Claim(tenant_id, weight)),
+            (0, min(public, end), Claim(EVERYBODY)),
+        ):
+            self.pool.release(request.block_ids[max(first, start) : last], claim, reload_s)
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
         """Of its first blocks, each computed once."""

@@ -17,11 +17,15 @@ _LEASE_LOW_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """num_stop_bytes: how many of the text's last bytes belong to a stop string or follow it."""
+    """num_stop_bytes: how many of the text's last bytes belong to a stop string or follow it.
+
+    retry_after_s: where another try may help.
+    """
 
     reason: FinishReason
     cause: StopCause
     error: str | None = None
+    retry_after_s: float | None = None
     num_stop_bytes: int = 0
 
 
@@ -108,7 +112,8 @@ class Outputs:
             num_cached_tokens=group.num_cached_tokens,
             num_completion_tokens=group.num_completion_tokens,
             num_stop_bytes=ending.num_stop_bytes if ending else 0,
-            adapter_digest=group.digest if group.first_token_at is not None else None,
+            adapter_digest=group.applied_digest,
+            retry_after_s=ending.retry_after_s if ending else None,
             is_last=group.is_over,
         )
         group.num_outputs_sent += 1

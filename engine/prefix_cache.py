@@ -11,27 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lora.arena import Arena
+from lora.eviction import Claim, Key
 
 _OWNER = "kv"
 
 
 @dataclass(slots=True)
 class _Block:
-    """users: requests that hold it.   hash: None until published.
-
-    used_at: when its last user left, by Arena.tick.
-    """
+    """users: requests that hold it.   hits: that found it.   hash: None until published."""
 
     users: int = 1
+    hits: int = 0
     hash: bytes | None = None
-    used_at: int = 0
 
 
 class BlockPool:
     """Every KV block of the arena, by slab. What is idle here is evicted through `Arena.make_room`.
 
-    Least recently used first is leaves first: who holds a block holds those before it and gives
-    them back after it, so a block is never used less recently than one that follows it.
+    Leaves go first: who finds a block finds those before it, and gives them back after it, so of
+    one tenant's blocks none is worth less, or equal and older, than one that follows it.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -39,8 +37,7 @@ class BlockPool:
         self.num_evictions = 0
         self._blocks: dict[int, _Block] = {}
         self._by_hash: dict[bytes, int] = {}
-        self._idle: dict[int, None] = {}  # least recently used first
-        arena.keep(self)
+        self._num_idle = 0
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Empty blocks with one user each. Raises ArenaFull."""
@@ -61,11 +58,18 @@ class BlockPool:
     def take(self, block_ids: Sequence[int]) -> None:
         """One more user for each."""
         for block_id in block_ids:
-            self._idle.pop(block_id, None)
-            self._blocks[block_id].users += 1
+            block = self._blocks[block_id]
+            if block.users == 0:
+                self.arena.idle.take(block_id)
+                self._num_idle -= 1
+            block.users += 1
+            block.hits += 1
 
-    def release(self, block_ids: Sequence[int]) -> None:
-        """One user less for each; a block without users is idle if published, else retired."""
+    def release(self, block_ids: Sequence[int], claim: Claim, reload_s: float) -> None:
+        """One user less for each; a block without users is idle if published, else retired.
+
+        claim: for whom idle ones are kept.   reload_s: what computing one again would take.
+        """
         retired: list[int] = []
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]
@@ -75,49 +79,45 @@ class BlockPool:
                 del self._blocks[block_id]
                 retired.append(block_id)
             elif block.users == 0:
-                block.used_at = self.arena.tick()
-                self._idle[block_id] = None
+                self._num_idle += 1
+                self.arena.idle.add(
+                    self, block_id, claim, num_slabs=1, num_hits=block.hits, reload_s=reload_s
+                )
         self.arena.retire(retired)
 
     def publish(self, block_id: int, block_hash: bytes) -> int:
         """Let a full, computed block be found; the block to use from now on.
 
-        That is another one where the same was published before: then this one is released for it.
+        That is another one, taken, where the same was published before: one copy is enough.
         """
-        if (known := self._by_hash.get(block_hash)) is not None:
-            if known != block_id:
-                self.take([known])
-                self.release([block_id])
+        known = self._by_hash.setdefault(block_hash, block_id)
+        if known != block_id:
+            self.take([known])
             return known
-        block = self._blocks[block_id]
-        assert block.hash is None, "published twice"
-        block.hash = block_hash
-        self._by_hash[block_hash] = block_id
+        assert self._blocks[block_id].hash is None, "published twice"
+        self._blocks[block_id].hash = block_hash
         return block_id
 
-    # ---- see lora.arena.Idle ----
+    @property
+    def num_idle(self) -> int:
+        return self._num_idle
 
-    def num_idle_slabs(self) -> int:
-        return len(self._idle)
-
-    def coldest(self) -> int | None:
-        return next((self._blocks[block_id].used_at for block_id in self._idle), None)
-
-    def evict_coldest(self) -> None:
-        block_id = next(iter(self._idle))
-        del self._idle[block_id]
-        block = self._blocks.pop(block_id)
+    def evict(self, key: Key) -> None:
+        """See lora.eviction.Source."""
+        assert isinstance(key, int)
+        block = self._blocks.pop(key)
         assert block.hash is not None
         del self._by_hash[block.hash]
+        self._num_idle -= 1
         self.num_evictions += 1
-        self.arena.retire([block_id])
+        self.arena.retire([key])
 
     def check_integrity(self, held: Counter[int]) -> None:
         """held: how many requests hold each block."""
         assert self.arena.owned_by(_OWNER) == len(self._blocks)
         assert {b: block.users for b, block in self._blocks.items() if block.users} == held
-        assert self._idle.keys() == {b for b, block in self._blocks.items() if not block.users}
-        ages = [self._blocks[block_id].used_at for block_id in self._idle]
-        assert ages == sorted(ages)
+        idle = [b for b, block in self._blocks.items() if not block.users]
+        assert self._num_idle == len(idle)
+        assert all(block_id in self.arena.idle for block_id in idle)
         published = {b.hash: i for i, b in self._blocks.items() if b.hash is not None}
         assert self._by_hash == published

@@ -19,6 +19,7 @@ class RequestGroup:
 
     num_prompt_tokens_done: prompt tokens that have been computed or found in the prefix cache, once
     for all answers: what is billed.   num_cached_tokens: those of them that were found.
+    applied_digest: of the adapter that the steps report.
     adapter_start: as `find_adapter_start` says, once the adapter has reached the host.
     """
 
@@ -29,6 +30,7 @@ class RequestGroup:
     first_token_at: float | None = None
     num_prompt_tokens_done: int = 0
     num_cached_tokens: int = 0
+    applied_digest: str | None = None
     num_outputs_sent: int = 0
     adapter_start: int | None = None
 
@@ -204,7 +206,7 @@ class Request:
 
 
 def find_adapter_start(message: AddRequest, invocation_tokens: Sequence[int] | None) -> int | None:
-    """The first position at which the request's adapter applies; None if it applies nowhere.
+    """The first position at which a request's adapter applies; None if it applies nowhere.
 
     [0, start)   the base model's, their keys and values, too; without an adapter the whole prompt
     [start, ..)  the adapter's, generated tokens included

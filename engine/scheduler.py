@@ -25,6 +25,7 @@ from engine.queues import Queues
 from engine.request import PENDING_TOKEN, Request, RequestGroup
 from engine.stops import StopMatcher
 from engine.swap import PreemptionCosts, SwapSpace
+from lora.entry import Waiter
 from lora.layout import Layout
 from lora.manager import AdapterManager
 
@@ -116,7 +117,14 @@ class Scheduler:
             self.queues.waiting.append(request)
         self.groups[group.request_id] = group
         if group.adapter:
-            self.adapters.want(group.adapter)
+            waiter = Waiter(
+                group.request_id,
+                message.tenant_id,
+                group.requests[0].arrival,
+                message.priority,
+                message.weight,
+            )
+            self.adapters.join(group.adapter, waiter)
         return None
 
     def abort(self, request_ids: Sequence[str], cause: StopCause = "aborted") -> None:
@@ -180,6 +188,7 @@ class Scheduler:
                 zip(batch.rows, launched.requests, strict=True)
             ):
                 self._settle(request, row, launched.restarts[number])
+                self._note_adapter(request.group, tokens.adapter_digests.get(number))
                 if request.finish_reason is None:
                     logprobs = tokens.logprobs.get(number)
                     self._take(request, tokens.token_ids[number], logprobs, result)
@@ -247,6 +256,12 @@ class Scheduler:
         done = min(row.start + len(row.token_ids), request.num_prompt_tokens)
         group.num_prompt_tokens_done = max(group.num_prompt_tokens_done, done)
 
+    def _note_adapter(self, group: RequestGroup, applied_digest: str | None) -> None:
+        """What the step says it applied, which is what the customer is told."""
+        if applied_digest is not None:
+            assert applied_digest == group.digest, "another adapter was applied"
+            group.applied_digest = applied_digest
+
     def _take(
         self,
         request: Request,
@@ -291,7 +306,14 @@ class Scheduler:
             if waited_s >= message.deadline_s:
                 self._end_group(group, Ending("length", "deadline"))
             elif group.first_token_at is None and waited_s >= message.first_token_timeout_s:
-                self._end_group(group, Ending("error", "first_token_timeout"))
+                self._end_group(group, self._late(group))
+
+    def _late(self, group: RequestGroup) -> Ending:
+        """No token came in time: for want of its adapter, or of a seat."""
+        if group.adapter and not self.adapters.is_ready(key := group.adapter.object_key):
+            retry_after_s = self.adapters.retry_after_s(key)
+            return Ending("error", "adapter_loading", "still on its way", retry_after_s)
+        return Ending("error", "first_token_timeout")
 
     def _end_group(self, group: RequestGroup, ending: Ending) -> None:
         """End every answer that has not ended yet."""
@@ -305,6 +327,8 @@ class Scheduler:
         self.queues.remove(request)
         self.policy.ended(request)
         if request.group.is_over:
+            if request.adapter_key:
+                self.adapters.leave(request.adapter_key, request.request_id)
             del self.groups[request.request_id]
             self._ended.append(request.group)
 

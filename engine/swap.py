@@ -12,6 +12,7 @@ from engine.batch import Transfer
 
 _WINDOW_S = 60.0
 _MAX_SAMPLES = 4096
+_FIRST_GUESS_TOKENS_PER_S = 1000.0
 
 
 class PreemptionCosts:
@@ -25,20 +26,33 @@ class PreemptionCosts:
     ) -> None:
         self.copy_bytes_per_s = copy_bytes_per_s
         self._clock = clock
-        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_MAX_SAMPLES)
+        self._samples: deque[tuple[float, int, float]] = deque()
+        self._num_tokens, self._seconds = 0, 0.0
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
         """A step of mostly prefill: this many tokens in this time."""
+        if len(self._samples) == _MAX_SAMPLES:
+            self._forget_oldest()
         self._samples.append((self._clock(), num_tokens, seconds))
+        self._num_tokens += num_tokens
+        self._seconds += seconds
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Of the last minute; where that saw none, of the last step that did; 0 before any."""
         oldest = self._clock() - _WINDOW_S
         while len(self._samples) > 1 and self._samples[0][0] < oldest:
-            self._samples.popleft()
-        seconds = sum(s for _, _, s in self._samples)
-        return sum(n for _, n, _ in self._samples) / seconds if seconds > 0 else 0.0
+            self._forget_oldest()
+        return self._num_tokens / self._seconds if self._seconds > 0 else 0.0
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """What computing them would take; a guess before the first measurement."""
+        return num_tokens / (self.prefill_tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
+
+    def _forget_oldest(self) -> None:
+        _, num_tokens, seconds = self._samples.popleft()
+        self._num_tokens -= num_tokens
+        self._seconds -= seconds
 
     def is_swap_cheaper(self, num_tokens: int, num_bytes: int) -> bool:
         """2 * bytes / bandwidth against tokens / prefill speed; recompute until both are known."""

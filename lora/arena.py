@@ -1,17 +1,16 @@
 """Who owns which slab of the one arena that KV blocks and adapters share. Bookkeeping, no memory.
 
 Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at
-once,
-memory later: a retired slab is handed out again when every step launched before its retirement has
-finished and every copy that reads or writes it is done.
+once, memory later: a retired slab is handed out again when every step launched before its
+retirement has finished and every copy that reads or writes it is done.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from lora.errors import ArenaFull
+from lora.eviction import EvictionOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +21,15 @@ class Fence:
     copies: frozenset[int] = frozenset()
 
 
-class Idle(Protocol):
-    """Slabs that nobody uses at the moment, kept because somebody may come back for them."""
-
-    def num_idle_slabs(self) -> int: ...
-    def coldest(self) -> int | None:
-        """When what would go next was last used, by `Arena.tick`; None if nothing is idle."""
-        ...
-
-    def evict_coldest(self) -> None:
-        """Retire its slabs, one at least."""
-        ...
-
-
 class Arena:
     """Slabs 0 .. num_slabs - 1, handed out one by one.
 
-    What is idle in it (adapters, prefix blocks) stays until room is needed; `make_room` knows one
-    order over all of it: least recently used first.
+    What is idle in it (adapters, prefix blocks) is owned, and stays until room is needed.
     """
 
     def __init__(self, num_slabs: int) -> None:
         self.num_slabs = num_slabs
-        self._idle: list[Idle] = []
-        self._tick = 0
+        self.idle = EvictionOrder()
         self._num_retired = 0
         self._free: deque[int] = deque(range(num_slabs))
         self._owner: dict[int, str] = {}
@@ -66,33 +50,17 @@ class Arena:
         """Slabs behind a fence: they will be free without anybody's doing."""
         return self._num_retired
 
-    def tick(self) -> int:
-        """A number larger than every one before: the time of a use."""
-        self._tick += 1
-        return self._tick
-
-    def keep(self, idle: Idle) -> None:
-        """From now on `make_room` may evict what is idle there."""
-        self._idle.append(idle)
-
-    def num_idle(self) -> int:
-        return sum(source.num_idle_slabs() for source in self._idle)
-
     def make_room(self, num_slabs: int) -> bool:
         """Whether `num_slabs` are free now, after evicting what is idle.
 
         Nothing is evicted when that could not be enough, or when slabs behind fences will do.
         """
         missing = num_slabs - len(self._free) - self._num_retired
-        if missing > 0 and missing > self.num_idle():
+        if missing > self.idle.num_slabs:
             return False
-        while len(self._free) + self._num_retired < num_slabs:
-            self._coldest_source().evict_coldest()
+        if missing > 0:
+            self.idle.evict(missing)
         return len(self._free) >= num_slabs
-
-    def _coldest_source(self) -> Idle:
-        coldest = ((source.coldest(), source) for source in self._idle)
-        return min(((at, s) for at, s in coldest if at is not None), key=lambda pair: pair[0])[1]
 
     def allocate(self, num_slabs: int, owner: str) -> list[int]:
         """Slabs for `owner`, all or none. Raises ArenaFull."""
@@ -144,6 +112,8 @@ class Arena:
         assert sorted(places) == list(range(self.num_slabs)), "a slab is lost or in two places"
         assert Counter(self._owner.values()) == self._num_owned
         assert self._num_retired == sum(len(slabs) for _, slabs in self._retired)
+        self.idle.check_integrity()
+        assert self.idle.num_slabs <= len(self._owner)
 
     def owned_by(self, owner: str) -> int:
         return self._num_owned[owner]

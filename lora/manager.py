@@ -1,37 +1,37 @@
-"""What is where: every adapter's tier, who uses it, and who must go. Polled once a step, never
-waits.
+"""What is where: every adapter's tier, who wants it, who uses it. Polled once a step, never waits.
 
     REMOTE -> FETCHING -> DISK -> HOST -> LOADING -> DEVICE        any -> FAILED
 
-The manager decides; the loader (a thread, and behind it the fetcher process) does, and reports. An
-adapter in use is never evicted; one that fails fails its own requests and is tried again later.
+The manager decides; the loader (threads, and behind them the fetcher process) does, and reports. An
+adapter in use is never evicted; one that fails fails its own requests, and is tried again later
+where that can help.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from lora.arena import Arena
-from lora.errors import Failure
+from lora.entry import Entry, Packed, Tier, Waiter
+from lora.errors import Failure, FailureKind
+from lora.eviction import EVERYBODY, Claim, Key
+from lora.host_cache import HostCache
+from lora.load_queue import LoadQueue
+from lora.tier_counts import TierCounts
 from registry.ref import AdapterRef
-
-Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
 Place = tuple[AdapterRef, Tier, int, str | None]
 """(adapter, tier, bytes, error)."""
 
-
-class Packed(Protocol):
-    """An adapter in host memory, packed for the arena."""
-
-    @property
-    def num_slabs(self) -> int: ...
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def invocation_tokens(self) -> tuple[int, ...] | None: ...
+_MAX_READS = 2
+"""Given to the loader at once: one is read, the next is ready, and the others stay in order."""
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+_REPAIR_S = 60.0
+"""When an object that is missing or damaged is asked for again: somebody may have put it back."""
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +67,17 @@ class Loader(Protocol):
     def poll(self) -> list[Loaded]: ...
 
 
-@dataclass(slots=True)
-class Entry:
-    """One adapter. generation: counts its placements, so that a stale table is never mistaken."""
-
-    ref: AdapterRef
-    tier: Tier = "remote"
-    users: int = 0
-    used_at: int = 0
-    generation: int = 0
-    packed: Packed | None = None
-    packed_bytes: int = 0
-    num_slabs: int = 0
-    tables: Any = None
-    slabs: list[int] = field(default_factory=list)
-    copy: int | None = None
-    prefetched_by: str | None = None
-    failure: Failure | None = None
-    retry_at: float = 0.0
-    invocation_tokens: tuple[int, ...] | None = None
-
-    @property
-    def is_rejected(self) -> bool:
-        return self.failure is not None and self.failure.kind != "unavailable"
-
-
 class AdapterManager:
     """Residency of all adapters of one engine; `entries` is in order of use, oldest first.
 
     An adapter goes by its object's key, so equal files of two tenants are two adapters here, too:
     what becomes of one tenant's object is nothing to the other.
     host_cache_bytes: packed adapters in host memory, those on their way to the arena included.
+    disk_cache_bytes: the fetcher's quota, for the figures.
     arena_is_host: the arena is host memory (CPU), so a placed adapter keeps no second copy there.
-    prefetch_per_tenant: fetches that a tenant may have under way before its requests arrive.
-    max_entries: adapters remembered; the oldest idle one is forgotten.
+    max_fetches: under way at the fetcher.   prefetch_per_tenant: wanted by nothing but a prefetch.
+    max_pinned_share: of the arena's slabs.
+    max_entries: adapters remembered; the oldest that nobody wants is forgotten.
     """
 
     def __init__(
@@ -109,56 +86,86 @@ class AdapterManager:
         loader: Loader,
         *,
         host_cache_bytes: int = 256 << 20,
+        disk_cache_bytes: int = 0,
         arena_is_host: bool = True,
+        max_fetches: int = 8,
         prefetch_per_tenant: int = 4,
-        retry_after_s: float = 5.0,
+        max_pinned_share: float = 0.5,
         max_entries: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.arena = arena
         self.loader = loader
-        self.host_cache_bytes = host_cache_bytes
         self.arena_is_host = arena_is_host
         self.prefetch_per_tenant = prefetch_per_tenant
-        self.retry_after_s = retry_after_s
+        self.max_pinned_slabs = int(max_pinned_share * arena.num_slabs)
         self.max_entries = max_entries
         self.clock = clock
         self.entries: dict[str, Entry] = {}
-        # The same, in the same order, for what every step asks: in the arena, and in memory.
-        self._in_arena: dict[str, Entry] = {}
-        self._in_memory: dict[str, Entry] = {}
-        self._idle: dict[str, Entry] = {}  # in the arena and used by nobody
-        self._num_idle_slabs = 0
-        self.num_loads = 0
+        self.counts = TierCounts(host_cache_bytes, disk_cache_bytes)
         self.num_evictions = 0
+        self._host = HostCache(host_cache_bytes, self._left_host)
+        self._fetches = LoadQueue(max_fetches)
+        self._reads = LoadQueue(_MAX_READS)
         self._num_prefetches: Counter[str] = Counter()
+        self._pinned: dict[str, Entry] = {}  # asked for; those that fit are `is_pinned`
+        self._num_slabs = 0
         self._moves: list[Place] = []
-        arena.keep(self)
 
     # ---- what requests ask for ----
 
     def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
-        """Bring `ref` as far as the host; takes no slabs and evicts nobody."""
+        """Bring `ref` as far as the host; takes no slabs and evicts nobody else's."""
         if self._num_prefetches[tenant_id] >= self.prefetch_per_tenant:
             return
-        entry = self._touch(ref)
-        if self._start(entry):
+        entry = self._touch(ref, tenant_id)
+        is_far = entry.tier in ("remote", "disk") or self._may_try_again(entry)
+        if is_far and not entry.is_wanted:
             entry.prefetched_by = tenant_id
             self._num_prefetches[tenant_id] += 1
+            self._advance(entry)
 
-    def want(self, ref: AdapterRef) -> None:
-        """A request waits for `ref`: join its load, or start it."""
-        self._start(self._touch(ref))
+    def join(self, ref: AdapterRef, waiter: Waiter) -> None:
+        """A request needs `ref` from now on, until it leaves: join its load, or start it."""
+        entry = self._touch(ref, waiter.tenant_id)
+        entry.claim = Claim(waiter.tenant_id, waiter.weight)
+        self.counts.asked(entry)
+        if entry.tier == "device":
+            entry.num_hits += 1
+        entry.waiters[waiter.request_id] = waiter
+        self._end_prefetch(entry)
+        self._advance(entry)
+
+    def leave(self, key: str, request_id: str) -> None:
+        """That request has ended. A load that nobody waits for any more is dropped."""
+        entry = self.entries[key]
+        del entry.waiters[request_id]
+        self._drop_if_unwanted(entry)
+
+    def pin(self, refs: Sequence[AdapterRef]) -> None:
+        """Keep exactly these in the arena, as far as `max_pinned_slabs` goes, first come first."""
+        before, self._pinned = self._pinned, {}
+        for ref in refs:
+            entry = self._pinned[ref.object_key] = self._touch(ref, EVERYBODY)
+            entry.is_pinned = True
+        for key in before.keys() - self._pinned.keys():
+            before[key].is_pinned = False
+            self._note_idle(before[key])
+            self._drop_if_unwanted(before[key])
+        self._keep_pinned()
+
+    def wait(self, key: str) -> Failure | None:
+        """Go on with its load, if it needs a push; or why it cannot be had at present."""
+        entry = self.entries[key]
+        self._advance(entry)
+        return entry.failure if entry.tier == "failed" else None
+
+    def retry_after_s(self, key: str) -> float:
+        """When it is worth to ask again for what could not be had."""
+        return max(_FIRST_RETRY_S, self.entries[key].retry_at - self.clock())
 
     def is_ready(self, key: str) -> bool:
         return self.entries[key].tier == "device"
-
-    def failure(self, key: str) -> Failure | None:
-        """Why requests for this adapter cannot be served, while it is not worth another try."""
-        entry = self.entries.get(key)
-        if entry is None or entry.tier != "failed":
-            return None
-        return entry.failure
 
     def acquire(self, key: str) -> None:
         """One more request holds it: it stays in the arena until released."""
@@ -187,10 +194,11 @@ class AdapterManager:
         entry = self.entries[key]
         assert entry.packed is not None
         assert entry.tier == "host"
-        entry.num_slabs = entry.packed.num_slabs
-        entry.slabs = self.arena.allocate(entry.num_slabs, key)
+        entry.slabs = self.arena.allocate(entry.packed.num_slabs, key)
+        self._num_slabs += len(entry.slabs)
         entry.copy = self.arena.begin_copy()
         entry.generation += 1
+        entry.num_hits = 0
         self._move(entry, "loading")
         self.loader.place(entry.ref, entry.packed, entry.slabs)
         return entry.packed.size_bytes
@@ -205,41 +213,25 @@ class AdapterManager:
         """From which prompt tokens on it applies (aLoRA), once it was in host memory; None: all."""
         return self.entries[key].invocation_tokens
 
-    # ---- who must go ----
-
-    def num_idle_slabs(self) -> int:
-        """See lora.arena.Idle, as the next two."""
-        return self._num_idle_slabs
-
-    def coldest(self) -> int | None:
-        return next((entry.used_at for entry in self._idle.values()), None)
-
-    def evict_coldest(self) -> None:
-        self._evict(next(iter(self._idle.values())))
-
     # ---- once a step ----
 
     def poll(self) -> None:
-        """Take in what the loader has done since the last step."""
+        """Take in what the loader has done since the last step, and give it more."""
         for done in self.loader.poll():
             entry = self.entries[done.key]
-            if done.failure is not None:
-                self._fail(entry, done.failure)
-            elif done.stage == "disk":
-                self._move(entry, "disk")
-                self.loader.load(entry.ref)
-            elif done.stage == "host":
-                entry.packed, entry.packed_bytes = done.value, done.value.size_bytes
-                entry.invocation_tokens = done.value.invocation_tokens
-                self._move(entry, "host")
-                self._trim_host()
-            else:
-                self._finish_copy(entry)
-                entry.tables = done.value
-                self.num_loads += 1
-                if self.arena_is_host:
-                    entry.packed = None
-                self._move(entry, "device")
+            match done.stage:
+                case "disk":
+                    self._fetched(entry, done)
+                case "host":
+                    self._read(entry, done)
+                case "device":
+                    self._placed(entry, done)
+        self._keep_pinned()
+        while entry_to_fetch := self._fetches.start_next(lambda entry: True):
+            self._move(entry_to_fetch, "fetching")
+            self.loader.fetch(entry_to_fetch.ref)
+        while entry_to_read := self._reads.start_next(self._host.expect):
+            self.loader.load(entry_to_read.ref)
 
     def places(self) -> list[Place]:
         """Where every adapter is now."""
@@ -250,119 +242,217 @@ class AdapterManager:
         moves, self._moves = self._moves, []
         return moves
 
+    @property
     def num_slabs_used(self) -> int:
-        return sum(len(e.slabs) for e in self._in_arena.values())
+        return self._num_slabs
+
+    @property
+    def num_slabs_pinned(self) -> int:
+        return sum(len(entry.slabs) for entry in self._pinned.values() if entry.is_pinned)
+
+    @property
+    def host_bytes(self) -> int:
+        return self._host.used_bytes
 
     def check_integrity(self) -> None:
+        assert self._num_slabs == sum(len(entry.slabs) for entry in self.entries.values())
         for key, entry in self.entries.items():
-            assert entry.ref.object_key == key
+            assert entry.key == key
             assert entry.users >= 0
             assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
+            assert bool(entry.slabs) or not entry.users, "in use, and not there"
             assert self.arena.owned_by(key) == len(entry.slabs)
-            assert (key in self._in_arena) == bool(entry.slabs)
-            assert (key in self._in_memory) == (entry.packed is not None)
-            assert (key in self._idle) == (entry.tier == "device" and entry.users == 0)
-        idle = list(self._idle.values())
-        assert [e.used_at for e in idle] == sorted(e.used_at for e in idle)
-        assert self._num_idle_slabs == sum(len(e.slabs) for e in idle)
+            assert entry.packed is not None or entry.tier not in ("host", "loading")
+            assert (key in self.arena.idle) == entry.is_idle
+            assert self._fetches.is_under_way(key) == (entry.tier == "fetching")
+            assert entry.is_wanted or not self._fetches.is_waiting(key)
+        self._host.check_integrity()
+        self._fetches.check_integrity()
+        self._reads.check_integrity()
+        prefetchers = (e.prefetched_by for e in self.entries.values() if e.prefetched_by)
+        assert self._num_prefetches == Counter(prefetchers)
+        assert self.num_slabs_pinned <= self.max_pinned_slabs
 
-    # ---- inside ----
+    # ---- towards the arena ----
 
-    def _touch(self, ref: AdapterRef) -> Entry:
-        """The entry of `ref`, now the most recently used."""
-        key = ref.object_key
-        entry = self.entries.pop(key, None) or Entry(ref)
-        self.entries[key] = entry
-        entry.used_at = self.arena.tick()
-        for place in (self._in_arena, self._in_memory, self._idle):
-            if place.pop(key, None):
-                place[key] = entry
-        if len(self.entries) > self.max_entries:
-            self._forget_oldest()
-        return entry
-
-    def _start(self, entry: Entry) -> bool:
-        """Begin to fetch it, if that is what it needs; whether it was."""
-        if entry.tier == "failed" and not entry.is_rejected and self.clock() >= entry.retry_at:
+    def _advance(self, entry: Entry) -> None:
+        """See to it that its next move is under way or in line."""
+        if self._may_try_again(entry):
             self._move(entry, "remote")
-        if entry.tier != "remote":
-            return False
-        entry.failure = None
-        self._move(entry, "fetching")
-        self.loader.fetch(entry.ref)
-        return True
+        if entry.tier == "remote":
+            self._fetches.add(entry)
+        elif entry.tier == "disk":
+            self._reads.add(entry)
 
-    def _fail(self, entry: Entry, failure: Failure) -> None:
+    def _drop_if_unwanted(self, entry: Entry) -> None:
+        if entry.is_wanted:
+            return
+        self._fetches.discard(entry.key)
+        self._reads.discard(entry.key)
+        if self._fetches.is_under_way(entry.key):
+            self.loader.drop(entry.key)
+
+    def _may_try_again(self, entry: Entry) -> bool:
+        return entry.tier == "failed" and self.clock() >= entry.retry_at
+
+    def _fetched(self, entry: Entry, done: Loaded) -> None:
+        self._fetches.done(entry.key)
+        self.counts.disk.used_bytes = done.used_bytes or self.counts.disk.used_bytes
+        if done.failure is None:
+            self.counts.fetched(entry, done.seconds, done.size_bytes, was_there=done.was_there)
+            self._move(entry, "disk")
+        elif done.failure.kind == "dropped":
+            self._move(entry, "remote")
+        else:
+            self.counts.store.misses += done.failure.kind == "missing"
+            self._fail(entry, done.failure)
+            return
+        if entry.is_wanted:
+            self._advance(entry)
+
+    def _read(self, entry: Entry, done: Loaded) -> None:
+        self._reads.done(entry.key)
+        if done.failure is None:
+            packed: Packed = done.value
+            assert packed.digest == entry.ref.digest, "another adapter was read"
+            entry.packed = packed
+            entry.packed_bytes, entry.num_slabs = packed.size_bytes, packed.num_slabs
+            entry.invocation_tokens = packed.invocation_tokens
+            entry.failure, entry.num_failures = None, 0
+            self.counts.moved("host", done.seconds, packed.size_bytes)
+            self._move(entry, "host")
+        elif done.failure.kind == "lost" and not entry.num_failures:
+            entry.num_failures = 1  # a second time in a row, something is wrong with the disk
+            self._move(entry, "remote")
+        else:
+            self._fail(entry, done.failure)
+        self._host.arrived(entry)
+        self._end_prefetch(entry)
+        if entry.is_wanted and entry.tier == "remote":
+            self._advance(entry)
+
+    def _placed(self, entry: Entry, done: Loaded) -> None:
         self._finish_copy(entry)
-        if entry.slabs:
-            self.arena.retire(entry.slabs)
-        entry.slabs, entry.packed = [], None
-        entry.failure = failure
-        entry.retry_at = self.clock() + self.retry_after_s
-        self._move(entry, "failed")
+        if done.failure is not None:
+            self._fail(entry, done.failure)
+            return
+        self.counts.moved("device", done.seconds, entry.packed_bytes)
+        entry.tables = done.value
+        self._move(entry, "device")
+        if self.arena_is_host:
+            self._host.drop(entry)
 
-    def _evict(self, entry: Entry) -> None:
-        self.arena.retire(entry.slabs)
-        entry.slabs, entry.tables = [], None
+    def _keep_pinned(self) -> None:
+        """Bring in what is pinned and not there, as far as it may be."""
+        left = self.max_pinned_slabs
+        for key, entry in self._pinned.items():
+            num_slabs = entry.num_slabs
+            entry.is_pinned = num_slabs <= left
+            self._note_idle(entry)
+            if not entry.is_pinned:
+                self._drop_if_unwanted(entry)
+                continue
+            left -= num_slabs
+            self.wait(key)
+            if entry.tier == "host" and self.arena.make_room(num_slabs):
+                self.place(key)
+
+    # ---- away from it ----
+
+    def evict(self, key: Key) -> None:
+        """See lora.eviction.Source."""
+        entry = self.entries[str(key)]
+        self._leave_arena(entry)
         self.num_evictions += 1
         self._move(entry, "host" if entry.packed is not None else "remote")
 
-    def _trim_host(self) -> None:
-        """Drop idle packed adapters, oldest first, down to the host cache's bytes."""
-        kept = list(self._in_memory.values())
-        size_bytes = sum(e.packed.size_bytes for e in kept if e.packed is not None)
-        for entry in kept[:-1]:  # the newest was loaded because somebody asked for it
-            if size_bytes <= self.host_cache_bytes:
-                break
-            if entry.users == 0 and entry.packed is not None and entry.tier in ("host", "device"):
-                size_bytes -= entry.packed.size_bytes
-                entry.packed = None
-                self._move(entry, "remote" if entry.tier == "host" else "device")
+    def _fail(self, entry: Entry, failure: Failure) -> None:
+        if entry.slabs:
+            self._leave_arena(entry)
+        entry.failure = failure
+        entry.num_failures += 1
+        entry.retry_at = self.clock() + _retry_s(failure.kind, entry.num_failures)
+        self._move(entry, "failed")
+        self._end_prefetch(entry)
+        self._host.drop(entry)
+
+    def _leave_arena(self, entry: Entry) -> None:
+        self.arena.retire(entry.slabs)
+        self._num_slabs -= len(entry.slabs)
+        entry.slabs, entry.tables = [], None
+        self.arena.idle.adapter_left(entry.key)
+
+    def _left_host(self, entry: Entry) -> None:
+        """The host cache dropped its copy."""
+        if entry.tier == "host":
+            self._move(entry, "remote")
+
+    def _finish_copy(self, entry: Entry) -> None:
+        assert entry.copy is not None
+        self.arena.finish_copy(entry.copy)
+        entry.copy = None
+
+    # ---- bookkeeping ----
+
+    def _touch(self, ref: AdapterRef, tenant_id: str) -> Entry:
+        """The entry of `ref`, now the most recently used; a new one is kept for this tenant."""
+        entry = self.entries.pop(ref.object_key, None)
+        if entry is None:
+            entry = Entry(ref, Claim(tenant_id))
+            if len(self.entries) >= self.max_entries:
+                self._forget_oldest()
+        self.entries[entry.key] = entry
+        self._host.touch(entry)
+        return entry
 
     def _forget_oldest(self) -> None:
         for key, entry in self.entries.items():
-            if entry.users == 0 and entry.tier in ("remote", "failed"):
+            if not entry.is_wanted and entry.tier in ("remote", "disk", "failed"):
+                if key in self._reads or key in self._fetches:
+                    continue
                 del self.entries[key]
                 return
 
-    def _finish_copy(self, entry: Entry) -> None:
-        if entry.copy is not None:
-            self.arena.finish_copy(entry.copy)
-            entry.copy = None
+    def _end_prefetch(self, entry: Entry) -> None:
+        """It has come, or failed, or a request wants it now."""
+        if (tenant_id := entry.prefetched_by) is not None:
+            entry.prefetched_by = None
+            self._num_prefetches[tenant_id] -= 1
+            if not self._num_prefetches[tenant_id]:
+                del self._num_prefetches[tenant_id]
 
     def _move(self, entry: Entry, tier: Tier) -> None:
         entry.tier = tier
         self._moves.append(self._place_of(entry))
-        _list(self._in_arena, entry, bool(entry.slabs))
-        _list(self._in_memory, entry, entry.packed is not None)
         self._note_idle(entry)
-        if entry.prefetched_by is not None and tier not in ("fetching", "disk"):
-            self._num_prefetches[entry.prefetched_by] -= 1
-            if not self._num_prefetches[entry.prefetched_by]:
-                del self._num_prefetches[entry.prefetched_by]
-            entry.prefetched_by = None
 
     def _note_idle(self, entry: Entry) -> None:
-        """Keep `_idle` and its slabs right after any change of tier or users."""
-        key = entry.ref.object_key
-        is_idle = entry.tier == "device" and entry.users == 0
-        if is_idle and key not in self._idle:
-            self._idle[key] = entry
-            entry.used_at = self.arena.tick()
-            self._num_idle_slabs += entry.num_slabs
-        elif not is_idle and key in self._idle:
-            del self._idle[key]
-            self._num_idle_slabs -= entry.num_slabs
+        """Keep the arena's order right after any change of tier, users or pins."""
+        is_known = entry.key in self.arena.idle
+        if entry.is_idle and not is_known:
+            reload_s = self.counts.reload_s(entry)
+            self.arena.idle.add(
+                self,
+                entry.key,
+                entry.claim,
+                num_slabs=len(entry.slabs),
+                num_hits=entry.num_hits,
+                reload_s=reload_s,
+            )
+        elif not entry.is_idle and is_known:
+            self.arena.idle.take(entry.key)
 
     @staticmethod
     def _place_of(entry: Entry) -> Place:
         size_bytes = entry.packed_bytes or entry.ref.size_bytes
-        return entry.ref, entry.tier, size_bytes, entry.failure.error if entry.failure else None
+        error = entry.failure.error if entry.failure and entry.tier == "failed" else None
+        return entry.ref, entry.tier, size_bytes, error
 
 
-def _list(place: dict[str, Entry], entry: Entry, belongs: bool) -> None:
-    """Put an entry where it belongs, as the most recently used, or take it away."""
-    if belongs:
-        place.setdefault(entry.ref.object_key, entry)
-    else:
-        place.pop(entry.ref.object_key, None)
+def _retry_s(kind: FailureKind, num_failures: int) -> float:
+    """How long requests for it fail at once, before it is tried again."""
+    if kind in ("incompatible", "too_large"):
+        return _NEVER
+    if kind in ("missing", "corrupt"):
+        return _REPAIR_S
+    return float(min(_FIRST_RETRY_S * 2 ** (num_failures - 1), _LONGEST_RETRY_S))

@@ -5,7 +5,7 @@ files.
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.batch import Batch, ScheduledRow, StepTokens
@@ -133,6 +133,7 @@ class FakeRunner:
 
 @dataclass
 class FakePacked:
+    digest: str
     num_slabs: int
     size_bytes: int
     invocation_tokens: tuple[int, ...] | None = None
@@ -152,19 +153,29 @@ class FakeLoader:
         self.invocation_tokens: dict[str, tuple[int, ...]] = {}
         self.under_way: list[Loaded] = []
         self.done: list[Loaded] = []
-        self.num_fetches = 0
+        self.fetched: list[str] = []  # object keys
         self.on_place: Callable[[Sequence[int]], None] = lambda slabs: None
 
+    @property
+    def num_fetches(self) -> int:
+        return len(self.fetched)
+
     def fetch(self, ref: AdapterRef) -> None:
-        self.num_fetches += 1
+        self.fetched.append(ref.object_key)
         self._begin(Loaded(ref.object_key, "disk"))
 
     def drop(self, key: str) -> None:
-        """It comes all the same."""
+        """What has not come yet is not going to."""
+        for number, loaded in enumerate(self.under_way):
+            if (loaded.key, loaded.stage) == (key, "disk"):
+                dropped = Failure("dropped", "nobody waits for it")
+                self.under_way[number] = Loaded(key, "disk", failure=dropped)
 
     def load(self, ref: AdapterRef) -> None:
         key = ref.object_key
-        packed = FakePacked(self.slabs.get(key, 1), ref.size_bytes, self.invocation_tokens.get(key))
+        packed = FakePacked(
+            ref.digest, self.slabs.get(key, 1), ref.size_bytes, self.invocation_tokens.get(key)
+        )
         self._begin(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
@@ -181,6 +192,7 @@ class FakeLoader:
         return done
 
     def _begin(self, loaded: Loaded) -> None:
+        loaded = replace(loaded, seconds=1e-6, size_bytes=1000)
         if failure := self.failures.get((loaded.key, loaded.stage)):
             loaded = Loaded(loaded.key, loaded.stage, failure=failure)
         (self.done if self.at_once else self.under_way).append(loaded)

@@ -11,6 +11,7 @@ from engine.batch import BAD_LOGITS, StepTokens
 from engine.block_hash import BlockHasher
 from engine.prefix_cache import BlockPool
 from lora.arena import Arena
+from lora.eviction import Claim
 from tests.engine.fakes import (
     FakeRunner,
     expected_tokens,
@@ -167,6 +168,8 @@ def test_hashes_differ_wherever_digest_salt_or_an_earlier_token_does(tokens, sal
 
 # ---- the pool ----
 
+CLAIM = Claim("t")
+
 
 def test_leaves_go_first_and_the_longest_unused_before_others():
     arena = Arena(6)
@@ -175,7 +178,7 @@ def test_leaves_go_first_and_the_longest_unused_before_others():
         blocks = pool.allocate(3)
         for i, block_id in enumerate(blocks):
             pool.publish(block_id, tag * (i + 1))
-        pool.release(blocks)
+        pool.release(blocks, CLAIM, 1.0)
     assert not arena.num_free
     pool.take(pool.find([b"a"]))  # a's first block is in use again
     assert arena.make_room(3)
@@ -201,12 +204,12 @@ class PoolMachine(RuleBasedStateMachine):
         assert all(self.pool._blocks[b].hash == h for b, h in zip(blocks, hashes, strict=False))
         self.pool.take(blocks)
         if not self.arena.make_room(len(hashes) - len(blocks)):
-            self.pool.release(blocks)
+            self.pool.release(blocks, CLAIM, 1.0)
             return
         num_found = len(blocks)
         blocks = blocks + self.pool.allocate(len(hashes) - num_found)
         for i in range(num_found, len(hashes)):
-            blocks[i] = self.pool.publish(blocks[i], hashes[i])
+            self._publish(blocks, i, hashes[i])
         self.sequences.append((hashes[-1], blocks))
 
     @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
@@ -217,14 +220,20 @@ class PoolMachine(RuleBasedStateMachine):
             return
         blocks = self.pool.allocate(len(hashes))
         for i, block_hash in enumerate(hashes):
-            blocks[i] = self.pool.publish(blocks[i], block_hash)
+            self._publish(blocks, i, block_hash)
         self.sequences.append((hashes[-1], blocks))
+
+    def _publish(self, blocks, i, block_hash):
+        known = self.pool.publish(blocks[i], block_hash)
+        if known != blocks[i]:
+            self.pool.release([blocks[i]], CLAIM, 1.0)
+            blocks[i] = known
 
     @precondition(lambda self: self.sequences)
     @rule(choice=data())
     def end(self, choice):
         number = choice.draw(integers(0, len(self.sequences) - 1))
-        self.pool.release(self.sequences.pop(number)[1])
+        self.pool.release(self.sequences.pop(number)[1], CLAIM, 1.0)
 
     @rule(count=integers(1, 12))
     def make_room(self, count):
@@ -242,7 +251,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.arena.check_integrity()
         held = Counter(b for _, blocks in self.sequences for b in blocks)
         self.pool.check_integrity(held)
-        assert self.arena.num_free + self.pool.num_idle_slabs() == 12 - len(held)
+        assert self.arena.num_free + self.pool.num_idle == 12 - len(held)
         for content, blocks in self.sequences:
             hashes = [content[: i + 1] for i in range(len(content))]
             assert self.pool.find(hashes) == blocks

@@ -1,10 +1,12 @@
-"""Residency: loads join, users protect, the oldest idle one goes, failures are remembered."""
+"""Residency: loads join and take turns, users and pins protect, failures are remembered a while."""
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from hypothesis.strategies import integers
+from hypothesis.strategies import integers, lists, sampled_from
 
 from lora.arena import Arena
+from lora.entry import Waiter
 from lora.errors import Failure
 from lora.manager import AdapterManager
 from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
@@ -16,40 +18,173 @@ def make_manager(num_slabs=8, at_once=True, **options):
     return manager, loader
 
 
-def bring_in(manager, ref):
-    """To the arena, whatever it takes."""
+def make_waiter(request_id="r", tenant_id="t", arrival=0, priority=0):
+    return Waiter(request_id, tenant_id, arrival, priority)
+
+
+def bring_in(manager, ref, request_id=None):
+    """To the arena, for a request that ends at once unless it is named."""
+    manager.join(ref, make_waiter(request_id or "passing"))
     for _ in range(5):
-        manager.want(ref)
+        manager.wait(ref.object_key)
         manager.poll()
         if manager.slabs_needed(ref.object_key):
             assert manager.arena.make_room(manager.slabs_needed(ref.object_key))
             manager.place(ref.object_key)
     assert manager.is_ready(ref.object_key)
+    if request_id is None:
+        manager.leave(ref.object_key, "passing")
+
+
+def finish(manager, loader, count=1):
+    loader.finish(count)
+    manager.poll()
+
+
+def tier(manager, ref):
+    return manager.entries[ref.object_key].tier
+
+
+# ---- the way there ----
 
 
 def test_an_adapter_passes_every_tier_on_its_way():
     manager, loader = make_manager(at_once=False)
     ref = make_adapter()
-    manager.want(ref)
-    for _ in range(2):
-        loader.finish()
-        manager.poll()
-    manager.place(ref.object_key)
-    loader.finish()
+    manager.join(ref, make_waiter())
     manager.poll()
+    for _ in range(2):
+        finish(manager, loader)
+    manager.place(ref.object_key)
+    finish(manager, loader)
     tiers = [tier for _, tier, _, _ in manager.take_moves()]
     assert tiers == ["fetching", "disk", "host", "loading", "device"]
 
 
-def test_the_least_recently_used_idle_adapter_is_evicted_first():
+def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
+    manager, loader = make_manager(at_once=False, prefetch_per_tenant=2)
+    for name in "abcd":
+        manager.prefetch(make_adapter(name), "greedy")
+    manager.prefetch(make_adapter("e"), "modest")
+    manager.poll()
+    assert loader.num_fetches == 3
+    for _ in range(4):
+        finish(manager, loader, 10)
+    assert manager.arena.num_free == 8
+    assert [tier(manager, make_adapter(name)) for name in "abe"] == ["host"] * 3
+    manager.prefetch(make_adapter("c"), "greedy")
+    manager.poll()
+    assert loader.num_fetches == 4, "what has come counts no more"
+
+
+def test_only_so_many_fetches_are_under_way_and_the_first_to_wait_is_next():
+    manager, loader = make_manager(at_once=False, max_fetches=2)
+    refs = [make_adapter(name) for name in "abcd"]
+    for arrival, ref in enumerate(refs):
+        manager.join(ref, make_waiter(f"r{arrival}", "t", arrival, priority=arrival == 2))
+    manager.poll()
+    assert loader.fetched == [refs[0].object_key, refs[1].object_key]
+    finish(manager, loader)
+    assert loader.fetched[2:] == [refs[3].object_key], "the third is of a lower class"
+
+
+def test_a_tenant_with_many_cold_adapters_does_not_hold_up_anothers_one():
+    manager, loader = make_manager(at_once=False, max_fetches=2)
+    for arrival in range(50):
+        waiter = make_waiter(f"r{arrival}", "greedy", arrival)
+        manager.join(make_adapter(f"g{arrival}"), waiter)
+    modest = make_adapter("m", tenant_id="modest")
+    manager.join(modest, make_waiter("m", "modest", arrival=50))
+    manager.poll()
+    finish(manager, loader)
+    assert modest.object_key in loader.fetched
+
+
+def test_a_prefetch_waits_behind_every_request():
+    manager, loader = make_manager(at_once=False, max_fetches=1)
+    manager.prefetch(make_adapter("p"), "t")
+    manager.join(make_adapter("r"), make_waiter(priority=1, arrival=99))
+    manager.poll()
+    assert loader.fetched == [make_adapter("r").object_key]
+
+
+def test_a_load_that_nobody_waits_for_any_more_is_dropped():
+    manager, loader = make_manager(at_once=False, max_fetches=1)
+    under_way, in_line = make_adapter("a"), make_adapter("b")
+    for arrival, ref in enumerate((under_way, in_line)):
+        manager.join(ref, make_waiter(f"r{arrival}", arrival=arrival))
+    manager.poll()
+    for arrival, ref in enumerate((under_way, in_line)):
+        manager.leave(ref.object_key, f"r{arrival}")
+    finish(manager, loader)
+    assert [tier(manager, ref) for ref in (under_way, in_line)] == ["remote", "remote"]
+    assert loader.num_fetches == 1
+
+
+def test_who_comes_while_a_load_is_being_dropped_gets_one_of_its_own():
+    manager, loader = make_manager(at_once=False)
+    ref = make_adapter()
+    manager.join(ref, make_waiter("left"))
+    manager.poll()
+    manager.leave(ref.object_key, "left")
+    manager.join(ref, make_waiter("came"))
+    finish(manager, loader)
+    assert loader.num_fetches == 2
+    for _ in range(2):
+        finish(manager, loader)
+    assert tier(manager, ref) == "host"
+
+
+def test_a_load_goes_on_for_whoever_still_waits():
+    manager, loader = make_manager(at_once=False)
+    ref = make_adapter()
+    for name in ("one", "other"):
+        manager.join(ref, make_waiter(name))
+    manager.poll()
+    manager.leave(ref.object_key, "one")
+    for _ in range(2):
+        finish(manager, loader)
+    assert (tier(manager, ref), loader.num_fetches) == ("host", 1)
+
+
+def test_what_the_disk_lost_is_fetched_again_once():
+    manager, loader = make_manager(at_once=False)
+    ref = make_adapter()
+    loader.failures[ref.object_key, "host"] = Failure("lost", "its checksum differs")
+    manager.join(ref, make_waiter())
+    manager.poll()
+    for _ in range(2):
+        finish(manager, loader)
+    assert (tier(manager, ref), loader.num_fetches) == ("fetching", 2)
+    for _ in range(2):
+        finish(manager, loader)
+    assert manager.wait(ref.object_key).kind == "lost"
+
+
+# ---- who stays ----
+
+
+def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
     manager, _ = make_manager(num_slabs=3)
     a, b, c, d = (make_adapter(name) for name in "abcd")
     for ref in (a, b, c):
         bring_in(manager, ref)
-    manager.want(a)  # used again
     bring_in(manager, d)
+    assert not manager.is_ready(a.object_key)
+    assert all(manager.is_ready(ref.object_key) for ref in (b, c, d))
+
+
+def test_an_adapter_that_was_found_there_stays_longer():
+    manager, _ = make_manager(num_slabs=3)
+    a, b, c, d = (make_adapter(name) for name in "abcd")
+    for ref in (a, b, c):
+        bring_in(manager, ref)
+    manager.join(a, make_waiter())
+    manager.acquire(a.object_key)
+    manager.release(a.object_key)
+    bring_in(manager, d)
+    assert manager.is_ready(a.object_key)
     assert not manager.is_ready(b.object_key)
-    assert all(manager.is_ready(ref.object_key) for ref in (a, c, d))
 
 
 def test_make_room_evicts_nobody_when_it_cannot_make_enough():
@@ -73,30 +208,133 @@ def test_every_placement_has_a_generation_of_its_own():
     assert second > first
 
 
-def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
-    manager, loader = make_manager(at_once=False, prefetch_per_tenant=2)
-    for name in "abcd":
-        manager.prefetch(make_adapter(name), "greedy")
-    manager.prefetch(make_adapter("e"), "modest")
-    assert loader.num_fetches == 3
-    loader.finish(10)
-    manager.poll()
-    loader.finish(10)
-    manager.poll()
-    assert manager.arena.num_free == 8
+def test_pinned_adapters_come_by_themselves_and_are_not_evicted_until_unpinned():
+    manager, _ = make_manager(num_slabs=4)
+    pinned, other = make_adapter("pinned"), make_adapter("other")
+    manager.pin([pinned])
+    for _ in range(4):
+        manager.poll()
+    assert manager.is_ready(pinned.object_key)
+    assert manager.num_slabs_pinned == 1
+    bring_in(manager, other)
+    assert not manager.arena.make_room(4)
+    assert manager.arena.make_room(3)
+    assert manager.is_ready(pinned.object_key)
+    manager.pin([])
+    assert manager.arena.make_room(4)
 
 
-def test_a_rejected_object_is_not_fetched_again():
+def test_pins_take_no_more_than_their_share():
+    manager, loader = make_manager(num_slabs=8, max_pinned_share=0.5)
+    large, small = make_adapter("large"), make_adapter("small")
+    loader.slabs = {large.object_key: 5, small.object_key: 4}
+    manager.pin([large, small])
+    for _ in range(6):
+        manager.poll()
+        manager.check_integrity()
+    assert manager.num_slabs_pinned == 4
+    assert manager.is_ready(small.object_key)
+    assert not manager.is_ready(large.object_key)
+
+
+# ---- the host's memory ----
+
+
+def test_the_host_cache_keeps_to_its_bytes():
+    manager, _ = make_manager(host_cache_bytes=2500, arena_is_host=False)
+    for name in "abcdef":
+        ref = make_adapter(name)
+        manager.join(ref, make_waiter(name))
+        for _ in range(3):
+            manager.poll()
+            assert manager.host_bytes <= 2500
+        manager.leave(ref.object_key, name)
+    kept = [e for e in manager.entries.values() if e.packed is not None]
+    assert [e.key for e in kept] == [make_adapter(name).object_key for name in "ef"]
+
+
+def test_one_adapter_larger_than_the_host_cache_goes_alone():
+    manager, _ = make_manager(host_cache_bytes=500)
+    refs = [make_adapter(name) for name in "ab"]
+    for arrival, ref in enumerate(refs):
+        manager.join(ref, make_waiter(f"r{arrival}", arrival=arrival))
+    for _ in range(4):
+        manager.poll()
+    assert [tier(manager, ref) for ref in refs] == ["host", "disk"]
+    manager.place(refs[0].object_key)
+    for _ in range(2):
+        manager.poll()
+    assert [tier(manager, ref) for ref in refs] == ["device", "host"]
+
+
+def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
+    manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
+    theirs, mine, more = (make_adapter(name) for name in ("theirs", "mine", "more"))
+    manager.prefetch(theirs, "them")
+    for _ in range(3):
+        manager.poll()
+    manager.prefetch(mine, "me")
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (theirs, mine)] == ["host", "disk"]
+    manager.join(more, make_waiter())  # a request may
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (theirs, more)] == ["remote", "host"]
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "until_s"), [("unavailable", 1), ("missing", 60), ("corrupt", 60)]
+)
+def test_a_failure_is_remembered_for_a_while(kind, until_s):
     manager, loader = make_manager()
     ref = make_adapter()
-    loader.failures[ref.object_key, "host"] = Failure("incompatible", "not of this base model")
+    loader.failures[ref.object_key, "disk"] = Failure(kind, "why")
+    manager.join(ref, make_waiter())
     for _ in range(3):
-        manager.want(ref)
         manager.poll()
-        manager.poll()
-        manager.clock.now += 1000
+    assert manager.wait(ref.object_key) == Failure(kind, "why")
+    assert manager.retry_after_s(ref.object_key) == until_s
+    manager.clock.now += until_s - 0.1
+    assert manager.wait(ref.object_key) is not None
     assert loader.num_fetches == 1
-    assert manager.failure(ref.object_key) == Failure("incompatible", "not of this base model")
+    manager.clock.now += 0.2
+    loader.failures.clear()
+    assert manager.wait(ref.object_key) is None
+    for _ in range(3):
+        manager.poll()
+    assert tier(manager, ref) == "host"
+
+
+def test_a_store_that_stays_away_is_asked_less_and_less_often():
+    manager, loader = make_manager()
+    ref = make_adapter()
+    loader.failures[ref.object_key, "disk"] = Failure("unavailable", "503")
+    manager.join(ref, make_waiter())
+    waits = []
+    for _ in range(8):
+        for _ in range(3):
+            manager.poll()
+        waits.append(manager.retry_after_s(ref.object_key))
+        manager.clock.now += waits[-1]
+        manager.wait(ref.object_key)
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_an_object_of_another_base_is_never_fetched_again():
+    manager, loader = make_manager()
+    ref = make_adapter()
+    loader.failures[ref.object_key, "host"] = Failure("incompatible", "of another base")
+    manager.join(ref, make_waiter())
+    for _ in range(4):
+        manager.wait(ref.object_key)
+        manager.poll()
+        manager.clock.now += 1e6
+    assert loader.num_fetches == 1
+    assert manager.wait(ref.object_key) == Failure("incompatible", "of another base")
 
 
 def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
@@ -104,70 +342,101 @@ def test_what_becomes_of_one_tenants_object_is_nothing_to_anothers_equal_one():
     lost, kept = make_adapter("same", tenant_id="a"), make_adapter("same", tenant_id="b")
     assert lost.digest == kept.digest
     loader.failures[lost.object_key, "disk"] = Failure("missing", "no such object")
-    manager.want(lost)
-    manager.poll()
+    manager.join(lost, make_waiter())
     bring_in(manager, kept)
-    assert manager.failure(lost.object_key) is not None
+    assert manager.wait(lost.object_key) is not None
 
 
-def test_the_host_cache_keeps_to_its_bytes():
-    manager, _ = make_manager(host_cache_bytes=2500, arena_is_host=False)
-    for name in "abcdef":
-        manager.want(make_adapter(name))
-        manager.poll()
-        manager.poll()
-    kept = [e for e in manager.entries.values() if e.packed is not None]
-    assert sum(e.packed.size_bytes for e in kept) <= 2500
-
-
-def test_what_is_remembered_of_idle_adapters_has_a_limit():
+def test_what_is_remembered_of_unwanted_adapters_has_a_limit():
     manager, loader = make_manager(max_entries=4)
     for i in range(20):
         ref = make_adapter(f"a{i}")
         loader.failures[ref.object_key, "disk"] = Failure("missing", "gone")
-        manager.want(ref)
-        manager.poll()
+        manager.join(ref, make_waiter())
+        for _ in range(2):
+            manager.poll()
+        manager.leave(ref.object_key, "r")
     assert len(manager.entries) <= 5
 
 
+# ---- the figures ----
+
+
+def test_every_tier_counts_what_was_found_in_it():
+    manager, _ = make_manager(num_slabs=1, arena_is_host=False)
+    a, b = make_adapter("a"), make_adapter("b")
+    bring_in(manager, a)  # from the store
+    bring_in(manager, b)  # from the store; evicts a, which stays on the host
+    bring_in(manager, a)  # from the host
+    bring_in(manager, a)  # there
+    counts = manager.counts
+    assert (counts.device.hits, counts.device.misses, counts.device.loads) == (1, 3, 3)
+    assert (counts.host.hits, counts.host.misses, counts.host.loads) == (1, 2, 2)
+    assert (counts.disk.hits, counts.disk.misses, counts.store.hits) == (0, 2, 2)
+    assert counts.device.load_bytes == 3 * a.size_bytes
+
+
+# ---- any sequence ----
+
+
 class ManagerMachine(RuleBasedStateMachine):
-    """Requests, releases and a slow, failing loader, in any order."""
+    """Requests, releases, pins and a slow, failing loader, in any order."""
 
     def __init__(self):
         super().__init__()
-        self.manager, self.loader = make_manager(num_slabs=6, at_once=False, host_cache_bytes=3000)
-        self.refs = [make_adapter(f"a{i}") for i in range(5)]
+        self.manager, self.loader = make_manager(
+            num_slabs=6, at_once=False, host_cache_bytes=3000, max_fetches=2, max_entries=3
+        )
+        self.refs = [make_adapter(f"a{i}") for i in range(6)]
         self.loader.slabs = {ref.object_key: i % 3 + 1 for i, ref in enumerate(self.refs)}
+        self.joined: dict[str, str] = {}
         self.held: list[str] = []
 
-    @rule(i=integers(0, 4))
-    def want(self, i):
-        self.manager.want(self.refs[i])
+    @rule(i=integers(0, 5), tenant=sampled_from("tu"), priority=integers(0, 1))
+    def join(self, i, tenant, priority):
+        request_id = f"r{len(self.joined)}-{i}"
+        if request_id not in self.joined:
+            waiter = make_waiter(request_id, tenant, len(self.joined), priority)
+            self.manager.join(self.refs[i], waiter)
+            self.joined[request_id] = self.refs[i].object_key
 
-    @rule(i=integers(0, 4))
+    @rule(which=integers(0, 20))
+    def leave(self, which):
+        if self.joined:
+            request_id = sorted(self.joined)[which % len(self.joined)]
+            self.manager.leave(self.joined.pop(request_id), request_id)
+
+    @rule(i=integers(0, 5))
     def prefetch(self, i):
         self.manager.prefetch(self.refs[i], "t")
+
+    @rule(which=lists(integers(0, 5), max_size=3, unique=True))
+    def pin(self, which):
+        self.manager.pin([self.refs[i] for i in which])
 
     @rule(count=integers(1, 3))
     def finish(self, count):
         self.loader.finish(count)
         self.manager.poll()
+        for key in self.joined.values():
+            self.manager.wait(key)
 
-    @rule(i=integers(0, 4))
+    @rule(i=integers(0, 5))
     def fail(self, i):
         key = self.refs[i].object_key
         self.loader.failures = {
             (key, "disk"): Failure("unavailable", "503"),
-            (key, "host"): Failure("incompatible", "bad"),
+            (key, "host"): Failure("lost", "damaged"),
+            (key, "device"): Failure("unavailable", "out of memory"),
         }
 
-    @rule(i=integers(0, 4))
+    @rule(i=integers(0, 5))
     def place(self, i):
         entry = self.manager.entries.get(self.refs[i].object_key)
         if entry and entry.tier == "host" and self.manager.arena.make_room(entry.packed.num_slabs):
-            self.manager.place(entry.ref.object_key)
+            self.manager.place(entry.key)
 
-    @rule(i=integers(0, 4))
+    @rule(i=integers(0, 5))
     def acquire(self, i):
         key = self.refs[i].object_key
         if key in self.manager.entries and self.manager.is_ready(key):
@@ -179,6 +448,10 @@ class ManagerMachine(RuleBasedStateMachine):
         if self.held:
             self.manager.release(self.held.pop())
 
+    @rule(count=integers(1, 6))
+    def make_room(self, count):
+        self.manager.arena.make_room(count)
+
     @rule(seconds=integers(1, 10))
     def wait(self, seconds):
         self.manager.clock.now += seconds
@@ -186,9 +459,29 @@ class ManagerMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_in_use_was_evicted_and_no_slab_is_lost(self):
         assert all(self.manager.is_ready(key) for key in self.held)
+        assert all(key in self.manager.entries for key in self.joined.values())
         self.manager.check_integrity()
         self.manager.arena.check_integrity()
 
+    def teardown(self):
+        """Whoever still waits is served in the end, once nothing fails any more."""
+        self.loader.failures = {}
+        manager = self.manager
+        while self.held:
+            self.release()
+        manager.pin([])
+        for _ in range(60):
+            manager.clock.now += 100
+            finish(manager, self.loader, 10)
+            for request_id, key in list(self.joined.items()):
+                manager.wait(key)
+                if manager.is_ready(key):
+                    manager.leave(key, request_id)
+                    del self.joined[request_id]
+                elif (needed := manager.slabs_needed(key)) and manager.arena.make_room(needed):
+                    manager.place(key)
+        assert not self.joined, "somebody waits for ever"
+
 
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

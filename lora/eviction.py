@@ -1,0 +1,237 @@
+"""One order over all that lies idle in the arena: adapters and KV that somebody may come back for.
+
+GreedyDual-Size-Frequency (Cherkasova 1998): what was worth least, for its slabs, goes first; and
+the clock, which is what the last one to go was worth, makes everything that stays worth less by and
+by. A tenant above its weighted share of the idle slabs loses its own first, so nobody can flush a
+neighbour.
+"""
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+Key = int | str
+"""A KV block's slab, or an adapter's object key."""
+
+EVERYBODY = ""
+"""Whose idle things count in no tenant's share."""
+
+_MOST_HITS = 8
+"""Counted of an item: more, and what was once in fashion would stay for ever."""
+_FIRST_CHANCE = 0.5
+_CHANCE_WEIGHT = 1 / 128
+_MOST_STALE = 64
+
+
+class Source(Protocol):
+    """Keeps idle things in the arena."""
+
+    def evict(self, key: Key) -> None:
+        """Retire its slabs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """For whom something is kept.
+
+    tenant_id: or EVERYBODY.   adapter: without it in the arena it is of no use.
+    """
+
+    tenant_id: str
+    weight: float = 1.0
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class _Item:
+    """priority: clock + value when it became idle.   number: orders equals, oldest first."""
+
+    source: Source
+    claim: Claim
+    num_slabs: int
+    was_used: bool
+    priority: float
+    number: int
+
+
+@dataclass(slots=True)
+class _Share:
+    """One tenant's idle slabs. heap: (priority, number, key), some of them no longer true."""
+
+    tenant_id: str
+    weight: float = 0.0
+    num_slabs: int = 0
+    num_items: int = 0
+    heap: list[tuple[float, int, Key]] = field(default_factory=list)
+
+
+class EvictionOrder:
+    """What is idle, by whose it is and what it is worth."""
+
+    def __init__(self) -> None:
+        self.num_slabs = 0
+        self._clock = 0.0
+        self._numbers = count()
+        self._items: dict[Key, _Item] = {}
+        self._shares: dict[str, _Share] = {}
+        self._tenants_slabs = 0
+        self._tenants_weight = 0.0
+        self._by_adapter: defaultdict[str, set[Key]] = defaultdict(set)
+        # How likely what was never asked for twice is to be asked for again, learned by source.
+        self._chances: dict[Source, float] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._items
+
+    def add(
+        self,
+        source: Source,
+        key: Key,
+        claim: Claim,
+        *,
+        num_slabs: int,
+        num_hits: int,
+        reload_s: float,
+    ) -> None:
+        """It is idle from now on. num_hits: requests that found it there.
+
+        reload_s: what getting it back would take.
+        """
+        assert key not in self._items, "idle twice"
+        chance = self._chances.get(source, _FIRST_CHANCE)
+        value = (min(num_hits, _MOST_HITS) + chance) * reload_s / num_slabs
+        item = _Item(
+            source, claim, num_slabs, num_hits > 0, self._clock + value, next(self._numbers)
+        )
+        self._items[key] = item
+        share = self._grow(claim, num_slabs)
+        if claim.adapter is not None:
+            self._by_adapter[claim.adapter].add(key)
+        self._push(share, item, key)
+
+    def take(self, key: Key) -> None:
+        """Somebody came back for it."""
+        item = self._remove(key)
+        if not item.was_used:
+            self._learn(item.source, 1.0)
+
+    def adapter_left(self, adapter: str) -> None:
+        """What needs this adapter goes first now; it is good again if the adapter comes back."""
+        for key in self._by_adapter.get(adapter, ()):
+            item = self._items[key]
+            item.priority = 0.0
+            self._push(self._shares[item.claim.tenant_id], item, key)
+
+    def evict(self, num_slabs: int) -> None:
+        """Evict until this many slabs are given back; there must be as many."""
+        assert num_slabs <= self.num_slabs
+        target = self.num_slabs - num_slabs
+        while self.num_slabs > target:
+            victims = self._above_share()
+            heads = [(self._head(share), share) for share in victims or self._shares.values()]
+            heapq.heapify(heads)
+            if not victims:
+                self._evict(heads[0][0][2])
+            while victims and heads and self.num_slabs > target:
+                head, share = heapq.heappop(heads)
+                if self._is_above_share(share):
+                    self._evict(head[2])
+                    if share.num_items:
+                        heapq.heappush(heads, (self._head(share), share))
+
+    def num_slabs_of(self, tenant_id: str) -> int:
+        share = self._shares.get(tenant_id)
+        return share.num_slabs if share else 0
+
+    def check_integrity(self) -> None:
+        assert self.num_slabs == sum(item.num_slabs for item in self._items.values())
+        for share in self._shares.values():
+            mine = [i for i in self._items.values() if i.claim.tenant_id == share.tenant_id]
+            assert share.num_items == len(mine) > 0
+            assert share.num_slabs == sum(item.num_slabs for item in mine)
+        tenants = [s for s in self._shares.values() if s.tenant_id != EVERYBODY]
+        assert self._tenants_slabs == sum(share.num_slabs for share in tenants)
+        assert math.isclose(self._tenants_weight, sum(s.weight for s in tenants), abs_tol=1e-6)
+        needing = {k: i.claim.adapter for k, i in self._items.items() if i.claim.adapter}
+        assert {k: a for a, keys in self._by_adapter.items() for k in keys} == needing
+
+    # ---- shares ----
+
+    def _above_share(self) -> list[_Share]:
+        """Who loses first: tenants above their share, and what is nobody's in particular."""
+        above = [share for share in self._shares.values() if self._is_above_share(share)]
+        return above if any(share.tenant_id != EVERYBODY for share in above) else []
+
+    def _is_above_share(self, share: _Share) -> bool:
+        if share.tenant_id == EVERYBODY:
+            return True
+        fair = self._tenants_slabs * share.weight / self._tenants_weight
+        return share.num_slabs > fair * (1 + 1e-9)
+
+    def _grow(self, claim: Claim, num_slabs: int) -> _Share:
+        """One more item of this size."""
+        share = self._shares.get(claim.tenant_id)
+        if share is None:
+            share = self._shares[claim.tenant_id] = _Share(claim.tenant_id)
+        if claim.tenant_id != EVERYBODY:
+            self._tenants_slabs += num_slabs
+            self._tenants_weight += claim.weight - share.weight
+        share.weight = claim.weight
+        share.num_slabs += num_slabs
+        share.num_items += 1
+        self.num_slabs += num_slabs
+        return share
+
+    def _shrink(self, share: _Share, num_slabs: int) -> None:
+        share.num_slabs -= num_slabs
+        share.num_items -= 1
+        self.num_slabs -= num_slabs
+        if not share.num_items:
+            del self._shares[share.tenant_id]
+        if share.tenant_id != EVERYBODY:
+            self._tenants_slabs -= num_slabs
+            if not share.num_items:
+                self._tenants_weight -= share.weight
+
+    # ---- items ----
+
+    def _evict(self, key: Key) -> None:
+        item = self._remove(key)
+        if not item.was_used:
+            self._learn(item.source, 0.0)
+        self._clock = max(self._clock, item.priority)
+        item.source.evict(key)
+
+    def _remove(self, key: Key) -> _Item:
+        item = self._items.pop(key)
+        self._shrink(self._shares[item.claim.tenant_id], item.num_slabs)
+        if (adapter := item.claim.adapter) is not None:
+            self._by_adapter[adapter].discard(key)
+            if not self._by_adapter[adapter]:
+                del self._by_adapter[adapter]
+        return item
+
+    def _learn(self, source: Source, came_back: float) -> None:
+        chance = self._chances.get(source, _FIRST_CHANCE)
+        self._chances[source] = chance + (came_back - chance) * _CHANCE_WEIGHT
+
+    def _push(self, share: _Share, item: _Item, key: Key) -> None:
+        heapq.heappush(share.heap, (item.priority, item.number, key))
+        if len(share.heap) > 2 * share.num_items + _MOST_STALE:
+            share.heap = [entry for entry in share.heap if self._is_true(entry)]
+            heapq.heapify(share.heap)
+
+    def _head(self, share: _Share) -> tuple[float, int, Key]:
+        """What of this tenant's goes first."""
+        while not self._is_true(share.heap[0]):
+            heapq.heappop(share.heap)
+        return share.heap[0]
+
+    def _is_true(self, entry: tuple[float, int, Key]) -> bool:
+        priority, number, key = entry
+        item = self._items.get(key)
+        return item is not None and (item.priority, item.number) == (priority, number)
