@@ -1,22 +1,29 @@
 """What transformers and PEFT say: the adapter merged into the weights, one prompt at a time."""
 
+import json
 from pathlib import Path
 
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from registry.peft_config import CONFIG_FILE
 
-def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel:
-    """The base in float32, with the adapter merged into it."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    if adapter_dir is not None:
-        model = PeftModel.from_pretrained(model, adapter_dir).merge_and_unload()
-    return model.eval()
+
+def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:
+    """The base in float32, with the adapter merged into it; an activated LoRA, which applies to a
+    part of the tokens only, beside it.
+    """
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    if adapter_dir is None:
+        return model
+    adapted = PeftModel.from_pretrained(model, adapter_dir).eval()
+    is_activated = json.loads((adapter_dir / CONFIG_FILE).read_text())["alora_invocation_tokens"]
+    return adapted if is_activated else adapted.merge_and_unload()
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel, prompt: list[int], max_tokens: int) -> list[int]:
+def greedy(model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: int) -> list[int]:
     """The next tokens, chosen one by one, up to and with the end token."""
     ids = torch.tensor([prompt])
     out = model.generate(

@@ -1,0 +1,261 @@
+"""Activated LoRA: the base model's before the invocation tokens, the adapter's from there on."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.strategies import integers, lists
+from peft.tuners.lora.variants import calculate_alora_offsets
+
+from engine.batch import Batch, ScheduledRow
+from engine.inputs import InputBuilder
+from engine.request import find_adapter_start
+from lora.batch import DeviceTables
+from lora.layout import Layout
+from tests.engine.fakes import (
+    SHAPE,
+    FakeLoader,
+    expected_tokens,
+    make_adapter,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+    tokens_of,
+)
+
+INVOCATION = (201, 202, 203)
+TEXT = [1 + i % 7 for i in range(70)]
+ALORA, OTHER = make_adapter("activated"), make_adapter("another")
+TINY = Layout.of(SHAPE, itemsize=4)
+
+
+def make_alora_core(directory, invocation=INVOCATION, **limits):
+    loader = FakeLoader()
+    loader.invocation_tokens = {a.object_key: invocation for a in (ALORA, OTHER)}
+    return make_core(directory, make_scheduler(loader=loader, **limits))
+
+
+def served(core, message):
+    """Run it alone to its end; its outputs."""
+    core.handle("gw", message)
+    return run_until_idle(core)[message.request_id]
+
+
+def num_cached(core, name, prompt, adapter=None, **options):
+    message = make_message(name, prompt=prompt, adapter=adapter, **options)
+    return served(core, message)[-1].num_cached_tokens
+
+
+# ---- where it starts ----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "invocation", "start"),
+    [
+        ([5, 6, 1, 2, 7], (1, 2), 2),
+        ([1, 2, 7], (1, 2), 0),
+        ([7, 1, 2], (1, 2), 1),
+        ([1, 2, 7, 1, 2, 7, 7], (1, 2), 3),
+        ([1, 1, 1], (1, 1), 1),
+        ([1, 2, 1], (1, 2, 1, 2), None),
+        ([2, 1], (1, 2), None),
+        ([256, 0], (1,), None),
+        ([9], (9,), 0),
+    ],
+)
+def test_it_starts_where_the_invocation_begins_for_the_last_time(prompt, invocation, start):
+    message = make_message(prompt=prompt, adapter=ALORA)
+    assert find_adapter_start(message, invocation) == start
+
+
+@given(
+    lists(integers(0, 2), min_size=1, max_size=20), lists(integers(0, 2), min_size=1, max_size=4)
+)
+@settings(max_examples=300, deadline=None)
+def test_it_starts_where_peft_says(prompt, invocation):
+    config = {"a": SimpleNamespace(alora_invocation_tokens=invocation)}
+    (offset,) = calculate_alora_offsets(config, "a", torch.tensor([prompt]))
+    start = None if offset is None else len(prompt) - offset
+    assert find_adapter_start(make_message(prompt=prompt, adapter=ALORA), invocation) == start
+
+
+def test_an_ordinary_adapter_applies_from_the_first_token_on():
+    assert find_adapter_start(make_message(adapter=ALORA), None) == 0
+
+
+# Across the boundary of two blocks, at both ends, as a whole block's end, twice.
+PROMPTS = {
+    "across": [*TEXT[:15], *INVOCATION, *TEXT[:20]],
+    "first": [*INVOCATION, *TEXT[:40]],
+    "last": [*TEXT[:45], *INVOCATION],
+    "aligned": [*TEXT[:32], *INVOCATION, *TEXT[:30]],
+    "twice": [*TEXT[:5], *INVOCATION, *TEXT[:30], *INVOCATION, *TEXT[:9]],
+}
+
+
+@pytest.mark.parametrize("budget", [5, 16, 64])
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+def test_every_chunk_and_every_token_is_told_where_it_starts(tmp_path, prompt, budget):
+    core = make_alora_core(tmp_path, max_num_batched_tokens=budget)
+    message = make_message(prompt=prompt, adapter=ALORA, max_tokens=20)
+    assert tokens_of(served(core, message)) == expected_tokens(message, invocation=INVOCATION)
+
+
+# ---- what is shared ----
+
+
+def test_what_the_base_computed_is_found_up_to_the_block_of_the_invocation(tmp_path):
+    core = make_alora_core(tmp_path)
+    prompt = [*TEXT[:40], *INVOCATION, *TEXT[:27]]
+    assert num_cached(core, "base", prompt) == 0
+    assert num_cached(core, "first", prompt, ALORA) == 32
+    assert num_cached(core, "again", prompt, ALORA) == 64
+    assert num_cached(core, "other", prompt, OTHER) == 32
+
+
+def test_what_it_computed_before_its_invocation_is_found_by_the_base(tmp_path):
+    core = make_alora_core(tmp_path)
+    prompt = [*TEXT[:40], *INVOCATION, *TEXT[:27]]
+    assert num_cached(core, "alora", prompt, ALORA) == 0
+    assert num_cached(core, "base", prompt) == 32
+    assert num_cached(core, "other", prompt, OTHER) == 32
+    assert num_cached(core, "ordinary", prompt, make_adapter("ordinary")) == 0
+
+
+def test_a_chat_with_the_base_goes_on_with_an_activated_adapter(tmp_path):
+    """The point of it: the history, answers included, is not computed again."""
+    core = make_alora_core(tmp_path)
+    turn = make_message("r1", prompt=TEXT[:50], max_tokens=30)
+    history = [*TEXT[:50], *tokens_of(served(core, turn))]
+    assert num_cached(core, "r2", [*history, *INVOCATION, 4, 4], ALORA) == 64
+
+
+def test_another_tenant_finds_nothing_of_it(tmp_path):
+    core = make_alora_core(tmp_path)
+    prompt = [*TEXT[:40], *INVOCATION]
+    assert num_cached(core, "ours", prompt, cache_salt="ours") == 0
+    assert num_cached(core, "theirs", prompt, ALORA, cache_salt="theirs") == 0
+
+
+def test_what_is_public_on_the_base_is_public_before_the_invocation(tmp_path):
+    public = tuple(TEXT[:48])
+    core = make_alora_core(tmp_path, public_prefixes=(public,))
+    num_cached(core, "ours", [*public, 9], cache_salt="ours")
+    prompt = [*public[:35], *INVOCATION, *public]
+    assert num_cached(core, "theirs", prompt, ALORA, cache_salt="theirs") == 32
+
+
+def test_an_invocation_at_the_very_start_leaves_nothing_to_share(tmp_path):
+    core = make_alora_core(tmp_path)
+    prompt = [*INVOCATION, *TEXT]
+    assert num_cached(core, "base", prompt) == 0
+    assert num_cached(core, "alora", prompt, ALORA) == 0
+    assert num_cached(core, "again", prompt, ALORA) == 64
+
+
+def test_an_invocation_that_is_generated_moves_nothing(tmp_path):
+    """The same tokens, prompt in one request and generated in the other, start elsewhere."""
+    first = next(
+        message
+        for message in (
+            make_message("r1", prompt=[t, 99], adapter=ALORA, max_tokens=20) for t in range(1, 250)
+        )
+        if message.prompt_token_ids[0]
+        in expected_tokens(message, None, message.prompt_token_ids[:1])[:9]
+    )
+    invocation = first.prompt_token_ids[:1]
+    core = make_alora_core(tmp_path, invocation)
+    history = [*first.prompt_token_ids, *tokens_of(served(core, first))]
+    second = make_message("r2", prompt=history, adapter=ALORA)
+    assert find_adapter_start(second, invocation) > 0
+    output = served(core, second)
+    assert tokens_of(output) == expected_tokens(second, None, invocation)
+    assert output[-1].num_cached_tokens == 0
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_a_prompt_that_does_not_invoke_its_adapter_is_refused(tmp_path, n, prefix_caching):
+    core = make_alora_core(tmp_path, prefix_caching=prefix_caching)
+    messages = {
+        "silent": make_message("silent", prompt=TEXT, adapter=ALORA, n=n),
+        "split": make_message("split", prompt=[201, 202, 1, 203], adapter=ALORA),
+        "invoked": make_message("invoked", prompt=[*TEXT, *INVOCATION], adapter=ALORA),
+        "base": make_message("base", prompt=TEXT),
+    }
+    for message in messages.values():
+        core.handle("gw", message)
+    outputs = run_until_idle(core)
+    for name in ("silent", "split"):
+        final = outputs[name][-1]
+        assert (final.finish_reason, final.stop_cause) == ("error", "adapter_not_invoked")
+        assert final.is_last
+        assert (final.num_prompt_tokens, final.num_completion_tokens) == (0, 0)
+        assert "invocation" in final.error
+    for name in ("invoked", "base"):
+        invocation = INVOCATION if name == "invoked" else ()
+        expected = expected_tokens(messages[name], invocation=invocation)
+        assert tokens_of(outputs[name]) == expected
+
+
+def test_a_prompt_is_refused_whether_its_adapter_is_in_the_arena_or_on_its_way(tmp_path):
+    core = make_alora_core(tmp_path)
+    served(core, make_message("warms", prompt=[*TEXT, *INVOCATION], adapter=ALORA))
+    assert core.adapters.is_ready(ALORA.object_key)
+    final = served(core, make_message("r2", prompt=TEXT, adapter=ALORA))[-1]
+    assert final.stop_cause == "adapter_not_invoked"
+    assert not core.adapters.entries[ALORA.object_key].users
+
+
+# ---- the step ----
+
+
+def tables(digest):
+    return DeviceTables(digest, "", torch.zeros(0), torch.zeros(0), (), ())
+
+
+def row(name, start, length, adapter_start, adapter="a"):
+    blocks = tuple(range(TINY.num_blocks(start + length)))
+    tokens = (1,) * length
+    return ScheduledRow(
+        name, tokens, start, blocks, adapter, adapter, 1, None, 0, 0, adapter_start=adapter_start
+    )
+
+
+def build(*rows):
+    placed = {name: (1, tables(name)) for name in "ab"}
+    slabs = torch.zeros(8, TINY.slab_bytes, dtype=torch.uint8)
+    builder = InputBuilder(slabs, TINY, torch.float32, placed.__getitem__)
+    inputs = builder.build(Batch(1, rows))
+    segments = [(s.start, s.end, s.tables.digest) for s in inputs.lora.segments]
+    return segments, dict(inputs.adapter_digests)
+
+
+def test_a_chunk_before_the_start_is_the_bases():
+    assert build(row("r", 0, 16, adapter_start=16)) == ([], {})
+
+
+def test_a_chunk_across_the_start_is_cut_there():
+    assert build(row("r", 16, 16, adapter_start=21)) == ([(5, 16, "a")], {0: "a"})
+
+
+def test_a_chunk_after_the_start_is_whole():
+    assert build(row("r", 32, 9, adapter_start=21)) == ([(0, 9, "a")], {0: "a"})
+
+
+def test_rows_of_one_adapter_are_one_segment_only_where_they_touch():
+    segments, digests = build(
+        row("base", 0, 3, 3, adapter=None),
+        row("r1", 0, 10, adapter_start=4),
+        row("r2", 20, 1, adapter_start=4),
+        row("r3", 0, 8, adapter_start=8),
+        row("r4", 0, 8, adapter_start=6),
+        row("r5", 0, 2, adapter_start=0, adapter="b"),
+    )
+    assert segments == [(7, 14, "a"), (28, 30, "a"), (30, 32, "b")]
+    assert digests == {1: "a", 2: "a", 4: "a", 5: "b"}
