@@ -12,7 +12,10 @@ from lora.layout import ADDRESS_UNIT_BYTES, PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 
 _READ_BYTES = 8 << 20
-"""Of one read, then hashed while it is in the processor's cache. The GIL is free during both."""
+"""Of one read, which is then hashed. The GIL is free during both, so few of them want it back.
+
+1 MB reads take 21 ms for 20 MB, 4 to 64 MB reads 13 (135M shape, rank 16); the hash bounds it.
+"""
 
 
 @dataclass(frozen=True)

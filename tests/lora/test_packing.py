@@ -173,6 +173,16 @@ def test_packing_holds_one_slab_and_one_tile_at_a_time(tmp_path):
     assert peak < 2 * form.layout.slab_bytes + 2 * tile_bytes + 200_000
 
 
+def test_tables_are_made_for_as_many_slabs_as_were_packed_and_of_their_size(world, tmp_path):
+    form = make_form()
+    packed = packed_adapter(world[1], form, tmp_path)
+    arena = torch.zeros(packed.num_slabs + 1, form.layout.slab_bytes, dtype=torch.uint8)
+    with pytest.raises(AssertionError, match="another arena"):
+        DeviceTables.of(packed, form.layout, list(range(packed.num_slabs + 1)), arena)
+    with pytest.raises(AssertionError, match="another arena"):
+        DeviceTables.of(packed, form.layout, list(range(packed.num_slabs)), arena[:, 256:])
+
+
 # ---- what is refused ----
 
 
