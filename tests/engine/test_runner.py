@@ -193,12 +193,12 @@ def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
 def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp_path):
     layout = Layout.of(DecoderConfig.parse(TINY_CONFIG).shape, itemsize=4)
     slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    other = DeviceTables("other", torch.zeros(0), torch.zeros(0), (), ())
+    other = DeviceTables("other", "", torch.zeros(0), torch.zeros(0), (), ())
     row = ScheduledRow("r", (1,), 0, (0,), "k/mine", "mine", 1, None, 0, 0)
     builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, other))
     with pytest.raises(AssertionError, match="another adapter"):
         builder.build(Batch(1, (row,)))
-    mine = DeviceTables("mine", torch.zeros(0), torch.zeros(0), (), ())
+    mine = DeviceTables("mine", "", torch.zeros(0), torch.zeros(0), (), ())
     builder = InputBuilder(slabs, layout, torch.float32, lambda key: (2, mine))
     with pytest.raises(AssertionError, match="replaced since scheduling"):
         builder.build(Batch(1, (row,)))
