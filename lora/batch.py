@@ -41,7 +41,7 @@ class DeviceTables:
             views[tile.layer][tile.projection].append(view)
         return cls(
             digest=packed.digest,
-            base_revision=getattr(packed, "base_revision", ""),
+            base_revision=packed.base_revision,
             tile_table=packed.tile_table(layout, slabs).to(arena.device),
             scales=packed.scales.to(arena.device),
             tiles=tuple(tuple(map(tuple, layer)) for layer in views),
