@@ -15,6 +15,7 @@ class SchedulerConfig:
     max_skips: times that a request which wants for room is passed before nobody passes any more.
     public_prefixes: token ids of prompts that every tenant may share on the base model.
     sliding_window: positions that the model's layers see at most; None where one sees all.
+    base_revision: of the model, part of what cached KV depends on.
     """
 
     max_model_len: int
@@ -27,6 +28,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     public_prefixes: tuple[tuple[int, ...], ...] = ()
     sliding_window: int | None = None
+    base_revision: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,4 +96,5 @@ class EngineConfig:
             scheduling_policy=self.scheduling_policy,
             prefix_caching=self.prefix_caching,
             public_prefixes=self.public_prefixes,
+            base_revision=self.base_revision,
         )

@@ -21,11 +21,11 @@ from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.manager import AdapterManager, Loaded
-from lora.weights import pack
+from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.engine.fakes import FakeLoader
-from tests.tiny_models import canonical_bytes
+from tests.tiny_models import canonical_bytes, packed_adapter
 
 CPU = torch.device("cpu")
 
@@ -33,17 +33,17 @@ CPU = torch.device("cpu")
 class MemoryLoader(FakeLoader):
     """Packs and places for real, from objects in memory, all at once."""
 
-    def __init__(self, layout, slabs, objects):
+    def __init__(self, form, slabs, objects, folder):
         super().__init__()
-        self.layout, self.slabs_memory, self.objects = layout, slabs, objects
+        self.form, self.slabs_memory, self.objects, self.folder = form, slabs, objects, folder
 
     def load(self, ref):
-        packed = pack(ref.digest, self.objects[ref.digest], self.layout, torch.float32)
+        packed = packed_adapter(self.objects[ref.digest], self.form, self.folder)
         self.done.append(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref, packed, slabs):
         self.slabs_memory[torch.tensor(slabs)] = packed.slabs
-        tables = DeviceTables.of(packed, self.layout, slabs, self.slabs_memory)
+        tables = DeviceTables.of(packed, self.form.layout, slabs, self.slabs_memory)
         self.done.append(Loaded(ref.object_key, "device", tables))
 
 
@@ -89,7 +89,9 @@ def build_core(
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
-    adapters = AdapterManager(Arena(num_slabs), MemoryLoader(layout, slabs, objects))
+    form = PackedForm(layout, "float32", "base-1")
+    loader = MemoryLoader(form, slabs, objects, directory / "packed")
+    adapters = AdapterManager(Arena(num_slabs), loader)
     limits = SchedulerConfig(
         max_model_len=256,
         max_num_seqs=num_seqs,
@@ -101,7 +103,7 @@ def build_core(
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
     scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0], swap)
     model = Decoder(config, load_weights(model_dir, CPU, torch.float32), 256)
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     meter = TokenMeter(directory / "meter")
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
