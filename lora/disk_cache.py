@@ -1,87 +1,232 @@
-"""Canonical objects on local disk under a byte quota, named by their digest.
+"""Packed adapters on local disk under a byte quota, one file for each digest and form.
 
-The fetcher process writes and evicts (least recently used by mtime); the engine's loader opens and
-touches. A file appears by rename, so what is there is whole; its digest is checked again on open.
-Unlinking a file that somebody reads is harmless: the reader keeps it, the next one fetches again.
+    {digest}.{form_id[:16]}.packed    whole, by rename          {random}.draft    being written
+
+The fetcher process alone writes and evicts, and a lock keeps it alone. The engine's loader opens
+and touches, and unlinks what is damaged. Evicting what somebody reads is harmless: the reader keeps
+it, the next one fetches again. Nothing is synced: after a power loss a torn file shows by its
+checksum.
 """
 
-import hashlib
+import contextlib
+import fcntl
+import heapq
+import io
 import os
+import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
-from lora.errors import AdapterError
+from lora.errors import AdapterError, LoraError
 
-_SUFFIX = ".safetensors"
-_CHUNK_BYTES = 1 << 20
+_SUFFIX = ".packed"
+_DRAFT = ".draft"
+_LOCK = ".lock"
+_PREVIOUS_SUFFIXES = (".safetensors", ".part")
+"""Of canonical objects and their drafts, which version 0.1 kept here."""
+
+
+def packed_path(root: Path, digest: str, form_id: str) -> Path:
+    """Where an adapter lies in the cache under `root`, if it does."""
+    return root / f"{digest}.{form_id[:16]}{_SUFFIX}"
+
+
+class CacheInUse(LoraError):
+    """Another process writes to this folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        super().__init__(f"another fetcher uses {root}")
 
 
 class DiskCache:
-    """Objects of at most `quota_bytes` in all under `root`."""
+    """Files of at most `quota_bytes` in all under `root`, drafts included.
+
+    What is there is counted once, at the start, and from then on by what is done; a file that
+    somebody else removed is noticed when it is looked for or would be evicted.
+    Raises CacheInUse.
+    """
 
     def __init__(self, root: Path, quota_bytes: int) -> None:
         self.root = root
         self.quota_bytes = quota_bytes
         root.mkdir(parents=True, exist_ok=True)
+        self._held = _lock(root)
+        self._counting = threading.Lock()
+        self._reserved_bytes = 0
+        self._files: dict[Path, tuple[int, int]] = {}  # (last use seen, bytes)
+        self._kept_bytes = 0
+        self._by_use: list[tuple[int, Path]] = []  # a heap; valid where it agrees with `_files`
+        self._scan()
+        with self._counting:
+            self._evict_down_to(quota_bytes)
 
-    def path(self, digest: str) -> Path:
-        return self.root / f"{digest}{_SUFFIX}"
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._held)
 
-    def has(self, digest: str) -> bool:
-        return self.path(digest).exists()
+    @property
+    def used_bytes(self) -> int:
+        return self._kept_bytes + self._reserved_bytes
 
-    def open_verified(self, digest: str) -> bytes:
-        """The object's bytes. Raises FileNotFoundError; AdapterError if they changed."""
-        path = self.path(digest)
-        data = path.read_bytes()
-        if hashlib.sha256(data).hexdigest() != digest:
-            path.unlink(missing_ok=True)
-            raise AdapterError("corrupt", f"the object on disk is not {digest}")
-        os.utime(path)
-        return data
+    def touch(self, path: Path) -> bool:
+        """Whether the file is there; it is the most recently used then."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(path)
+            return True
+        with self._counting:
+            self._forget(path)
+        return False
 
-    def store(self, digest: str, chunks: Iterable[bytes], size_bytes: int) -> None:
-        """Write an object whole or not at all. Raises AdapterError if it is not `digest`."""
-        self._make_room(size_bytes)
-        # Two tenants' equal objects may arrive at once: each has a draft of its own.
-        temporary = self.root / f"{digest}.{uuid.uuid4().hex}.part"
-        hasher, written = hashlib.sha256(), 0
+    @contextlib.contextmanager
+    def reserve(self, size_bytes: int) -> Iterator["Room"]:
+        """Room for drafts, which are gone at the end unless kept. Raises AdapterError."""
+        room = Room(self)
         try:
-            with temporary.open("wb") as file:
-                for chunk in chunks:
-                    written += len(chunk)
-                    if written > size_bytes:
-                        raise AdapterError(
-                            "corrupt", f"the object is larger than {size_bytes} bytes"
-                        )
-                    hasher.update(chunk)
-                    file.write(chunk)
-            if hasher.hexdigest() != digest:
-                raise AdapterError("corrupt", f"the stored object is not {digest}")
-            temporary.rename(self.path(digest))
+            room.grow(size_bytes)
+            yield room
         finally:
-            temporary.unlink(missing_ok=True)
+            room.clear()
 
-    def size_bytes(self) -> int:
-        return sum(size for _, size, _ in self._objects())
+    def evict_half(self) -> None:
+        """The least recently used files: the disk is full, whatever the quota says."""
+        with self._counting:
+            self._evict_down_to(self._kept_bytes // 2 + self._reserved_bytes)
 
-    def _objects(self) -> list[tuple[float, int, Path]]:
-        """(mtime, bytes, path) of every object, least recently used first."""
-        found = []
-        for path in self.root.glob(f"*{_SUFFIX}"):
-            try:
+    # ---- for Room ----
+
+    def take(self, size_bytes: int) -> None:
+        """Count bytes as reserved, after evicting what must go for them. Raises AdapterError."""
+        with self._counting:
+            if self._reserved_bytes + size_bytes > self.quota_bytes:
+                raise AdapterError("unavailable", "the disk cache is full of what is on its way")
+            self._evict_down_to(self.quota_bytes - size_bytes)
+            self._reserved_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._counting:
+            self._reserved_bytes -= size_bytes
+
+    def keep(self, draft: Path, path: Path) -> int:
+        """Make a draft the file at `path`: no more reserved, but kept. Its bytes."""
+        with self._counting:
+            self._forget(path)
+            draft.rename(path)
+            stat = path.stat()
+            self._note(path, stat)
+            self._reserved_bytes -= stat.st_size
+        return stat.st_size
+
+    # ---- inside, with `_counting` held ----
+
+    def _scan(self) -> None:
+        for path in self.root.iterdir():
+            if path.suffix in (_DRAFT, *_PREVIOUS_SUFFIXES):
+                path.unlink(missing_ok=True)
+            elif path.suffix == _SUFFIX:
+                with contextlib.suppress(FileNotFoundError):
+                    self._note(path, path.stat())
+
+    def _note(self, path: Path, stat: os.stat_result) -> None:
+        self._files[path] = (stat.st_mtime_ns, stat.st_size)
+        self._kept_bytes += stat.st_size
+        heapq.heappush(self._by_use, (stat.st_mtime_ns, path))
+
+    def _forget(self, path: Path) -> None:
+        _, size_bytes = self._files.pop(path, (0, 0))
+        self._kept_bytes -= size_bytes
+
+    def _evict_down_to(self, size_bytes: int) -> None:
+        """Evict until at most so much is used, or nothing is left to evict."""
+        while self.used_bytes > size_bytes and self._by_use:
+            used_at, path = heapq.heappop(self._by_use)
+            if self._files.get(path, (None, 0))[0] != used_at:
+                continue  # noted again since
+            self._forget(path)
+            with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
-            except FileNotFoundError:
-                continue
-            found.append((stat.st_mtime, stat.st_size, path))
-        return sorted(found)
+                if stat.st_mtime_ns > used_at:
+                    self._note(path, stat)  # the engine has touched it: its turn comes later
+                else:
+                    path.unlink()
 
-    def _make_room(self, size_bytes: int) -> None:
-        objects = self._objects()
-        used = sum(size for _, size, _ in objects)
-        for _, size, path in objects:
-            if used + size_bytes <= self.quota_bytes:
-                return
-            path.unlink(missing_ok=True)
-            used -= size
+
+class Room:
+    """Bytes reserved in a disk cache, and the drafts that fill them."""
+
+    def __init__(self, cache: DiskCache) -> None:
+        self.cache = cache
+        self.size_bytes = 0
+        self._drafts: list[Path] = []
+
+    def grow(self, size_bytes: int) -> None:
+        """Reserve more. Raises AdapterError: too_large, unavailable."""
+        if self.size_bytes + size_bytes > self.cache.quota_bytes:
+            raise AdapterError(
+                "too_large", f"it does not fit a disk cache of {self.cache.quota_bytes} bytes"
+            )
+        self.cache.take(size_bytes)
+        self.size_bytes += size_bytes
+
+    def allocate(self, size_bytes: int) -> Path:
+        """A draft of zeros that has its blocks already: a full disk shows now, as OSError."""
+        path = self._new()
+        with path.open("xb") as file:
+            os.posix_fallocate(file.fileno(), 0, size_bytes)
+        return path
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[tuple[Path, "GrowingFile"]]:
+        """An empty draft that reserves as it grows."""
+        path = self._new()
+        with GrowingFile(path, self) as file:
+            yield path, file
+
+    def keep(self, draft: Path, path: Path) -> None:
+        """The draft is whole: it is the file at `path` from now on."""
+        self.size_bytes -= self.cache.keep(draft, path)
+
+    def clear(self) -> None:
+        """Remove what was not kept, then give its room back."""
+        for path in self._drafts:
+            with contextlib.suppress(FileNotFoundError):
+                os.truncate(path, 0)  # a read that hangs may have it open for a while
+                path.unlink()
+        self.cache.give_back(self.size_bytes)
+        self.size_bytes = 0
+
+    def _new(self) -> Path:
+        self._drafts.append(self.cache.root / f"{uuid.uuid4().hex}{_DRAFT}")
+        return self._drafts[-1]
+
+
+class GrowingFile(io.FileIO):
+    """A new file whose every byte is reserved before it is written."""
+
+    def __init__(self, path: Path, room: Room) -> None:
+        super().__init__(path, "x+b")
+        self._room = room
+        self._reserved_bytes = 0
+
+    def write(self, data) -> int:
+        view = memoryview(data).cast("B")
+        end = self.tell() + len(view)
+        if end > self._reserved_bytes:
+            self._room.grow(end - self._reserved_bytes)
+            self._reserved_bytes = end
+        written = 0
+        while written < len(view):  # a raw file may take less at a time
+            written += super().write(view[written:])
+        return written
+
+
+def _lock(root: Path) -> int:
+    """An open file whose lock dies with this process."""
+    handle = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise CacheInUse(root) from None
+    return handle

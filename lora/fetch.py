@@ -1,67 +1,217 @@
-"""The fetcher: object store to disk cache, a process of its own at low priority, without torch.
+"""The fetcher: object store to packed files on disk, a process of its own, without torch.
 
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N
 
-It listens on a Unix socket; the engine sends one JSON line an object, `{"object_key", "digest",
-"size_bytes"}`, and gets one back, `{"object_key", "error", "kind"}`. Fetches run on a few
-threads; boto3 in the engine's own process would triple the decode step's p99.
+It listens on a Unix socket for engines. One JSON object a line:
+
+    engine   {"op": "hello", "form": PackedForm}                                        first
+             {"op": "fetch", "order", "object_key", "digest", "size_bytes", "timeout_s"}
+             {"op": "drop", "order"}
+    fetcher  {"order", "object_key", "kind", "error", "was_there", "seconds", "size_bytes",
+              "used_bytes"}
+
+Every fetch is answered once, dropped ones too, with its order's number. kind and error are a
+Failure, or null; used_bytes is of the disk cache. It runs at the lowest priority: boto3 and packing
+in the engine's own process would triple the decode step's p99.
 """
 
 import argparse
 import contextlib
+import errno
 import json
+import logging
 import os
+import re
 import socket
+import struct
+import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from lora.disk_cache import DiskCache
-from lora.errors import AdapterError
-from registry.errors import ObjectNotFound, StorageError
-from registry.storage import Storage
+from lora.disk_cache import CacheInUse, DiskCache, packed_path
+from lora.download import Downloader
+from lora.errors import AdapterError, Failure
+from lora.packed import PackedForm
+from lora.packing import pack
 from registry.storage_url import open_storage
 
+logger = logging.getLogger(__name__)
+
 _NICE = 19
-_THREADS = 4
+_MAX_FETCHES = 8
+"""At once; further ones wait in line."""
+_MAX_WAITING = 1024
+_MAX_LINE_BYTES = 64 << 10
+_SEND_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 10.0
+"""How long the store may say nothing before the read is tried again."""
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DROPPED = Failure("dropped", "nobody waits for it any more")
+
+
+@dataclass
+class Order:
+    """One object to be brought to disk. until: when it is too late, by the monotonic clock."""
+
+    number: int
+    object_key: str
+    digest: str
+    size_bytes: int
+    until: float
+    is_dropped: threading.Event = field(default_factory=threading.Event)
+    future: Future[None] | None = None
+
+    @classmethod
+    def of(cls, line: dict[str, Any]) -> "Order":
+        """Raises KeyError, TypeError, ValueError."""
+        digest, size_bytes = line["digest"], int(line["size_bytes"])
+        if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
+            raise ValueError(f"no digest and size: {digest}, {size_bytes}")
+        until = time.monotonic() + float(line["timeout_s"])
+        return cls(int(line["order"]), str(line["object_key"]), digest, size_bytes, until)
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """size_bytes: that were downloaded.   seconds: of the download and the packing."""
+
+    failure: Failure | None = None
+    was_there: bool = False
+    seconds: float = 0.0
+    size_bytes: int = 0
 
 
 class Fetcher:
-    """Answers the orders of engines, each as soon as it is done."""
+    """Brings objects to disk, packed; `_MAX_FETCHES` of all engines at once."""
 
-    def __init__(self, storage: Storage, cache: DiskCache) -> None:
-        self.storage = storage
+    def __init__(self, downloader: Downloader, cache: DiskCache) -> None:
+        self.downloader = downloader
         self.cache = cache
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fetch")
+        self.pool = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
+
+    def fetch(self, order: Order, form: PackedForm) -> Fetched:
+        """What went wrong is in the answer."""
+        started = time.monotonic()
+        path = packed_path(self.cache.root, order.digest, form.form_id)
+        try:
+            if self.cache.touch(path):
+                return Fetched(was_there=True)
+            try:
+                self._store(order, form, path)
+            except OSError as error:
+                if error.errno not in _DISK_FULL:
+                    raise
+                self.cache.evict_half()
+                self._store(order, form, path)
+        except AdapterError as error:
+            return Fetched(error.failure, seconds=time.monotonic() - started)
+        except OSError as error:
+            reason = "the disk is full" if error.errno in _DISK_FULL else str(error)
+            return Fetched(Failure("unavailable", reason), seconds=time.monotonic() - started)
+        return Fetched(seconds=time.monotonic() - started, size_bytes=order.size_bytes)
+
+    def _store(self, order: Order, form: PackedForm, path: Path) -> None:
+        """Download, check and pack one object. Raises AdapterError, OSError."""
+        with self.cache.reserve(order.size_bytes) as room:
+            source = room.allocate(order.size_bytes)
+            self.downloader.download(
+                order.object_key,
+                order.digest,
+                order.size_bytes,
+                source,
+                timeout_s=order.until - time.monotonic(),
+                is_dropped=order.is_dropped.is_set,
+            )
+            with room.write() as (draft, file):
+                pack(source, order.digest, form, file)
+            room.keep(draft, path)
+
+
+class Connection:
+    """One engine's orders. An engine that hangs up asks again when it is back."""
+
+    def __init__(self, fetcher: Fetcher, engine: socket.socket) -> None:
+        self.fetcher = fetcher
+        self._socket = engine
+        self._orders: dict[int, Order] = {}
         self._sending = threading.Lock()
 
-    def serve(self, connection: socket.socket) -> None:
-        """Until the engine hangs up."""
-        with connection, connection.makefile("rb") as lines:
-            for line in lines:
-                self._pool.submit(self._answer, connection, json.loads(line))
+    def serve(self) -> None:
+        """Until the engine hangs up, or says what cannot be understood."""
+        timeout = struct.pack("@ll", _SEND_TIMEOUT_S, 0)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        with self._socket, self._socket.makefile("rb") as lines:
+            try:
+                self._read(lines)
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                logger.warning("a connection of an engine ends: %r", error)
+            finally:
+                for order in list(self._orders.values()):
+                    self._drop(order)
 
-    def _answer(self, connection: socket.socket, order: dict[str, Any]) -> None:
-        answer = {"object_key": order["object_key"], **self.fetch(order)}
-        # An engine that hung up asks again when it is back.
-        with self._sending, contextlib.suppress(OSError):
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+    def _read(self, lines: BinaryIO) -> None:
+        form: PackedForm | None = None
+        while raw := lines.readline(_MAX_LINE_BYTES):
+            line = json.loads(raw)
+            if line["op"] == "hello":
+                form = PackedForm.from_json(line["form"])
+            elif line["op"] == "fetch" and form is not None:
+                self._start(Order.of(line), form)
+            elif line["op"] == "drop":
+                # It may have been answered a moment ago.
+                if order := self._orders.get(line["order"]):
+                    self._drop(order)
+            else:
+                raise ValueError(f"{line['op']!r} was not expected")
 
-    def fetch(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Bring one object to disk; what went wrong is in the answer."""
-        digest = order["digest"]
+    def _start(self, order: Order, form: PackedForm) -> None:
+        if order.number in self._orders:
+            raise ValueError(f"the order {order.number} is being fetched already")
+        if len(self._orders) >= _MAX_FETCHES + _MAX_WAITING:
+            self._answer(order, Fetched(Failure("unavailable", "too many fetches are waiting")))
+            return
+        self._orders[order.number] = order
+        order.future = self.fetcher.pool.submit(self._fetch, order, form)
+
+    def _drop(self, order: Order) -> None:
+        order.is_dropped.set()
+        if order.future and order.future.cancel():  # it was still in line
+            self._answer(order, Fetched(_DROPPED))
+
+    def _fetch(self, order: Order, form: PackedForm) -> None:
         try:
-            if not self.cache.has(digest):
-                chunks = self.storage.read(order["object_key"])
-                self.cache.store(digest, chunks, order["size_bytes"])
-        except AdapterError as error:
-            return {"error": error.failure.error, "kind": error.failure.kind}
-        except ObjectNotFound as error:
-            return {"error": str(error), "kind": "missing"}
-        except (StorageError, OSError) as error:
-            return {"error": str(error), "kind": "unavailable"}
-        return {"error": None, "kind": None}
+            fetched = self.fetcher.fetch(order, form)
+        except Exception as error:
+            # A bug that one object brings out ends its order, not the fetches of everybody else.
+            logger.exception("%s", order.object_key)
+            fetched = Fetched(Failure("unavailable", f"the fetcher failed: {error!r}"))
+        self._answer(order, fetched)
+
+    def _answer(self, order: Order, fetched: Fetched) -> None:
+        self._orders.pop(order.number, None)
+        failure = fetched.failure
+        answer = {
+            "order": order.number,
+            "object_key": order.object_key,
+            "kind": failure and failure.kind,
+            "error": failure and failure.error,
+            "was_there": fetched.was_there,
+            "seconds": fetched.seconds,
+            "size_bytes": fetched.size_bytes,
+            "used_bytes": self.fetcher.cache.used_bytes,
+        }
+        try:
+            with self._sending:
+                self._socket.sendall(json.dumps(answer).encode() + b"\n")
+        except OSError:
+            # It hung up, or does not read: half a line may be sent, so nothing can follow.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def listen(path: Path) -> socket.socket:
@@ -79,13 +229,19 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--quota-bytes", type=int, required=True)
     args = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
     os.nice(_NICE)
-    fetcher = Fetcher(open_storage(args.storage), DiskCache(args.cache, args.quota_bytes))
+    # One attempt: the downloader tries again, from where it broke.
+    storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
+    try:
+        fetcher = Fetcher(Downloader(storage), DiskCache(args.cache, args.quota_bytes))
+    except CacheInUse as error:
+        sys.exit(f"fetcher: {error}")
     server = listen(args.socket)
     while True:
-        connection, _ = server.accept()
+        engine, _ = server.accept()
         # A new engine may connect while the old one's socket lingers: serve both.
-        threading.Thread(target=fetcher.serve, args=(connection,), daemon=True).start()
+        threading.Thread(target=Connection(fetcher, engine).serve, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -1,177 +1,164 @@
-"""What takes time, off the engine loop: asks the fetcher, reads, packs, copies to slabs."""
+"""What takes time, off the engine loop: orders from the fetcher, reads packed files, copies to
+slabs.
+
+The engine thread hands over by queues that never block, and shares no lock with anybody here.
+"""
 
 import contextlib
-import json
-import logging
 import queue
-import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lora.batch import DeviceTables
-from lora.disk_cache import DiskCache
+from lora.disk_cache import packed_path
 from lora.errors import AdapterError, Failure
-from lora.layout import Layout
+from lora.fetch_client import FetchClient
+from lora.host import PackedAdapter, read_packed
 from lora.manager import Loaded
-from lora.weights import PackedAdapter, pack
+from lora.packed import PackedForm
 from registry.ref import AdapterRef
 
-logger = logging.getLogger(__name__)
 
-_RECONNECT_S = 0.2
-_FETCHER_GONE = "the fetcher is not running"
-
-
-class FetchClient:
-    """Orders to the fetcher process, answers back, over its Unix socket; reconnects by itself.
-
-    timeout_s: how long an order may go unanswered before it fails (and may be tried again).
-    """
-
-    def __init__(
-        self, path: Path, on_answer: Callable[[Loaded], None], timeout_s: float = 60.0
-    ) -> None:
-        self.path = path
-        self.on_answer = on_answer
-        self.timeout_s = timeout_s
-        self._orders: dict[str, tuple[AdapterRef, float]] = {}
-        self._lock = threading.Lock()
-        self._connection: socket.socket | None = None
-        threading.Thread(target=self._run, name="fetch-client", daemon=True).start()
-
-    def fetch(self, ref: AdapterRef) -> None:
-        with self._lock:
-            self._orders[ref.object_key] = (ref, time.monotonic() + self.timeout_s)
-            self._send(ref)
-
-    def _send(self, ref: AdapterRef) -> None:
-        """Unsent orders go out on the next connection."""
-        order = {"digest": ref.digest, "object_key": ref.object_key, "size_bytes": ref.size_bytes}
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.sendall(json.dumps(order).encode() + b"\n")
-
-    def _run(self) -> None:
-        while True:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(str(self.path))
-                self._read_answers(connection)
-            self._fail_overdue()
-            time.sleep(_RECONNECT_S)
-
-    def _read_answers(self, connection: socket.socket) -> None:
-        connection.settimeout(1.0)
-        with self._lock:
-            self._connection = connection
-            for ref, _ in self._orders.values():
-                self._send(ref)
-        pending = b""
-        try:
-            while True:
-                with contextlib.suppress(TimeoutError):
-                    received = connection.recv(1 << 16)
-                    if not received:
-                        return
-                    *lines, pending = (pending + received).split(b"\n")
-                    for line in lines:
-                        self._take(json.loads(line))
-                self._fail_overdue()
-        finally:
-            with self._lock:
-                self._connection = None
-
-    def _take(self, answer: dict[str, Any]) -> None:
-        with self._lock:
-            if self._orders.pop(answer["object_key"], None) is None:
-                return
-        failure = Failure(answer["kind"], answer["error"]) if answer["error"] else None
-        self.on_answer(Loaded(answer["object_key"], "disk", failure=failure))
-
-    def _fail_overdue(self) -> None:
-        now = time.monotonic()
-        with self._lock:
-            overdue = [key for key, (_, until) in self._orders.items() if until < now]
-            for key in overdue:
-                del self._orders[key]
-        for key in overdue:
-            self.on_answer(Loaded(key, "disk", failure=Failure("unavailable", _FETCHER_GONE)))
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    ref: AdapterRef
+    packed: PackedAdapter
+    slabs: list[int]
 
 
 class ThreadLoader:
-    """One thread that reads, packs and copies; orders wait in line (bounded by the manager's
-    entries).
+    """Loads for one engine; what is in line is bounded by what its manager starts.
 
+    cache_dir: the fetcher's.   fetcher: its socket.   timeout_s: of one fetch.
     arena: [num_slabs, slab_bytes] uint8 on the engine's device.
     """
 
     def __init__(
         self,
-        disk: DiskCache,
+        cache_dir: Path,
         fetcher: Path,
-        layout: Layout,
-        dtype: torch.dtype,
+        form: PackedForm,
         arena: torch.Tensor,
+        *,
+        timeout_s: float = 60.0,
     ) -> None:
-        self.disk = disk
-        self.layout = layout
-        self.dtype = dtype
+        self.cache_dir = cache_dir
+        self.form = form
         self.arena = arena
-        self._done: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self._work: queue.SimpleQueue[Callable[[], Loaded | None]] = queue.SimpleQueue()
-        self._fetcher = FetchClient(fetcher, self._done.put)
+        self._stream = torch.cuda.Stream(arena.device) if arena.is_cuda else None
+        self._done: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
+        self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
         threading.Thread(target=self._run, name="adapter-loader", daemon=True).start()
 
+    # ---- for the engine thread ----
+
     def fetch(self, ref: AdapterRef) -> None:
-        # Not even a look at the disk, nor a send, on the engine's loop: both may block.
-        self._work.put(lambda: self._fetch(ref))
+        self._client.fetch(ref)
 
     def drop(self, key: str) -> None:
-        """A fetch that is under way goes on: what it brings stays on disk."""
+        self._client.drop(key)
 
     def load(self, ref: AdapterRef) -> None:
-        self._work.put(lambda: self._load(ref))
+        self._work.put(ref)
 
-    def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None:
-        self._work.put(lambda: self._place(ref, packed, slabs))
+    def place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> None:
+        self._work.put(_Placing(ref, packed, slabs))
 
     def poll(self) -> list[Loaded]:
+        """What has been done. Raises what ended a thread here: nothing would load any more."""
         done = []
         with contextlib.suppress(queue.Empty):
             while True:
-                done.append(self._done.get_nowait())
+                item = self._done.get_nowait()
+                if isinstance(item, BaseException):
+                    raise item
+                done.append(item)
         return done
 
-    def _run(self) -> None:
-        while True:
-            if (done := self._work.get()()) is not None:
-                self._done.put(done)
+    # ---- adapter-loader ----
 
-    def _fetch(self, ref: AdapterRef) -> Loaded | None:
-        """Done at once where it is on disk; else the fetcher's answer will say."""
-        if self.disk.has(ref.digest):
-            return Loaded(ref.object_key, "disk")
-        self._fetcher.fetch(ref)
-        return None
+    def _run(self) -> None:
+        placings: deque[_Placing] = deque()
+        loads: deque[AdapterRef] = deque()
+        try:
+            while True:
+                for work in self._take_work(wait=not placings and not loads):
+                    if isinstance(work, _Placing):
+                        placings.append(work)
+                    else:
+                        loads.append(work)
+                # Placing first: the room it waits for is taken already.
+                done = self._place(placings.popleft()) if placings else self._load(loads.popleft())
+                self._done.put(done)
+        except BaseException as error:
+            self._done.put(error)
+            raise
+
+    def _take_work(self, wait: bool) -> Iterator[AdapterRef | _Placing]:
+        """What has come by now; `wait`: one at least."""
+        if wait:
+            yield self._work.get()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._work.get_nowait()
 
     def _load(self, ref: AdapterRef) -> Loaded:
+        started = time.monotonic()
+        path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
-            data = self.disk.open_verified(ref.digest)
-            packed = pack(ref.digest, data, self.layout, self.dtype)
-        except OSError as error:
-            return Loaded(ref.object_key, "host", failure=Failure("lost", str(error)))
+            packed = read_packed(path, ref.digest, self.form, pin=self.arena.is_cuda)
+            path.touch()  # else the fetcher would evict it before what is used less
+        except FileNotFoundError as error:
+            return _failed(ref, Failure("lost", str(error)))
         except AdapterError as error:
-            return Loaded(ref.object_key, "host", failure=error.failure)
-        return Loaded(ref.object_key, "host", packed)
+            path.unlink(missing_ok=True)
+            return _failed(ref, error.failure)
+        except (OSError, MemoryError, RuntimeError) as error:
+            # RuntimeError is what torch raises when there is no memory.
+            return _failed(ref, Failure("unavailable", str(error)))
+        seconds = time.monotonic() - started
+        return Loaded(ref.object_key, "host", packed, seconds=seconds, size_bytes=packed.size_bytes)
 
-    def _place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> Loaded:
-        assert packed.digest == ref.digest
-        self.arena[torch.tensor(slabs)] = packed.slabs.to(self.arena.device)
-        if self.arena.is_cuda:
-            torch.cuda.current_stream().synchronize()
-        tables = DeviceTables.of(packed, self.layout, slabs, self.arena)
-        return Loaded(ref.object_key, "device", tables)
+    def _place(self, placing: _Placing) -> Loaded:
+        started = time.monotonic()
+        ref, packed, slabs = placing.ref, placing.packed, placing.slabs
+        assert packed.digest == ref.digest, "another adapter's weights"
+        assert packed.base_revision == self.form.base_revision, "for another base model"
+        with torch.cuda.stream(self._stream):  # None, on a CPU: nothing changes
+            for first, slab, num_slabs in _runs(slabs):
+                source = packed.slabs[first : first + num_slabs]
+                self.arena[slab : slab + num_slabs].copy_(source, non_blocking=True)
+            tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
+        if self._stream is not None:
+            self._hand_over(self._stream, tables)
+        seconds = time.monotonic() - started
+        return Loaded(
+            ref.object_key, "device", tables, seconds=seconds, size_bytes=packed.size_bytes
+        )
+
+    def _hand_over(self, stream: torch.cuda.Stream, tables: DeviceTables) -> None:
+        """Wait for the copies; what they made is used on the default stream from now on."""
+        stream.record_event().synchronize()
+        steps = torch.cuda.default_stream(self.arena.device)
+        for table in (tables.tile_table, tables.scales):
+            table.record_stream(steps)
+
+
+def _failed(ref: AdapterRef, failure: Failure) -> Loaded:
+    return Loaded(ref.object_key, "host", failure=failure)
+
+
+def _runs(slabs: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(index of the first, slab, how many) of each run of neighbouring slabs: one copy each."""
+    first = 0
+    for index in range(1, len(slabs) + 1):
+        if index == len(slabs) or slabs[index] != slabs[index - 1] + 1:
+            yield first, slabs[first], index - first
+            first = index

@@ -1,0 +1,139 @@
+"""One object from the store into a local file: parallel parts, each tried again where it broke.
+
+What a store or a proxy may do wrong is found here: bodies that end early are asked for from where
+they ended, and what has another length or digest is asked for once more from the beginning.
+"""
+
+import hashlib
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import BinaryIO
+
+from lora.errors import AdapterError
+from registry.errors import ObjectNotFound, StorageError
+from registry.storage import Storage
+
+PART_BYTES = 8 << 20
+"""Of one GET; what is smaller is one GET."""
+PARTS_AT_ONCE = 4
+MAX_ATTEMPTS = 6
+"""For one part, with at most 3.1 s of waiting between them."""
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.1, 2.0
+_MAX_READS = 64
+"""Twice what eight downloads read at once: the others are given up and wait for their timeouts."""
+_LOOK_S = 0.05
+"""So often a download looks whether it was dropped, or is too late."""
+
+
+class Downloader:
+    """Downloads for any number of threads, over one store.
+
+    Reads that hang are left behind when a download is dropped or too late; they end by the store's
+    own read timeout and write nothing any more.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.storage = storage
+        self.clock = clock
+        self.sleep = sleep
+        self._pool = ThreadPoolExecutor(_MAX_READS, thread_name_prefix="read")
+
+    def download(
+        self,
+        key: str,
+        digest: str,
+        size_bytes: int,
+        target: Path,
+        *,
+        timeout_s: float,
+        is_dropped: Callable[[], bool],
+    ) -> None:
+        """Fill `target`, which exists, with the object under `key`.
+
+        Raises AdapterError: missing, corrupt, unavailable, dropped; OSError of the local disk.
+        """
+        until = self.clock() + timeout_s
+        for _ in range(2):  # a proxy may have damaged the first
+            parts = _Parts(key, size_bytes, target)
+            self._read_all(parts, until, is_dropped)
+            if not parts.is_wrong and _digest(target) == digest:
+                return
+        raise AdapterError("corrupt", f"the object is not the {size_bytes} bytes of {digest}")
+
+    def _read_all(self, parts: "_Parts", until: float, is_dropped: Callable[[], bool]) -> None:
+        num_readers = min(PARTS_AT_ONCE, len(parts.starts))
+        reading = {self._pool.submit(self._read_parts, parts) for _ in range(num_readers)}
+        try:
+            while reading:
+                if is_dropped():
+                    raise AdapterError("dropped", "nobody waits for it any more")
+                if self.clock() >= until:
+                    raise AdapterError("unavailable", "the store was too slow")
+                done, reading = wait(reading, _LOOK_S, FIRST_EXCEPTION)
+                for reader in done:
+                    reader.result()
+        finally:
+            parts.is_over = True
+
+    def _read_parts(self, parts: "_Parts") -> None:
+        with parts.target.open("r+b") as file:
+            while parts.starts and not parts.is_over:
+                try:
+                    start = parts.starts.popleft()
+                except IndexError:
+                    return  # another reader was faster
+                self._read_part(parts, start, file)
+
+    def _read_part(self, parts: "_Parts", start: int, file: BinaryIO) -> None:
+        """[start, at)  in the file   [at, end)  to be asked for"""
+        at, end = start, min(start + PART_BYTES, parts.size_bytes)
+        file.seek(start)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                # The last part is asked for without an end: an object that is too long shows.
+                asked_end = None if end == parts.size_bytes else end
+                for chunk in self.storage.read(parts.key, at, asked_end):
+                    at += len(chunk)
+                    if parts.is_over or at > end:
+                        break
+                    file.write(chunk)
+                if at != end:
+                    parts.is_wrong = parts.is_over = True
+                return
+            except ObjectNotFound as error:
+                raise AdapterError("missing", str(error)) from error
+            except StorageError as error:
+                if attempt == MAX_ATTEMPTS or parts.is_over:
+                    raise AdapterError("unavailable", str(error)) from error
+            longest_s = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (attempt - 1))
+            self.sleep(random.uniform(0, longest_s))
+
+
+class _Parts:
+    """What is left to do of a download. starts: of the parts that nobody reads yet.
+
+    is_over: nothing is to be written any more.   is_wrong: the object's length is another one.
+    """
+
+    def __init__(self, key: str, size_bytes: int, target: Path) -> None:
+        self.key = key
+        self.size_bytes = size_bytes
+        self.target = target
+        self.starts = deque(range(0, size_bytes, PART_BYTES))
+        self.is_over = False
+        self.is_wrong = False
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

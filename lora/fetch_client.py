@@ -1,0 +1,201 @@
+"""The engine's end of the fetcher's socket: orders out, answers back, without a lock.
+
+engine thread    fetch, drop     SimpleQueue.put, nothing else
+fetch-orders     owns the orders that wait for an answer; sends
+fetch-answers    connects, receives, and tells fetch-orders by the same queue
+"""
+
+import contextlib
+import itertools
+import json
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lora.errors import Failure
+from lora.manager import Loaded
+from lora.packed import PackedForm
+from registry.ref import AdapterRef
+
+_RECONNECT_S = 0.2
+_SEND_TIMEOUT_S = 5
+_MAX_LINE_BYTES = 64 << 10
+ANSWER_MARGIN_S = 15.0
+"""What the fetcher may take beyond a fetch's timeout, for packing and its own reads' timeouts."""
+_LATE = Failure("unavailable", "the fetcher does not answer")
+_DROPPED = Failure("dropped", "nobody waits for it any more")
+
+
+@dataclass(slots=True)
+class _Order:
+    """until: when its fetch is too late, by the monotonic clock."""
+
+    ref: AdapterRef
+    until: float
+    is_dropped: bool = False
+
+
+class FetchClient:
+    """Reconnects by itself, and orders again what has no answer then.
+
+    Every `fetch` is reported once to `done`: by the fetcher's answer, or as unavailable `timeout_s`
+    and a margin later. `done` also gets what ends a thread here: nothing would come any more.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: PackedForm,
+        done: Callable[[Loaded | BaseException], None],
+        timeout_s: float,
+    ) -> None:
+        self.path = path
+        self.form = form
+        self.done = done
+        self.timeout_s = timeout_s
+        self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._orders: dict[int, _Order] = {}
+        self._connection: socket.socket | None = None
+        for name, run in (("orders", self._keep_orders), ("answers", self._receive)):
+            threading.Thread(
+                target=self._run, args=(run,), name=f"fetch-{name}", daemon=True
+            ).start()
+
+    # ---- for the engine thread ----
+
+    def fetch(self, ref: AdapterRef) -> None:
+        self._events.put((self._on_fetch, ref))
+
+    def drop(self, key: str) -> None:
+        self._events.put((self._on_drop, key))
+
+    # ---- fetch-orders ----
+
+    def _keep_orders(self) -> None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                handle, argument = self._events.get(timeout=self._patience_s())
+                handle(argument)
+            self._fail_overdue()
+
+    def _on_fetch(self, ref: AdapterRef) -> None:
+        number = next(self._numbers)
+        self._orders[number] = _Order(ref, time.monotonic() + self.timeout_s)
+        self._send_order(number)
+
+    def _on_drop(self, key: str) -> None:
+        for number, order in list(self._orders.items()):
+            if order.ref.object_key == key and not order.is_dropped:
+                order.is_dropped = True
+                if self._connection is None:
+                    self._report(number, _DROPPED)
+                else:
+                    self._send({"op": "drop", "order": number})
+
+    def _on_connection(self, connection: socket.socket) -> None:
+        """A fetcher that knows nothing yet."""
+        self._connection = connection
+        self._send({"op": "hello", "form": self.form.to_json()})
+        for number, order in list(self._orders.items()):
+            if order.is_dropped:
+                self._report(number, _DROPPED)
+            else:
+                self._send_order(number)
+
+    def _on_hang_up(self, connection: socket.socket) -> None:
+        connection.close()
+        if self._connection is connection:
+            self._connection = None
+
+    def _on_answer(self, answer: dict[str, Any]) -> None:
+        order = self._orders.pop(answer["order"], None)
+        if order is None:
+            return  # given up in the meantime
+        failure = Failure(answer["kind"], answer["error"]) if answer["kind"] else None
+        self.done(
+            Loaded(
+                order.ref.object_key,
+                "disk",
+                failure=failure,
+                was_there=answer["was_there"],
+                seconds=answer["seconds"],
+                size_bytes=answer["size_bytes"],
+                used_bytes=answer["used_bytes"],
+            )
+        )
+
+    def _patience_s(self) -> float | None:
+        """Until the first order is overdue; None: there is none."""
+        first = min((order.until for order in self._orders.values()), default=None)
+        return None if first is None else max(0.0, first + ANSWER_MARGIN_S - time.monotonic())
+
+    def _fail_overdue(self) -> None:
+        last = time.monotonic() - ANSWER_MARGIN_S
+        for number in [n for n, order in self._orders.items() if order.until <= last]:
+            self._report(number, _LATE)
+            self._send({"op": "drop", "order": number})
+
+    def _report(self, number: int, failure: Failure) -> None:
+        self.done(Loaded(self._orders.pop(number).ref.object_key, "disk", failure=failure))
+
+    def _send_order(self, number: int) -> None:
+        order = self._orders[number]
+        self._send(
+            {
+                "op": "fetch",
+                "order": number,
+                "object_key": order.ref.object_key,
+                "digest": order.ref.digest,
+                "size_bytes": order.ref.size_bytes,
+                "timeout_s": order.until - time.monotonic(),
+            }
+        )
+
+    def _send(self, line: dict[str, Any]) -> None:
+        """What cannot be sent now goes out on the next connection."""
+        if self._connection is None:
+            return
+        try:
+            self._connection.sendall(json.dumps(line).encode() + b"\n")
+        except OSError:
+            # Half a line may be sent: nothing can follow. The thread that receives notices.
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection = None
+
+    # ---- fetch-answers ----
+
+    def _receive(self) -> None:
+        while True:
+            if connection := self._connect():
+                self._events.put((self._on_connection, connection))
+                with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+                    while (line := lines.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+                        self._events.put((self._on_answer, json.loads(line)))
+                self._events.put((self._on_hang_up, connection))
+            time.sleep(_RECONNECT_S)
+
+    def _connect(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX)
+        timeout = struct.pack("@ll", _SEND_TIMEOUT_S, 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        try:
+            connection.connect(str(self.path))
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def _run(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            self.done(error)
+            raise

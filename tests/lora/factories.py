@@ -1,0 +1,139 @@
+"""Small canonical objects, and a fetcher process over any store."""
+
+import contextlib
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lora.layout import Layout, ModelShape
+from lora.packed import PackedForm
+from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from registry.ref import AdapterRef
+
+SHAPE = ModelShape(2, 64, 160, 4, 2, 16)
+FORM = PackedForm(Layout.of(SHAPE, 4), "float32", "base-1")
+DEADLINE_S = 30.0
+
+
+def make_object(seed: int = 0, rank: int = 8, shape: ModelShape = SHAPE) -> bytes:
+    """A canonical object with random weights on one projection of every layer."""
+    random = np.random.default_rng(seed)
+    tensors, scales = {}, {}
+    for layer in range(shape.num_layers):
+        module = f"model.layers.{layer}.mlp.up_proj"
+        scales[module] = ModuleScale(rank, 0.5)
+        for name, size in zip(
+            lora_names(module),
+            [(rank, shape.hidden_size), (shape.intermediate_size, rank)],
+            strict=True,
+        ):
+            tensors[name] = random.random(size, np.float32)
+    infos = {n: TensorInfo("F32", t.shape, 0, t.nbytes) for n, t in tensors.items()}
+    header = canonical_header(Header(infos, {}), scales)
+    return header + b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
+def make_ref(data: bytes, key: str = "k", rank: int = 8) -> AdapterRef:
+    return AdapterRef("a", 1, hashlib.sha256(data).hexdigest(), key, rank, len(data))
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """What the condition gives as soon as that is true."""
+    until = time.monotonic() + DEADLINE_S
+    while time.monotonic() < until:
+        if value := condition():
+            return value
+        time.sleep(0.005)
+    raise AssertionError("it never came")
+
+
+class FetcherProcess:
+    """`python -m lora.fetch`, listening."""
+
+    def __init__(
+        self,
+        folder: Path,
+        storage: str,
+        *,
+        quota_bytes: int = 10_000_000,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path = folder / "fetch.sock"
+        self.cache = folder / "cache"
+        self._command = [sys.executable, "-m", "lora.fetch", "--socket", str(self.path)]
+        self._command += ["--storage", storage, "--cache", str(self.cache)]
+        self._command += ["--quota-bytes", str(quota_bytes)]
+        self._environment = os.environ | (environment or {})
+        self.start()
+
+    def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.process = subprocess.Popen(self._command, env=self._environment)
+        wait_for(self._listens)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def files(self) -> list[str]:
+        """What lies in the cache, the lock aside."""
+        return sorted(path.name for path in self.cache.iterdir() if path.name != ".lock")
+
+    def _listens(self) -> bool:
+        assert self.process.poll() is None, "the fetcher ended"
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.path)) == 0
+
+
+class Wire:
+    """An engine's end of the fetcher's socket, line by line."""
+
+    def __init__(self, path: Path, form: PackedForm = FORM) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(DEADLINE_S)
+        self._socket.connect(str(path))
+        self._lines = self._socket.makefile("rb")
+        self._number = 0
+        self.send({"op": "hello", "form": form.to_json()})
+
+    def send(self, line: dict[str, Any]) -> None:
+        self._socket.sendall(json.dumps(line).encode() + b"\n")
+
+    def fetch(self, ref: AdapterRef, timeout_s: float = DEADLINE_S) -> int:
+        """The order's number."""
+        self._number += 1
+        order = {"digest": ref.digest, "object_key": ref.object_key, "size_bytes": ref.size_bytes}
+        self.send({"op": "fetch", "order": self._number, "timeout_s": timeout_s, **order})
+        return self._number
+
+    def drop(self, number: int) -> None:
+        self.send({"op": "drop", "order": number})
+
+    def answer(self) -> dict[str, Any]:
+        """The next one; EOFError when the fetcher has hung up."""
+        line = self._lines.readline()
+        if not line:
+            raise EOFError
+        return json.loads(line)
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def connected(path: Path, form: PackedForm = FORM) -> Iterator[Wire]:
+    wire = Wire(path, form)
+    try:
+        yield wire
+    finally:
+        wire.close()

@@ -1,0 +1,380 @@
+"""The fetcher as the engine sees it: a real process, a socket, an S3 store that fails on demand."""
+
+import errno
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+
+from lora.disk_cache import DiskCache, packed_path
+from lora.download import Downloader
+from lora.fetch import Fetcher, Order
+from lora.host import read_packed
+from lora.layout import Layout, ModelShape
+from lora.packed import PackedForm
+from registry.storage import LocalStorage
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
+from tests.lora.factories import (
+    DEADLINE_S,
+    FORM,
+    FetcherProcess,
+    connected,
+    make_object,
+    make_ref,
+    wait_for,
+)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with faulty_s3() as s3:
+        yield s3
+
+
+@pytest.fixture(autouse=True)
+def well_again(s3):
+    yield
+    s3.clear()
+
+
+@pytest.fixture(scope="module")
+def fetcher(s3, tmp_path_factory):
+    """One process for all tests that do not kill it: boto3 takes half a second to start."""
+    process = start_fetcher(s3, tmp_path_factory.mktemp("fetcher"))
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def mortal(s3, tmp_path):
+    """One of the test's own."""
+    process = start_fetcher(s3, tmp_path)
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def wire(fetcher):
+    with connected(fetcher.path) as wire:
+        yield wire
+
+
+def start_fetcher(s3, folder):
+    return FetcherProcess(
+        folder, "s3://bucket", environment={**CREDENTIALS, "AWS_ENDPOINT_URL": s3.url}
+    )
+
+
+_seeds = iter(range(1, 1_000_000))
+
+
+def put_new(s3, key=None):
+    """An adapter that nobody has fetched, in the store."""
+    seed = next(_seeds)
+    return put(s3, key or f"k{seed}", make_object(seed))
+
+
+def put(s3, key, data):
+    store = http.client.HTTPConnection(urlsplit(s3.upstream).netloc, timeout=DEADLINE_S)
+    with closing(store):
+        store.request("PUT", f"/bucket/{key}", data)
+        assert store.getresponse().status == 200
+    return make_ref(data, key)
+
+
+def fetch(wire, ref, timeout_s=DEADLINE_S):
+    number = wire.fetch(ref, timeout_s)
+    answer = wire.answer()
+    assert (answer["order"], answer["object_key"]) == (number, ref.object_key)
+    return answer
+
+
+def read(fetcher, ref, form=FORM):
+    path = packed_path(fetcher.cache, ref.digest, form.form_id)
+    return read_packed(path, ref.digest, form, pin=False)
+
+
+# ---- what a fetch brings ----
+
+
+def test_an_object_is_brought_to_disk_packed(s3, fetcher, wire):
+    ref = put_new(s3)
+    answer = fetch(wire, ref)
+    assert (answer["kind"], answer["error"], answer["was_there"]) == (None, None, False)
+    assert answer["size_bytes"] == ref.size_bytes
+    assert answer["seconds"] > 0
+    assert read(fetcher, ref).digest == ref.digest
+    used = sum((fetcher.cache / name).stat().st_size for name in fetcher.files())
+    assert answer["used_bytes"] == used
+    assert all(name.endswith(".packed") for name in fetcher.files()), "no draft is left"
+
+
+def test_what_is_there_is_not_asked_for_again(s3, wire):
+    ref = put_new(s3)
+    fetch(wire, ref)
+    before = s3.count()
+    answer = fetch(wire, ref)
+    assert (answer["kind"], answer["was_there"], answer["size_bytes"]) == (None, True, 0)
+    assert s3.count() == before
+
+
+def test_each_arena_gets_a_form_of_its_own(s3, fetcher):
+    ref = put_new(s3)
+    halves = PackedForm(Layout.of(FORM.layout.shape, 2), "float16", "base-1")
+    for form in (FORM, halves):
+        with connected(fetcher.path, form) as wire:
+            assert fetch(wire, ref)["was_there"] is False
+        assert read(fetcher, ref, form).digest == ref.digest
+
+
+def test_equal_files_of_two_tenants_are_fetched_each_for_itself(s3, wire):
+    """One tenant's object is gone from the store: that is nothing to the other's."""
+    ref = put_new(s3, "tenants/one/same")
+    gone = replace(ref, object_key="tenants/two/same")
+    s3.fail("hang", key=ref.object_key)
+    first = wire.fetch(ref)
+    assert fetch(wire, gone)["kind"] == "missing"
+    s3.clear()
+    answer = wire.answer()
+    assert (answer["order"], answer["kind"]) == (first, None)
+
+
+# ---- a store that fails ----
+
+
+@pytest.mark.parametrize("fault", ["unavailable", "reset", "truncate", "short", "empty"])
+def test_one_bad_answer_is_asked_for_again(s3, fetcher, wire, fault):
+    ref = put_new(s3)
+    s3.fail(fault, times=1)
+    assert fetch(wire, ref)["kind"] is None
+    assert s3.count(ref.object_key) == 2
+    assert read(fetcher, ref).digest == ref.digest
+
+
+def test_bytes_that_a_proxy_damaged_once_are_asked_for_again(s3, fetcher, wire):
+    ref = put_new(s3)
+    s3.fail("wrong_bytes", times=1)
+    assert fetch(wire, ref)["kind"] is None
+    assert s3.count(ref.object_key) == 2
+    assert read(fetcher, ref).digest == ref.digest
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "num_requests"),
+    [
+        ("unavailable", "unavailable", 6),
+        ("reset", "unavailable", 6),
+        ("wrong_bytes", "corrupt", 2),
+        ("empty", "corrupt", 2),
+        ("short", "corrupt", 2),
+    ],
+)
+def test_a_store_that_goes_on_failing_is_an_answer(s3, fetcher, wire, fault, kind, num_requests):
+    ref = put_new(s3)
+    s3.fail(fault, key=ref.object_key)
+    assert fetch(wire, ref)["kind"] == kind
+    assert s3.count(ref.object_key) == num_requests
+    s3.clear()
+    assert fetch(wire, ref)["kind"] is None, "well again"
+
+
+def test_a_missing_object_is_asked_for_once(s3, wire):
+    ref = make_ref(make_object(), "not/there")
+    assert fetch(wire, ref)["kind"] == "missing"
+    assert s3.count("not/there") == 1
+
+
+def test_another_object_under_the_key_is_refused(s3, fetcher, wire):
+    data = make_object(next(_seeds))
+    put(s3, "another", data[:-1] + bytes([data[-1] ^ 1]))
+    assert fetch(wire, make_ref(data, "another"))["kind"] == "corrupt"
+    put(s3, "longer", data + b"x")
+    assert fetch(wire, make_ref(data, "longer"))["kind"] == "corrupt"
+    assert not [name for name in fetcher.files() if name.startswith(make_ref(data).digest)]
+
+
+def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
+    ref = put_new(s3)
+    s3.fail("hang", key=ref.object_key)
+    answer = fetch(wire, ref, timeout_s=0.3)
+    assert (answer["kind"], answer["error"]) == ("unavailable", "the store was too slow")
+    s3.clear()
+    assert fetch(wire, ref)["kind"] is None
+
+
+def test_an_object_of_another_base_model_is_incompatible(s3, fetcher, wire):
+    wider = ModelShape(2, 128, 160, 4, 2, 16)
+    ref = put(s3, "wider", make_object(next(_seeds), shape=wider))
+    assert fetch(wire, ref)["kind"] == "incompatible"
+    assert not [name for name in fetcher.files() if "draft" in name]
+
+
+def test_an_object_larger_than_the_cache_is_too_large_without_a_byte(s3, wire):
+    ref = make_ref(make_object(next(_seeds)), "huge")
+    assert fetch(wire, replace(ref, size_bytes=1 << 40))["kind"] == "too_large"
+    assert s3.count("huge") == 0
+
+
+# ---- what nobody waits for, and what waits ----
+
+
+def test_a_dropped_fetch_is_answered_though_the_store_hangs(s3, fetcher, wire):
+    ref = put_new(s3)
+    s3.fail("stall", key=ref.object_key)
+    number = wire.fetch(ref)
+    wait_for(lambda: s3.count(ref.object_key))
+    wire.drop(number)
+    answer = wire.answer()
+    assert (answer["order"], answer["kind"]) == (number, "dropped")
+    wait_for(lambda: not [name for name in fetcher.files() if "draft" in name])
+
+
+def test_further_fetches_wait_in_line_and_the_line_has_an_end(s3, wire):
+    s3.fail("hang")
+    first = put_new(s3)
+    for number in range(8):
+        wire.fetch(replace(first, object_key=f"hang{number}"))
+    wait_for(lambda: s3.count("hang") == 8)
+    in_line = wire.fetch(first)
+    wire.drop(in_line)
+    answer = wire.answer()
+    assert (answer["order"], answer["kind"]) == (in_line, "dropped"), "it need not come to its turn"
+    for _ in range(1025):
+        last = wire.fetch(first)
+    answer = wire.answer()
+    assert (answer["order"], answer["kind"]) == (last, "unavailable")
+    assert s3.count(first.object_key) == 0
+
+
+def test_when_an_engine_hangs_up_nothing_is_fetched_for_it_any_more(s3, fetcher):
+    ref = put_new(s3)
+    s3.fail("stall", key=ref.object_key)
+    with connected(fetcher.path) as wire:
+        wire.fetch(ref)
+        wait_for(lambda: s3.count(ref.object_key))
+    wait_for(lambda: not [name for name in fetcher.files() if "draft" in name])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"no json\n",
+        b"[]\n",
+        b'{"op": "unheard of"}\n',
+        b'{"op": "fetch", "order": 1, "object_key": "k", "digest": "../x", "size_bytes": 1,'
+        b' "timeout_s": 1}\n',
+        b'{"op": "hello", "form": {}}\n',
+        b'"' + b"x" * (65 << 10) + b'"\n',
+    ],
+)
+def test_a_line_that_cannot_be_understood_ends_its_connection_only(s3, fetcher, line):
+    with connected(fetcher.path) as bad, connected(fetcher.path) as good:
+        bad._socket.sendall(line)
+        with pytest.raises((EOFError, ConnectionResetError)):
+            bad.answer()
+        assert fetch(good, put_new(s3))["kind"] is None
+
+
+def test_a_fetch_before_the_form_is_known_ends_the_connection(fetcher):
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.connect(str(fetcher.path))
+        engine.sendall(b'{"op": "fetch"}\n')
+        engine.settimeout(DEADLINE_S)
+        assert engine.recv(1) == b""
+
+
+# ---- the process and its disk ----
+
+
+def test_a_fetcher_killed_while_it_writes_leaves_a_cache_that_works(s3, mortal):
+    whole, half = put_new(s3), put_new(s3)
+    with connected(mortal.path) as wire:
+        fetch(wire, whole)
+        s3.fail("stall", key=half.object_key)
+        wire.fetch(half)
+        wait_for(lambda: [name for name in mortal.files() if "draft" in name])
+        mortal.kill()
+    s3.clear()
+    mortal.start()
+    assert [name for name in mortal.files() if "draft" in name] == []
+    with connected(mortal.path) as wire:
+        assert fetch(wire, whole)["was_there"] is True
+        answer = fetch(wire, half)
+    assert answer["kind"] is None
+    assert answer["used_bytes"] == sum(
+        (mortal.cache / name).stat().st_size for name in mortal.files()
+    )
+    assert read(mortal, half).digest == half.digest
+
+
+def test_two_fetchers_never_share_a_folder(s3, mortal, tmp_path):
+    command = [*mortal._command[:4], str(tmp_path / "other.sock"), *mortal._command[5:]]
+    second = subprocess.run(
+        command, env=mortal._environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert second.returncode == 1
+    assert "another fetcher uses" in second.stderr
+
+
+def test_a_fetcher_of_a_folder_loads_neither_boto3_nor_torch():
+    check = "import sys, lora.fetch; sys.exit(bool({'boto3', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", check], timeout=DEADLINE_S).returncode == 0
+
+
+@pytest.fixture
+def local(tmp_path):
+    """A fetcher in this process over a folder, and how to put an adapter there and fetch it."""
+    storage = LocalStorage(tmp_path / "objects")
+    cache = DiskCache(tmp_path / "cache", 10_000_000)
+    fetcher = Fetcher(Downloader(storage), cache)
+
+    def fetch_new(timeout_s=DEADLINE_S):
+        data = make_object(next(_seeds))
+        (tmp_path / "upload").write_bytes(data)
+        ref = make_ref(data)
+        storage.put(ref.digest, tmp_path / "upload")
+        until = time.monotonic() + timeout_s
+        order = Order(1, ref.digest, ref.digest, ref.size_bytes, until, threading.Event())
+        return fetcher.fetch(order, FORM)
+
+    yield cache, fetch_new
+    cache.close()
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_costs_the_least_recently_used_half_and_one_more_try(
+    local, monkeypatch, reason
+):
+    cache, fetch_new = local
+    for _ in range(4):
+        assert fetch_new().failure is None
+    packed_bytes, num_failures = cache.used_bytes // 4, 1
+    allocate = os.posix_fallocate
+
+    def full(*args):
+        nonlocal num_failures
+        if num_failures:
+            num_failures -= 1
+            raise OSError(reason, os.strerror(reason))
+        allocate(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert fetch_new().failure is None
+    assert cache.used_bytes == 3 * packed_bytes, "two of four, and the new one"
+    num_failures = 2
+    failure = fetch_new().failure
+    assert (failure.kind, failure.error) == ("unavailable", "the disk is full")
+    assert not list(cache.root.glob("*.draft"))
+
+
+def test_a_fetch_that_waited_too_long_in_line_is_not_begun(local):
+    _, fetch_new = local
+    assert fetch_new(timeout_s=-1).failure.kind == "unavailable"

@@ -1,0 +1,390 @@
+"""Disk to host to arena, off the engine thread, with a real fetcher process before it."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+
+import pytest
+import torch
+
+from lora.disk_cache import packed_path
+from lora.fetch_client import FetchClient
+from lora.host import read_packed
+from lora.loader import ThreadLoader
+from lora.packed import PackedForm
+from registry.storage import LocalStorage
+from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
+
+NUM_SLABS = 64
+
+
+class Tiers:
+    """A folder as store, a fetcher, a loader, an arena."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.store = LocalStorage(folder / "objects")
+        self.fetcher = FetcherProcess(folder, (folder / "objects").as_uri())
+        self.arena = torch.zeros(NUM_SLABS, FORM.layout.slab_bytes, dtype=torch.uint8)
+        self.loader = ThreadLoader(self.fetcher.cache, self.fetcher.path, FORM, self.arena)
+
+    def put(self, seed, key=None):
+        data = make_object(seed)
+        (self.folder / "upload").write_bytes(data)
+        ref = make_ref(data, key or f"k{seed}")
+        self.store.put(ref.object_key, self.folder / "upload")
+        return ref
+
+    def path(self, ref):
+        return packed_path(self.fetcher.cache, ref.digest, FORM.form_id)
+
+    def on_disk(self, seed):
+        ref = self.put(seed)
+        self.loader.fetch(ref)
+        assert next_loaded(self.loader).failure is None
+        return ref
+
+
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory):
+    tiers = Tiers(tmp_path_factory.mktemp("tiers"))
+    yield tiers
+    tiers.fetcher.kill()
+
+
+@pytest.fixture
+def mortal(tmp_path):
+    """For tests that kill the fetcher."""
+    tiers = Tiers(tmp_path)
+    yield tiers
+    tiers.fetcher.kill()
+
+
+@pytest.fixture
+def silent_fetcher(tmp_path):
+    """A socket that takes connections and lines, and never answers."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "silent.sock"))
+        server.listen(8)
+        yield tmp_path / "silent.sock"
+
+
+def next_loaded(loader):
+    (loaded,) = wait_for(loader.poll)
+    return loaded
+
+
+# ---- the way down ----
+
+
+def test_an_adapter_comes_from_the_store_into_slabs(tiers):
+    ref, loader = tiers.put(1), tiers.loader
+    tiers.arena.zero_()
+    loader.fetch(ref)
+    fetched = next_loaded(loader)
+    assert (fetched.key, fetched.stage, fetched.failure) == (ref.object_key, "disk", None)
+    assert (fetched.was_there, fetched.size_bytes) == (False, ref.size_bytes)
+    assert fetched.seconds > 0
+    assert fetched.used_bytes >= tiers.path(ref).stat().st_size
+    loader.load(ref)
+    loaded = next_loaded(loader)
+    packed = loaded.value
+    assert (loaded.stage, loaded.size_bytes) == ("host", packed.size_bytes)
+    slabs = list(range(7, 7 + packed.num_slabs))
+    loader.place(ref, packed, slabs)
+    placed = next_loaded(loader)
+    assert (placed.stage, placed.size_bytes) == ("device", packed.size_bytes)
+    assert placed.value.digest == ref.digest
+    assert placed.value.base_revision == FORM.base_revision
+    end = 7 + packed.num_slabs
+    assert torch.equal(tiers.arena[7:end], packed.slabs)
+    assert not tiers.arena[:7].any(), "nobody else's slab was touched"
+    assert not tiers.arena[end:].any()
+
+
+@pytest.mark.parametrize("slabs", [[5, 6, 7, 20, 21, 3], [9, 8, 7, 6, 5, 4], [0, 2, 4, 62, 63, 1]])
+def test_scattered_slabs_get_each_its_own_bytes(tiers, slabs):
+    ref = tiers.on_disk(2)
+    packed = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
+    packed = wide(packed, len(slabs))
+    tiers.arena.zero_()
+    tiers.loader.place(ref, packed, slabs)
+    assert next_loaded(tiers.loader).failure is None
+    assert torch.equal(tiers.arena[torch.tensor(slabs)], packed.slabs)
+    others = [slab for slab in range(NUM_SLABS) if slab not in slabs]
+    assert not tiers.arena[others].any()
+
+
+def wide(packed, num_slabs):
+    """The same adapter over more slabs, every one different."""
+    size = num_slabs * packed.slabs.shape[1]
+    slabs = (torch.arange(size) % 251).to(torch.uint8).view(num_slabs, -1)
+    return type(packed)(**{**vars(packed), "slabs": slabs})
+
+
+def test_reading_a_file_makes_it_the_most_recently_used(tiers):
+    ref = tiers.on_disk(3)
+    os.utime(tiers.path(ref), (1, 1))
+    tiers.loader.load(ref)
+    next_loaded(tiers.loader)
+    assert tiers.path(ref).stat().st_mtime > 1_000_000
+
+
+@contextlib.contextmanager
+def hanging_read(loader, folder):
+    """While it is open, the loader's thread hangs in the read of an adapter called "held"."""
+    held = make_ref(make_object(999), "held")
+    path = packed_path(folder, held.digest, FORM.form_id)
+    os.mkfifo(path)
+    loader.load(held)
+    with path.open("wb"):  # opens when the loader has it open, too
+        yield
+
+
+def test_placings_go_before_loads_and_loads_in_their_order(tiers):
+    refs, loader = [tiers.on_disk(seed) for seed in (11, 12, 13)], tiers.loader
+    packed = read_packed(tiers.path(refs[0]), refs[0].digest, FORM, pin=False)
+    with hanging_read(loader, tiers.fetcher.cache):
+        for ref in refs:
+            loader.load(ref)
+        loader.place(refs[0], packed, list(range(packed.num_slabs)))
+    done = []
+    wait_for(lambda: done.extend(loader.poll()) or len(done) == 5)
+    assert [(d.key, d.stage) for d in done] == [
+        ("held", "host"),
+        (refs[0].object_key, "device"),
+        *((ref.object_key, "host") for ref in refs),
+    ]
+
+
+# ---- files that are not there, or not whole ----
+
+
+def test_a_file_that_was_evicted_is_lost(tiers):
+    ref = tiers.on_disk(21)
+    tiers.path(ref).unlink()
+    tiers.loader.load(ref)
+    assert next_loaded(tiers.loader).failure.kind == "lost"
+    tiers.loader.fetch(ref)
+    assert next_loaded(tiers.loader).was_there is False
+    assert tiers.path(ref).exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
+    ref = tiers.on_disk(22)
+    data = bytearray(tiers.path(ref).read_bytes())
+    if damage == "flip":
+        data[-1] ^= 1
+    tiers.path(ref).write_bytes({"cut": data[:-1], "flip": data, "empty": b""}[damage])
+    tiers.loader.load(ref)
+    assert next_loaded(tiers.loader).failure.kind == "lost"
+    assert not tiers.path(ref).exists()
+    tiers.loader.fetch(ref)
+    assert next_loaded(tiers.loader).was_there is False
+    tiers.loader.load(ref)
+    assert next_loaded(tiers.loader).value.digest == ref.digest
+
+
+def test_another_adapters_file_under_the_name_is_lost(tiers):
+    mine, other = tiers.on_disk(23), tiers.on_disk(24)
+    tiers.path(mine).write_bytes(tiers.path(other).read_bytes())
+    tiers.loader.load(mine)
+    assert next_loaded(tiers.loader).failure.kind == "lost"
+
+
+@pytest.mark.parametrize("other", ["digest", "base_revision"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, other):
+    ref = tiers.on_disk(25)
+    packed = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
+    wrong = type(packed)(**{**vars(packed), other: "another"})
+    loader = ThreadLoader(tiers.fetcher.cache, tiers.fetcher.path, FORM, tiers.arena)
+    loader.place(ref, wrong, list(range(packed.num_slabs)))
+    with pytest.raises(AssertionError, match="another"):
+        wait_for(loader.poll)
+
+
+# ---- the fetcher dies, hangs, comes back ----
+
+
+def test_an_order_survives_a_fetcher_that_was_killed(mortal):
+    mortal.fetcher.kill()
+    mortal.loader.fetch(mortal.put(1))  # nobody is there to hear it
+    mortal.fetcher.start()
+    assert next_loaded(mortal.loader).failure is None
+
+
+def test_an_order_is_sent_again_when_the_fetcher_dies_over_it(tmp_path):
+    path = tmp_path / "fetch.sock"
+    loader = None
+    for life in (1, 2):
+        with fetcher_of_one_connection(path) as server:
+            loader = loader or ThreadLoader(tmp_path, path, FORM, torch.zeros(0))
+            if life == 1:
+                loader.fetch(make_ref(make_object()))
+            connection, _ = server.accept()
+            with connection, connection.makefile("rb") as lines:
+                hello, order = json.loads(lines.readline()), json.loads(lines.readline())
+                assert PackedForm.from_json(hello["form"]).form_id == FORM.form_id
+                assert (order["op"], order["object_key"]) == ("fetch", "k")
+                if life == 2:
+                    connection.sendall(answer_to(order) + answer_to(order))
+                    assert next_loaded(loader).failure is None
+                    loader.fetch(make_ref(make_object(1), "next"))
+                    connection.sendall(answer_to(json.loads(lines.readline())))
+                    assert next_loaded(loader).key == "next", "a second answer counts for nobody"
+
+
+@contextlib.contextmanager
+def fetcher_of_one_connection(path):
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(1)
+        server.settimeout(20)
+        yield server
+
+
+def answer_to(order, **fields):
+    answer = {"kind": None, "error": None, "was_there": False, "seconds": 0.1, "size_bytes": 1}
+    answer |= {
+        "used_bytes": 1,
+        "order": order["order"],
+        "object_key": order["object_key"],
+        **fields,
+    }
+    return json.dumps(answer).encode() + b"\n"
+
+
+def test_a_fetcher_that_never_answers_fails_the_order_in_time(silent_fetcher):
+    done = []
+    client = FetchClient(silent_fetcher, FORM, done.append, timeout_s=-15.0)
+    client.fetch(make_ref(make_object()))
+    wait_for(lambda: done)
+    assert [(d.key, d.failure.kind) for d in done] == [("k", "unavailable")]
+
+
+def test_a_dropped_order_is_reported_once_by_the_fetchers_answer(tmp_path):
+    with fetcher_of_one_connection(tmp_path / "s") as server:
+        loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, torch.zeros(0))
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert json.loads(lines.readline())["op"] == "hello"
+            loader.fetch(make_ref(make_object()))
+            order = json.loads(lines.readline())
+            loader.drop("k")
+            assert json.loads(lines.readline()) == {"op": "drop", "order": order["order"]}
+            loader.fetch(make_ref(make_object()))  # somebody wants it again
+            again = json.loads(lines.readline())
+            assert (again["op"], again["object_key"]) == ("fetch", "k")
+            assert again["order"] != order["order"]
+            connection.sendall(answer_to(order, kind="dropped", error="nobody"))
+            assert next_loaded(loader).failure.kind == "dropped"
+            connection.sendall(answer_to(again))
+            assert next_loaded(loader).failure is None
+
+
+def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path):
+    loader = ThreadLoader(tmp_path, tmp_path / "nobody", FORM, torch.zeros(0))
+    loader.fetch(make_ref(make_object()))
+    loader.drop("k")
+    assert next_loaded(loader).failure.kind == "dropped"
+    loader.drop("k")  # of what is not under way: nothing
+    assert loader.poll() == []
+
+
+# ---- the engine thread never waits ----
+
+FORBIDDEN = {
+    "acquire", "open", "send", "sendall", "recv", "recv_into", "wait", "sleep", "select", "poll",
+    "connect", "read", "readinto", "write", "fsync", "stat",
+}  # fmt: skip
+
+
+class Watched(threading.Thread):
+    """Runs `work`, and notes every call of it that opens, sends, waits or takes a lock.
+
+    C functions show to the profiler, files and sockets to an audit hook; a hook cannot be removed,
+    so there is one, for the thread that is watched now.
+    """
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+        self.found = []
+
+    def run(self):
+        sys.setprofile(self._profile)
+        try:
+            self.work()
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame, event, argument):
+        if event == "c_call" and argument.__name__ in FORBIDDEN:
+            self.found.append(argument.__qualname__)
+
+    def audit(self, event):
+        if event == "open" or event.startswith(("socket.", "os.")):
+            self.found.append(event)
+
+
+_watched = []
+
+
+def _audit(event, _arguments):
+    if _watched and threading.get_ident() == _watched[0].ident:
+        _watched[0].audit(event)
+
+
+@pytest.fixture(scope="module")
+def audit_hook():
+    sys.addaudithook(_audit)
+
+
+def watch(work):
+    """What `work` did that it must not do."""
+    thread = Watched(work)
+    _watched[:] = [thread]
+    thread.start()
+    thread.join(20)
+    _watched.clear()
+    assert not thread.is_alive(), "the engine thread waits"
+    return thread.found
+
+
+def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetcher, audit_hook):
+    """While the fetcher hangs, and while the loader's thread hangs in the read of a file."""
+    refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
+    on_disk = tiers.on_disk(31)
+    packed = read_packed(tiers.path(on_disk), on_disk.digest, FORM, pin=False)
+    loader = ThreadLoader(silent_fetcher.parent, silent_fetcher, FORM, tiers.arena)
+    done = []
+
+    def engine():
+        for ref in refs:
+            loader.fetch(ref)
+            loader.load(ref)
+            loader.place(on_disk, packed, list(range(packed.num_slabs)))
+            loader.drop(ref.object_key)
+            done.extend(loader.poll())
+
+    with hanging_read(loader, silent_fetcher.parent):
+        assert watch(engine) == []
+        assert done == [], "everything waits behind the read that hangs"
+    wait_for(lambda: done.extend(loader.poll()) or len(done) == 2 * len(refs) + 1)
+
+
+def test_the_watch_would_notice(audit_hook, tmp_path):
+    def slips():
+        open(tmp_path / "file", "wb").close()
+        threading.Lock().acquire()
+        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
+            connection.connect(str(tmp_path / "nobody"))
+
+    found = watch(slips)
+    assert {"open", "lock.acquire", "socket.connect"} <= set(found)
