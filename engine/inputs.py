@@ -59,7 +59,7 @@ class InputBuilder:
     """Builds a step's inputs on the arena's device.
 
     arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) of a resident
-    adapter.
+    adapter.   base_revision: of the model; None where tests pack for none.
     """
 
     def __init__(
@@ -68,8 +68,10 @@ class InputBuilder:
         layout: Layout,
         dtype: torch.dtype,
         tables: Callable[[str], tuple[int, DeviceTables]],
+        base_revision: str | None = None,
     ) -> None:
         self.layout = layout
+        self.base_revision = base_revision
         self.device = arena.device
         self.tables = tables
         per_slab = arena.view(dtype)[:, : layout.kv_block_elems]
@@ -141,6 +143,7 @@ class InputBuilder:
         """The step's proof of adapter: what lies in the arena is what the request named."""
         generation, tables = self.tables(key)
         assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
+        assert self.base_revision in (None, tables.base_revision), "packed for another base model"
         assert generation == row.adapter_generation, "the adapter was replaced since scheduling"
         return tables
 

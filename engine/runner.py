@@ -34,10 +34,11 @@ class ModelRunner:
         tables: Callable[[str], tuple[int, DeviceTables]],
         meter: TokenMeter,
         num_swap_slots: int = 0,
+        base_revision: str | None = None,
     ) -> None:
         self.arena = arena
         self.model = model
-        self.inputs = InputBuilder(arena, layout, dtype, tables)
+        self.inputs = InputBuilder(arena, layout, dtype, tables, base_revision)
         self.meter = meter
         # Memory that nothing was written to yet is not taken from the host.
         self.swap = torch.empty(

@@ -1,7 +1,7 @@
 """Whatever happens to a request on its way, it gets the tokens that it gets alone, merged.
 
 Chunks, preemption by recomputation and by swap, prefix hits, several answers, aborts: all at once,
-for every model family, against transformers and PEFT.
+for every model family, against transformers and PEFT; ordinary adapters and an activated one.
 """
 
 import random
@@ -20,6 +20,7 @@ FAMILIES = {
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3", "head_dim": 32},
 }
+INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
 NUM_REQUESTS = 24
 
@@ -30,17 +31,22 @@ def one_thread():
 
 
 def make_requests(chance, adapters):
-    """Two beginnings that many prompts share, of one tenant; every fifth asks for three answers."""
+    """Two beginnings that many prompts share, of one tenant; every fifth asks for three answers.
+
+    All prompts hold the tokens that invoke an activated LoRA, many twice.
+    """
     stems = [[chance.randrange(1, 250) for _ in range(48)] for _ in range(2)]
+    stems[0][3:6] = INVOCATION
     return [
         make_message(
             f"r{i}",
             prompt=[
                 *stems[i % 2][: chance.randrange(49)],
+                *INVOCATION,
                 *[chance.randrange(1, 250) for _ in range(chance.randrange(1, 30))],
             ],
             max_tokens=NUM_TOKENS,
-            adapter=adapters[chance.randrange(3)],
+            adapter=adapters[chance.randrange(len(adapters))],
             n=3 if i % 5 == 0 else 1,
         )
         for i in range(NUM_REQUESTS)
@@ -74,6 +80,7 @@ def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
     dirs = [
         save_adapter(model_dir, tmp_path / "a1", seed=1, r=4, lora_alpha=16),
         save_adapter(model_dir, tmp_path / "a2", seed=2, r=16, use_rslora=True),
+        save_adapter(model_dir, tmp_path / "a3", seed=3, alora_invocation_tokens=INVOCATION),
     ]
     objects: dict[str, bytes] = {}
     adapters = [None, *(add_adapter(objects, model_dir, d, tmp_path) for d in dirs)]

@@ -202,6 +202,9 @@ def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp
     builder = InputBuilder(slabs, layout, torch.float32, lambda key: (2, mine))
     with pytest.raises(AssertionError, match="replaced since scheduling"):
         builder.build(Batch(1, (row,)))
+    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, mine), "newer")
+    with pytest.raises(AssertionError, match="another base model"):
+        builder.build(Batch(1, (row,)))
 
 
 TINY_CONFIG = {

@@ -1,0 +1,99 @@
+"""An activated LoRA from PEFT's folder to the answer: uploaded, chatted with, refused by name."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import Tenant
+from tests.oracle import greedy, merged_model
+from tests.tiny_models import save_adapter
+
+INVOCATION = "be a fox:"
+MAX_TOKENS = 12
+
+
+@dataclass
+class Fox:
+    """An activated LoRA of a tenant of its own, uploaded. invocation: token ids."""
+
+    tenant: Tenant
+    folder: Path
+    invocation: list[int]
+    digest: str
+
+
+@pytest.fixture(scope="module")
+def fox(tiny: TinyWorld, tmp_path_factory: pytest.TempPathFactory) -> Fox:
+    tokenizer = Tokenizer.from_file(str(tiny.model_dir / "tokenizer.json"))
+    invocation = tokenizer.encode(INVOCATION, add_special_tokens=False).ids
+    folder = save_adapter(
+        tiny.model_dir,
+        tmp_path_factory.mktemp("alora") / "fox",
+        seed=77,
+        alora_invocation_tokens=invocation,
+    )
+    tenant = tiny.stack.tenant("foxes")
+    version = tenant.push("fox", folder).json()["version"]
+    assert version["passport"]["invocation_tokens"] == invocation
+    return Fox(tenant, folder, invocation, version["digest"])
+
+
+def complete(tenant: Tenant, model: str, prompt: list[int]) -> tuple[list[int], int, str]:
+    """Token ids of the answer, cached tokens of the prompt, and the digest that was applied."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    answer = tenant.http.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    cached = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    digest = answer.headers["x-chorale-adapter-digest"]
+    return answer.json()["choices"][0]["token_ids"], cached, digest
+
+
+def test_it_answers_as_in_peft_and_shares_what_the_base_computed(tiny: TinyWorld, fox: Fox) -> None:
+    prompt = [*(7 + i % 90 for i in range(100)), *fox.invocation, 50, 51]
+    base, activated = (merged_model(tiny.model_dir, d) for d in (None, fox.folder))
+    expected = greedy(activated, prompt, MAX_TOKENS)
+    assert greedy(base, prompt, MAX_TOKENS) != expected
+    assert complete(fox.tenant, "base", prompt) == (greedy(base, prompt, MAX_TOKENS), 0, "")
+    # Six whole blocks of 16 are before the invocation.
+    assert complete(fox.tenant, "fox", prompt) == (expected, 96, fox.digest)
+
+
+def test_a_chat_that_invokes_it_is_told_what_was_applied(fox: Fox) -> None:
+    messages = [{"role": "user", "content": f"Who are you? {INVOCATION}"}]
+    body = {"model": "fox", "messages": messages, "max_tokens": 4}
+    answer = fox.tenant.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-chorale-adapter-digest"] == fox.digest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_that_does_not_invoke_it_is_refused_by_name(fox: Fox, stream: bool) -> None:
+    messages = [{"role": "user", "content": "Who are you?"}]
+    body = {"model": "fox", "messages": messages, "max_tokens": 4, "stream": stream}
+    answer = fox.tenant.http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == "adapter_not_invoked"
+    assert "invocation" in answer.json()["error"]["message"]
+
+
+def test_invocation_tokens_beyond_the_vocabulary_are_refused(tiny: TinyWorld, fox: Fox) -> None:
+    folder = fox.folder
+    contents = {
+        file.name: file.read_bytes()
+        for file in (folder / "adapter_config.json", folder / "adapter_model.safetensors")
+    }
+    config = contents["adapter_config.json"].replace(
+        b'"alora_invocation_tokens": [', b'"alora_invocation_tokens": [99999, '
+    )
+    answer = fox.tenant.upload("wolf", contents | {"adapter_config.json": config})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "alora_invocation_tokens"
