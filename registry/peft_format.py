@@ -1,7 +1,8 @@
 """The two safetensors forms of an adapter: as PEFT writes it, and the canonical object we store.
 
 The canonical object is one safetensors file: PEFT's tensor names in sorted order, the uploaded
-dtype, and in its header the effective rank and scale of every module. Its sha256 is the digest.
+dtype, and in its header the effective rank and scale of every module, and what invokes it if it is
+an activated LoRA. Its sha256 is the digest.
 """
 
 import hashlib
