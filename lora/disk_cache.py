@@ -17,6 +17,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from lora.errors import AdapterError, LoraError
 
@@ -64,7 +65,7 @@ class DiskCache:
 
     def close(self) -> None:
         """Let another process have the folder."""
-        os.close(self._held)
+        self._held.close()
 
     @property
     def used_bytes(self) -> int:
@@ -221,12 +222,12 @@ class GrowingFile(io.FileIO):
         return written
 
 
-def _lock(root: Path) -> int:
+def _lock(root: Path) -> BinaryIO:
     """An open file whose lock dies with this process."""
-    handle = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = (root / _LOCK).open("ab")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(handle)
+        file.close()
         raise CacheInUse(root) from None
-    return handle
+    return file

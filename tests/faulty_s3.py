@@ -49,6 +49,7 @@ _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?>'
     b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )
+_OTHER_BYTES = bytes(255 - byte for byte in range(256))
 _UPSTREAM_TIMEOUT_S = 30.0
 _NOT_FORWARDED = {"connection", "expect", "host", "transfer-encoding"}
 _NOT_ANSWERED = {"connection", "content-length", "date", "server", "transfer-encoding"}
@@ -203,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind == "short":
             return status, _cut_range(headers, len(answer) // 2), answer[: len(answer) // 2]
         elif fault.kind == "wrong_bytes":
-            return status, headers, bytes(byte ^ 0xFF for byte in answer)
+            return status, headers, answer.translate(_OTHER_BYTES)
         elif fault.kind == "empty":
             return 200, {n: v for n, v in headers.items() if n.lower() != "content-range"}, b""
         return status, headers, answer

@@ -1,0 +1,266 @@
+"""The disk cache's quota, whatever happens to its files."""
+
+import contextlib
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lora.disk_cache import CacheInUse, DiskCache, packed_path
+from lora.errors import AdapterError
+
+LATER = 4_000_000_000
+"""A second of the future: after everything that these tests do."""
+
+
+@pytest.fixture
+def make_cache(tmp_path):
+    """Opens the cache in `tmp_path`; what is open at the end is closed."""
+    opened = []
+
+    def make(quota_bytes=1000):
+        opened.append(DiskCache(tmp_path, quota_bytes))
+        return opened[-1]
+
+    yield make
+    for cache in opened:
+        cache.close()
+
+
+def path_of(cache, name):
+    return packed_path(cache.root, name, "f" * 64)
+
+
+def store(cache, name, size_bytes, canonical_bytes=1):
+    """As the fetcher does: a download, then the packed file that grows."""
+    with cache.reserve(canonical_bytes) as room:
+        room.allocate(canonical_bytes)
+        with room.write() as (draft, file):
+            for start in range(0, size_bytes, 100):
+                file.write(bytes(min(100, size_bytes - start)))
+                assert bytes_on_disk(cache) <= cache.quota_bytes
+        room.keep(draft, path_of(cache, name))
+
+
+def bytes_on_disk(cache):
+    return sum(path.stat().st_size for path in cache.root.iterdir())
+
+
+def names(cache):
+    return {path.name.partition(".")[0] for path in cache.root.glob("*.packed")}
+
+
+def use_at(cache, name, seconds):
+    os.utime(path_of(cache, name), (seconds, seconds))
+
+
+def test_the_least_recently_used_goes_first(make_cache):
+    cache = make_cache(350)
+    for name, seconds in (("a", 3), ("b", 1), ("c", 2)):
+        store(cache, name, 100)
+        use_at(cache, name, LATER + seconds)
+    store(cache, "d", 100)
+    assert names(cache) == {"a", "c", "d"}
+
+
+def test_what_the_engine_has_opened_stays(make_cache):
+    cache = make_cache(350)
+    for seconds, name in enumerate("abc", 1):
+        store(cache, name, 100)
+        use_at(cache, name, seconds)
+    cache.close()
+    again = make_cache(350)
+    path_of(again, "a").touch()  # as the loader does
+    store(again, "d", 100)
+    assert names(again) == {"a", "c", "d"}
+    assert again.touch(path_of(again, "c"))
+    store(again, "e", 100)
+    assert names(again) == {"c", "d", "e"}
+
+
+def test_room_is_reserved_before_the_first_byte(make_cache):
+    cache = make_cache(300)
+    store(cache, "a", 200)
+    with cache.reserve(250) as room:
+        assert names(cache) == set()
+        draft = room.allocate(250)
+        assert draft.stat().st_size == 250
+        assert cache.used_bytes == 250
+    assert cache.used_bytes == bytes_on_disk(cache) == 0
+
+
+def test_what_is_larger_than_the_quota_is_too_large_and_evicts_nobody(make_cache):
+    cache = make_cache(300)
+    store(cache, "a", 200)
+    with pytest.raises(AdapterError) as refused, cache.reserve(301):
+        pass
+    assert refused.value.failure.kind == "too_large"
+    assert names(cache) == {"a"}
+
+
+def test_an_adapter_that_outgrows_the_quota_when_packed_is_too_large(make_cache):
+    cache = make_cache(300)
+    with pytest.raises(AdapterError) as refused:
+        store(cache, "a", 260, canonical_bytes=60)
+    assert refused.value.failure.kind == "too_large"
+    assert cache.used_bytes == bytes_on_disk(cache) == 0
+
+
+def test_room_that_others_have_reserved_is_not_taken_from_them(make_cache):
+    cache = make_cache(300)
+    store(cache, "a", 50)
+    with cache.reserve(200):
+        with pytest.raises(AdapterError) as refused, cache.reserve(101):
+            pass
+        assert refused.value.failure.kind == "unavailable", "there will be room when they are done"
+        assert names(cache) == {"a"}, "nobody is evicted in vain"
+        with cache.reserve(100):
+            assert names(cache) == set()
+
+
+def test_a_file_that_is_stored_again_is_counted_once(make_cache):
+    cache = make_cache()
+    for size_bytes in (100, 300, 200):
+        store(cache, "a", size_bytes)
+    assert cache.used_bytes == bytes_on_disk(cache) == 200
+
+
+def test_a_file_that_vanished_is_noticed_when_it_is_looked_for(make_cache):
+    cache = make_cache()
+    store(cache, "a", 100)
+    path_of(cache, "a").unlink()
+    assert not cache.touch(path_of(cache, "a"))
+    assert cache.used_bytes == 0
+
+
+def test_a_failed_download_leaves_neither_file_nor_reservation(make_cache):
+    cache = make_cache()
+    with contextlib.suppress(AdapterError), cache.reserve(100) as room:
+        room.allocate(100)
+        with room.write() as (_, file):
+            file.write(bytes(50))
+            raise AdapterError("incompatible", "as packing may find")
+    assert cache.used_bytes == bytes_on_disk(cache) == 0
+
+
+def test_a_draft_that_a_read_still_has_open_holds_no_room(make_cache):
+    cache = make_cache()
+    with cache.reserve(100) as room:
+        hanging = room.allocate(100).open("r+b")
+    with hanging:
+        assert os.fstat(hanging.fileno()).st_blocks == 0
+
+
+def test_at_the_start_files_are_counted_and_leftovers_removed(make_cache, tmp_path):
+    for name in ("x.draft", "digest.safetensors", "digest.0123.part"):
+        (tmp_path / name).write_bytes(bytes(70))
+    packed_path(tmp_path, "a", "f" * 64).write_bytes(bytes(100))
+    cache = make_cache()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", f"a.{'f' * 16}.packed"]
+    assert cache.used_bytes == 100
+
+
+def test_a_smaller_quota_holds_from_the_start(make_cache):
+    first = make_cache(1000)
+    for seconds, name in enumerate("abcde", 1):
+        store(first, name, 150)
+        use_at(first, name, seconds)
+    first.close()
+    smaller = make_cache(400)
+    assert names(smaller) == {"d", "e"}
+    assert smaller.used_bytes == 300
+
+
+def test_one_process_at_a_time_has_the_folder(make_cache, tmp_path):
+    first = make_cache()
+    with pytest.raises(CacheInUse, match="another fetcher"):
+        DiskCache(tmp_path, 1000)
+    first.close()
+    make_cache()
+
+
+def test_a_full_disk_frees_the_least_recently_used_half(make_cache):
+    cache = make_cache()
+    for name in "abcd":
+        store(cache, name, 100)
+    with cache.reserve(50):
+        cache.evict_half()
+        assert len(names(cache)) == 2
+        assert cache.used_bytes == 250
+
+
+NAMES = st.sampled_from("abcdef")
+STEPS = st.one_of(
+    st.tuples(st.just("store"), NAMES, st.integers(1, 700), st.integers(1, 500)),
+    st.tuples(st.just("begin"), st.integers(1, 700)),
+    st.tuples(st.just("end"), st.booleans(), NAMES),
+    st.tuples(st.just("vanish"), NAMES),
+    st.tuples(st.just("use"), NAMES, st.integers(0, 100)),
+    st.tuples(st.just("look"), NAMES),
+    st.tuples(st.just("half")),
+    st.tuples(st.just("restart")),
+)
+
+
+class Fetches:
+    """A cache and what may happen to it; fetches that have begun are `under_way`."""
+
+    def __init__(self, folder):
+        self.cache = DiskCache(folder, 1000)
+        self.under_way = []
+        self.killed = []
+
+    def store(self, name, size_bytes, canonical_bytes):
+        store(self.cache, name, size_bytes, canonical_bytes)
+
+    def begin(self, size_bytes):
+        with contextlib.ExitStack() as stack:
+            room = stack.enter_context(self.cache.reserve(size_bytes))
+            self.under_way.append((room, room.allocate(size_bytes), stack.pop_all()))
+
+    def end(self, is_kept, name):
+        if self.under_way:
+            room, draft, stack = self.under_way.pop()
+            with stack:
+                if is_kept:
+                    room.keep(draft, path_of(self.cache, name))
+
+    def vanish(self, name):
+        path_of(self.cache, name).unlink(missing_ok=True)
+
+    def use(self, name, seconds):
+        if path_of(self.cache, name).exists():
+            use_at(self.cache, name, seconds)
+
+    def look(self, name):
+        path = path_of(self.cache, name)
+        assert self.cache.touch(path) == path.exists()
+
+    def half(self):
+        self.cache.evict_half()
+
+    def restart(self):
+        self.killed += self.under_way  # nobody cleans up
+        self.under_way = []
+        self.cache.close()
+        self.cache = DiskCache(self.cache.root, 1000)
+        assert self.cache.used_bytes == bytes_on_disk(self.cache)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps=st.lists(STEPS, max_size=40))
+def test_the_quota_holds_after_any_sequence(tmp_path_factory, steps):
+    """Files that the cache counts may have vanished; those that are there are all counted."""
+    fetches = Fetches(tmp_path_factory.mktemp("cache"))
+    for step, *arguments in steps:
+        with contextlib.suppress(AdapterError):
+            getattr(fetches, step)(*arguments)
+        cache = fetches.cache
+        assert bytes_on_disk(cache) <= cache.used_bytes <= cache.quota_bytes
+    while fetches.under_way:
+        fetches.end(False, "a")
+    for name in "abcdef":
+        fetches.look(name)
+    assert fetches.cache.used_bytes == bytes_on_disk(fetches.cache)
+    fetches.cache.close()
