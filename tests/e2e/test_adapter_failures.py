@@ -22,10 +22,10 @@ from tests.e2e.stack import FILES, Stack, Tenant, running
 from tests.faulty_s3 import CREDENTIALS, FaultyS3, Kind, faulty_s3
 from tests.tiny_models import save_adapter
 
-BUCKET = "adapters"
+BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 3.0
-RECOVERY_S = 40.0
+RECOVERY_S = 90.0
 """How long an adapter may stay refused after its store is well: the pauses between tries grow."""
 
 
@@ -180,27 +180,24 @@ def test_a_store_that_is_down_is_a_503_until_it_is_well(world: World, fault: Kin
     world.check_bill(lora, {"adapter_loading"})
 
 
-def test_wrong_bytes_are_a_502_until_the_adapter_is_uploaded_again(world: World) -> None:
-    lora = world.make_lora()
+def test_an_object_that_is_damaged_or_lost_is_a_502_until_it_is_uploaded_again(
+    world: World,
+) -> None:
+    damaged, lost = world.make_lora(), world.make_lora()
     with world.others_going_on():
-        world.s3.fail("wrong_bytes", key=lora.key)
-        check_broken(world.ask(lora.name), "adapter_corrupt")
-        check_broken(world.ask(lora.name, stream=True), "adapter_corrupt")
+        world.s3.fail("wrong_bytes", key=damaged.key)
+        boto3.client("s3").delete_object(Bucket=BUCKET, Key=lost.key)
+        for lora, code in ((damaged, "adapter_corrupt"), (lost, "adapter_missing")):
+            check_broken(world.ask(lora.name), code)
+            check_broken(world.ask(lora.name, stream=True), code)
+            assert world.residency(lora)["tier"] == "failed"
         world.s3.clear()
-        world.tenant.push(lora.name, lora.folder)
+        for lora in (damaged, lost):
+            world.tenant.push(lora.name, lora.folder)
+    for lora in (damaged, lost):
         world.wait_served(lora)
-    world.check_bill(lora, {"adapter_corrupt"})
-
-
-def test_a_lost_object_is_a_502_until_the_adapter_is_uploaded_again(world: World) -> None:
-    lora = world.make_lora()
-    boto3.client("s3").delete_object(Bucket=BUCKET, Key=lora.key)
-    with world.others_going_on():
-        check_broken(world.ask(lora.name), "adapter_missing")
-        check_broken(world.ask(lora.name, stream=True), "adapter_missing")
-        world.tenant.push(lora.name, lora.folder)
-        world.wait_served(lora)
-    world.check_bill(lora, {"adapter_missing"})
+    world.check_bill(damaged, {"adapter_corrupt"})
+    world.check_bill(lost, {"adapter_missing"})
 
 
 def test_a_failure_is_remembered_and_not_asked_of_the_store_by_every_request(world: World) -> None:
