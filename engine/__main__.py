@@ -127,7 +127,7 @@ def build_core(config: EngineConfig, engine_id: str) -> tuple[EngineCore, Engine
     weight_bytes = sum(tensor.nbytes for tensor in weights.values())
     config = resolve_sum_ranks(config, layout, weight_bytes)
     meter, num_slots = TokenMeter(data_dir / "meter"), (config.swap_bytes or 0) // layout.slab_bytes
-    runner = ModelRunner(model, slabs, layout, dtype, adapters.tables, meter, num_slots)
+    runner = ModelRunner(model, slabs, form, adapters.tables, meter, num_slots)
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
     limits = replace(config.scheduler, sliding_window=model_config.sliding_window)
     scheduler = Scheduler(limits, layout, adapters, vocabulary, config.eos_token_ids, swap)

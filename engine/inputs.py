@@ -7,7 +7,7 @@ import torch
 
 from engine.batch import Batch, ScheduledRow
 from lora.batch import DeviceTables, LoRABatch, Segment
-from lora.layout import Layout
+from lora.packed import PackedForm
 
 DECODE_GROUP = 8
 """Decodes that share one padded gather: sorted by length, so little is padded.
@@ -58,24 +58,22 @@ class ForwardInputs:
 class InputBuilder:
     """Builds a step's inputs on the arena's device.
 
-    arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) of a resident
-    adapter.   base_revision: of the model; None where tests pack for none.
+    arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
+    tables: key -> (generation, tables) of a resident adapter.
     """
 
     def __init__(
         self,
         arena: torch.Tensor,
-        layout: Layout,
-        dtype: torch.dtype,
+        form: PackedForm,
         tables: Callable[[str], tuple[int, DeviceTables]],
-        base_revision: str | None = None,
     ) -> None:
-        self.layout = layout
-        self.base_revision = base_revision
+        self.layout = form.layout
+        self.base_revision = form.base_revision
         self.device = arena.device
         self.tables = tables
-        per_slab = arena.view(dtype)[:, : layout.kv_block_elems]
-        self.kv = per_slab.unflatten(1, layout.kv_shape)
+        per_slab = arena.view(getattr(torch, form.dtype))[:, : self.layout.kv_block_elems]
+        self.kv = per_slab.unflatten(1, self.layout.kv_shape)
 
     def build(self, batch: Batch) -> ForwardInputs:
         rows = batch.rows
@@ -143,7 +141,7 @@ class InputBuilder:
         """The step's proof of adapter: what lies in the arena is what the request named."""
         generation, tables = self.tables(key)
         assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
-        assert self.base_revision in (None, tables.base_revision), "packed for another base model"
+        assert tables.base_revision == self.base_revision, "packed for another base model"
         assert generation == row.adapter_generation, "the adapter was replaced since scheduling"
         return tables
 

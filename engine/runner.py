@@ -12,14 +12,15 @@ from engine.meter import TokenMeter
 from engine.models.decoder import Decoder
 from engine.sampler import choose
 from lora.batch import DeviceTables
-from lora.layout import Layout
+from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64
 
 
 class ModelRunner:
-    """arena: [slabs, slab_bytes] uint8.   tables: key -> (generation, tables) while resident.
+    """arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
 
+    tables: key -> (generation, tables) while resident.
     num_swap_slots: KV blocks that preemption may keep in host memory.
     """
 
@@ -29,20 +30,18 @@ class ModelRunner:
         self,
         model: Decoder,
         arena: torch.Tensor,
-        layout: Layout,
-        dtype: torch.dtype,
+        form: PackedForm,
         tables: Callable[[str], tuple[int, DeviceTables]],
         meter: TokenMeter,
         num_swap_slots: int = 0,
-        base_revision: str | None = None,
     ) -> None:
         self.arena = arena
         self.model = model
-        self.inputs = InputBuilder(arena, layout, dtype, tables, base_revision)
+        self.inputs = InputBuilder(arena, form, tables)
         self.meter = meter
         # Memory that nothing was written to yet is not taken from the host.
         self.swap = torch.empty(
-            num_swap_slots, layout.slab_bytes, dtype=torch.uint8, pin_memory=arena.is_cuda
+            num_swap_slots, arena.shape[1], dtype=torch.uint8, pin_memory=arena.is_cuda
         )
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
         self._finished: deque[StepTokens] = deque()

@@ -70,9 +70,7 @@ class Scheduler:
         self.arena = adapters.arena
         self.clock = clock
         self.policy = make_policy(config.scheduling_policy, clock)
-        self.hasher = BlockHasher(
-            layout.block_size, config.public_prefixes, config.base_revision
-        )
+        self.hasher = BlockHasher(layout.block_size, config.public_prefixes, config.base_revision)
         swap = swap or SwapSpace(0, layout.slab_bytes, PreemptionCosts(clock=clock))
         self.kv = KVCache(
             self.arena,

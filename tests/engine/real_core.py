@@ -107,7 +107,7 @@ def build_core(
     meter = TokenMeter(directory / "meter")
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
-    runner = ModelRunner(model, slabs, layout, torch.float32, tables, meter, num_swap_slots)
+    runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
     if lag:
         late.runner, runner = runner, late
     return EngineCore(scheduler, runner, Journal(directory / "journal", "eng-1", "base-1"))

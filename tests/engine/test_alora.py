@@ -13,6 +13,7 @@ from engine.inputs import InputBuilder
 from engine.request import find_adapter_start
 from lora.batch import DeviceTables
 from lora.layout import Layout
+from lora.packed import PackedForm
 from tests.engine.fakes import (
     SHAPE,
     FakeLoader,
@@ -230,7 +231,7 @@ def row(name, start, length, adapter_start, adapter="a"):
 def build(*rows):
     placed = {name: (1, tables(name)) for name in "ab"}
     slabs = torch.zeros(8, TINY.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(slabs, TINY, torch.float32, placed.__getitem__)
+    builder = InputBuilder(slabs, PackedForm(TINY, "float32", ""), placed.__getitem__)
     inputs = builder.build(Batch(1, rows))
     segments = [(s.start, s.end, s.tables.digest) for s in inputs.lora.segments]
     return segments, dict(inputs.adapter_digests)

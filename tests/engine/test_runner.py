@@ -14,6 +14,7 @@ from engine.inputs import InputBuilder
 from engine.models.config import DecoderConfig
 from lora.batch import DeviceTables
 from lora.layout import Layout
+from lora.packed import PackedForm
 from registry.peft_format import WEIGHTS_FILE
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.real_core import add_adapter, build_core
@@ -180,7 +181,7 @@ def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path):
 def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
     layout = Layout.of(DecoderConfig.parse(TINY_CONFIG).shape, itemsize=4)
     slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, None))
+    builder = InputBuilder(slabs, PackedForm(layout, "float32", ""), lambda key: (1, None))
     size = layout.block_size
     rows = [
         ScheduledRow("short", (1,), 3, (5,), None, None, 0, None, 0, 0),
@@ -192,17 +193,18 @@ def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
 
 def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp_path):
     layout = Layout.of(DecoderConfig.parse(TINY_CONFIG).shape, itemsize=4)
+    form = PackedForm(layout, "float32", "base-1")
     slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
     other = DeviceTables("other", "", torch.zeros(0), torch.zeros(0), (), ())
     row = ScheduledRow("r", (1,), 0, (0,), "k/mine", "mine", 1, None, 0, 0)
-    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, other))
+    builder = InputBuilder(slabs, form, lambda key: (1, other))
     with pytest.raises(AssertionError, match="another adapter"):
         builder.build(Batch(1, (row,)))
-    mine = DeviceTables("mine", "", torch.zeros(0), torch.zeros(0), (), ())
-    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (2, mine))
+    mine = DeviceTables("mine", "base-1", torch.zeros(0), torch.zeros(0), (), ())
+    builder = InputBuilder(slabs, form, lambda key: (2, mine))
     with pytest.raises(AssertionError, match="replaced since scheduling"):
         builder.build(Batch(1, (row,)))
-    builder = InputBuilder(slabs, layout, torch.float32, lambda key: (1, mine), "newer")
+    builder = InputBuilder(slabs, replace(form, base_revision="newer"), lambda key: (1, mine))
     with pytest.raises(AssertionError, match="another base model"):
         builder.build(Batch(1, (row,)))
 

@@ -12,6 +12,7 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.weights import load_config, load_weights
 from lora.layout import Layout
+from lora.packed import PackedForm
 from tests.tiny_models import save_model
 
 CPU = torch.device("cpu")
@@ -34,7 +35,8 @@ def last_logits(model, dtype):
     """Of the prompt: all of it in one step, then its last token once more as a decode."""
     layout = Layout.of(model.config.shape, dtype.itemsize)
     arena = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(arena, layout, dtype, lambda key: (0, None))
+    form = PackedForm(layout, str(dtype).removeprefix("torch."), "base-1")
+    builder = InputBuilder(arena, form, lambda key: (0, None))
     logits = []
     for start in (0, len(PROMPT) - 1):
         tokens, sampling = tuple(PROMPT[start:]), SamplingParams(max_tokens=1)

@@ -1,0 +1,127 @@
+"""Not one token of a wrong or stale adapter, whoever comes and goes; and what tells if there is.
+
+The real loader, a real fetcher and store, 200 adapters and room for 20 (see tests.engine.churn).
+"""
+
+import pytest
+
+from engine.block_hash import BlockHasher
+from lora.arena import Arena
+from registry.storage import LocalStorage
+from tests.engine.churn import Churn, build_core
+from tests.engine.real_core import LateRunner
+from tests.lora.factories import FetcherProcess
+
+ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Makes a churn around an engine of its own; sabotage goes in by the keywords."""
+    started = []
+
+    def make(seed=1, sabotage=lambda core: None, **options):
+        objects = tmp_path / "objects"
+        # Room for half of the packed adapters: the disk cache evicts, too.
+        fetcher = FetcherProcess(tmp_path, objects.as_uri(), quota_bytes=100 * (80 << 10))
+        started.append(fetcher)
+        (tmp_path / "engine").mkdir()
+        core = build_core(tmp_path / "engine", fetcher.cache, fetcher.path, **options)
+        sabotage(core)
+        return Churn(core, LocalStorage(objects), tmp_path, seed)
+
+    yield make
+    for fetcher in started:
+        fetcher.kill()
+
+
+def check(churn, num_requests, deadline_s):
+    churn.run(num_requests, deadline_s)
+    assert not churn.wrong
+    assert set(churn.outcomes) <= ALLOWED
+    assert churn.outcomes["max_tokens"] > 0.8 * num_requests
+    # It was a churn: everything that could go wrong had its chances.
+    core = churn.core
+    assert core.adapters.num_evictions > num_requests / 10
+    assert core.scheduler.queues.num_preemptions > 0
+    assert core.num_cached_tokens > 0
+    assert churn.outcomes["aborted"] > 0
+
+
+@pytest.mark.parametrize("arena_is_host", [True, False])
+def test_no_token_comes_from_a_wrong_or_stale_adapter(world, arena_is_host):
+    check(world(seed=2, arena_is_host=arena_is_host), 1000, deadline_s=120)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arena_is_host", [True, False])
+def test_not_one_of_20_000_requests_meets_a_wrong_or_stale_adapter(world, arena_is_host):
+    check(world(seed=3, arena_is_host=arena_is_host), 20_000, deadline_s=1500)
+
+
+# ---- without one of its guards it is found out ----
+
+
+class UnfencedArena(Arena):
+    """Hands out at once what a step that runs still reads."""
+
+    def retire(self, slabs, copies=()):
+        self._fence_step = self._finished_step
+        super().retire(slabs)
+        self._fence_step = self._launched_step
+
+
+def test_a_missing_fence_is_found_out(world):
+    churn = world(arena=UnfencedArena(84))
+    churn.run(3000, deadline_s=120)
+    assert churn.wrong
+
+
+class NamelessHasher(BlockHasher):
+    """Finds KV by tokens and tenant, whichever adapter computed it."""
+
+    def scope(self, message):
+        return self.base_scope(message)
+
+
+def test_a_block_hash_without_the_digest_is_found_out(world):
+    def sabotage(core):
+        hasher = NamelessHasher(core.scheduler.layout.block_size)
+        core.scheduler.hasher = core.scheduler.kv.hasher = hasher
+
+    churn = world(sabotage=sabotage)
+    churn.run(3000, deadline_s=120)
+    assert churn.wrong
+
+
+class ForgetfulRunner(LateRunner):
+    """Remembers an adapter's tables by its key: those of an earlier placement are not its own."""
+
+    def __init__(self, is_checked):
+        super().__init__(None)
+        self.is_checked = is_checked
+        self.remembered = {}
+
+    def tables(self, key):
+        generation, _ = self._tables[key]
+        old_generation, tables = self.remembered.setdefault(key, self._tables[key])
+        return (old_generation if self.is_checked else generation), tables
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_tables_of_an_earlier_placement_are_caught_by_their_generation(world, is_checked):
+    """Without the generation the tokens tell; with it, no such step is run."""
+    runner = ForgetfulRunner(is_checked)
+
+    def sabotage(core):
+        runner.adapters = core.adapters
+
+    churn = world(sabotage=sabotage, late=runner)
+    if is_checked:
+        with pytest.raises(AssertionError, match="replaced since scheduling"):
+            churn.run(3000, deadline_s=120)
+        assert not churn.wrong
+    else:
+        churn.run(3000, deadline_s=120)
+        assert churn.wrong
