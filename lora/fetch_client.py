@@ -176,7 +176,11 @@ class FetchClient:
         while True:
             if connection := self._connect():
                 self._events.put((self._on_connection, connection))
-                with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+                # A line that is no JSON is a fetcher that is not well: the next one may be.
+                with (
+                    contextlib.suppress(OSError, ValueError),
+                    connection.makefile("rb") as lines,
+                ):
                     while (line := lines.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                         self._events.put((self._on_answer, json.loads(line)))
                 self._events.put((self._on_hang_up, connection))

@@ -5,6 +5,7 @@ The engine thread hands over by queues that never block, and shares no lock with
 """
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -114,7 +115,8 @@ class ThreadLoader:
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
             packed = read_packed(path, ref.digest, self.form, pin=self.arena.is_cuda)
-            path.touch()  # else the fetcher would evict it before what is used less
+            with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
+                os.utime(path)  # the fetcher evicts what is used less first
         except FileNotFoundError as error:
             return _failed(ref, Failure("lost", str(error)))
         except AdapterError as error:

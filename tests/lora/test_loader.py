@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lora.disk_cache import packed_path
-from lora.fetch_client import FetchClient
+from lora.fetch_client import ANSWER_MARGIN_S, FetchClient
 from lora.host import read_packed
 from lora.loader import ThreadLoader
 from lora.packed import PackedForm
@@ -228,6 +228,8 @@ def test_an_order_is_sent_again_when_the_fetcher_dies_over_it(tmp_path):
                 loader.fetch(make_ref(make_object()))
             connection, _ = server.accept()
             with connection, connection.makefile("rb") as lines:
+                if life == 1:
+                    connection.sendall(b"half a li\n")
                 hello, order = json.loads(lines.readline()), json.loads(lines.readline())
                 assert PackedForm.from_json(hello["form"]).form_id == FORM.form_id
                 assert (order["op"], order["object_key"]) == ("fetch", "k")
@@ -262,7 +264,7 @@ def answer_to(order, **fields):
 
 def test_a_fetcher_that_never_answers_fails_the_order_in_time(silent_fetcher):
     done = []
-    client = FetchClient(silent_fetcher, FORM, done.append, timeout_s=-15.0)
+    client = FetchClient(silent_fetcher, FORM, done.append, timeout_s=-ANSWER_MARGIN_S)
     client.fetch(make_ref(make_object()))
     wait_for(lambda: done)
     assert [(d.key, d.failure.kind) for d in done] == [("k", "unavailable")]
