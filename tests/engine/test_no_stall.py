@@ -1,0 +1,136 @@
+"""Whoever waits for a store that never answers waits alone."""
+
+import hashlib
+import threading
+
+import boto3
+import pytest
+
+from engine.messages import AbortRequests, AddRequest, SamplingParams, StepOutputs
+from registry.ref import AdapterRef
+from tests.engine.churn import ALARM, build_core, canonical_adapter
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
+from tests.lora.factories import FetcherProcess, wait_for
+from tests.watched import forbidden_calls
+
+NUM_STREAMS = 8
+NUM_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with faulty_s3() as s3:
+        yield s3
+
+
+@pytest.fixture(scope="module")
+def upload(s3):
+    """Puts the adapter of a code into the bucket, for a tenant; its ref."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3.url,
+        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+        region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
+    )
+
+    def put(code, tenant_id):
+        data = canonical_adapter(code, 8, salt=code)
+        digest = hashlib.sha256(data).hexdigest()
+        key = f"tenants/{tenant_id}/{digest}"
+        client.put_object(Bucket="bucket", Key=key, Body=data)
+        return AdapterRef(f"a{code}", 1, digest, key, 8, len(data))
+
+    return put
+
+
+@pytest.fixture
+def engine(s3, tmp_path):
+    """A core whose fetcher reads from the faulty store."""
+    environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": s3.url}
+    fetcher = FetcherProcess(tmp_path, "s3://bucket", environment=environment)
+    yield build_core(tmp_path, fetcher.cache, fetcher.path, num_slabs=200)
+    s3.clear()
+    fetcher.kill()
+
+
+def ask(core, name, ref, num_tokens):
+    sampling = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    message = AddRequest(
+        request_id=name,
+        tenant_id="t",
+        prompt_token_ids=tuple(range(20)),
+        sampling_params=sampling,
+        token_lease=num_tokens,
+        deadline_s=600.0,
+        first_token_timeout_s=600.0,
+        adapter=ref,
+    )
+    assert core.handle("gw", message) == []
+
+
+def step_until_ended(core, names):
+    """Their tokens, and how many steps it took."""
+    tokens = {name: [] for name in names}
+    ended, steps = set(), core.num_steps
+    while not ended >= set(names):
+        for _, message in core.step():
+            assert isinstance(message, StepOutputs)
+            for output in message.outputs:
+                tokens[output.request_id] += output.new_token_ids
+                if output.is_last:
+                    assert output.stop_cause == "max_tokens"
+                    ended.add(output.request_id)
+    return tokens, core.num_steps - steps
+
+
+def make_resident(core, refs):
+    for number, ref in enumerate(refs):
+        ask(core, f"warm-{number}", ref, 1)
+
+    def is_over():
+        core.step()
+        return not core.scheduler.has_work
+
+    wait_for(is_over)
+    assert all(core.adapters.is_ready(ref.object_key) for ref in refs)
+
+
+def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s3, upload):
+    """Eight streams, two of them on the base model; then the same eight beside thirty requests and
+    as many prefetches for adapters that do not come; and the engine's thread waits for nobody.
+    """
+    refs = [upload(code, "resident") for code in range(NUM_STREAMS - 2)]
+    make_resident(engine, refs)
+    streams = [*refs, None, None]
+    results = []
+    for round_number in range(2):
+        if round_number:
+            s3.fail("hang", key="tenants/cold/")
+            for code in range(100, 130):
+                ask(engine, f"cold-{code}", upload(code, "cold"), 5)
+                engine.adapters.prefetch(upload(code + 30, "cold"), f"t{code}")
+            wait_for(lambda: engine.step() == [] and s3.count("tenants/cold/") > 0)
+        names = [f"stream-{round_number}-{number}" for number in range(NUM_STREAMS)]
+        for name, ref in zip(names, streams, strict=True):
+            ask(engine, name, ref, NUM_TOKENS)
+        forbidden = forbidden_calls(
+            lambda names=names: results.append(step_until_ended(engine, names))
+        )
+        assert forbidden == []
+    (quiet, quiet_steps), (stormy, stormy_steps) = results
+    assert list(quiet.values()) == list(stormy.values())
+    for code, tokens in enumerate(stormy.values()):
+        assert tokens == [code if code < len(refs) else ALARM] * NUM_TOKENS
+    assert stormy_steps == quiet_steps
+    # Nobody waits for them any more, so they are dropped, and what hangs is let go.
+    engine.handle("gw", AbortRequests(request_ids=tuple(f"cold-{c}" for c in range(100, 130))))
+    engine.step()
+    assert not engine.scheduler.has_work
+
+
+def test_the_hooks_see_what_they_are_to_see(tmp_path):
+    """Else the test above proves nothing."""
+    lock = threading.Lock()
+    assert "lock.acquire" in forbidden_calls(lock.acquire)
+    assert "open" in forbidden_calls(lambda: (tmp_path / "x").write_text("x"))
