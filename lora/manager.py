@@ -29,8 +29,6 @@ _MAX_READS = 2
 """Given to the loader at once: one is read, the next is ready, and the others stay in order."""
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
-_REPAIR_S = 60.0
-"""When an object that is missing or damaged is asked for again: somebody may have put it back."""
 _NEVER = float("inf")
 
 
@@ -450,9 +448,10 @@ class AdapterManager:
 
 
 def _retry_s(kind: FailureKind, num_failures: int) -> float:
-    """How long requests for it fail at once, before it is tried again."""
+    """How long requests for it fail at once, before it is tried again.
+
+    What is missing or damaged may have been uploaded again; what does not fit never will.
+    """
     if kind in ("incompatible", "too_large"):
         return _NEVER
-    if kind in ("missing", "corrupt"):
-        return _REPAIR_S
     return float(min(_FIRST_RETRY_S * 2 ** (num_failures - 1), _LONGEST_RETRY_S))

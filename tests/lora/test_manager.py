@@ -286,10 +286,8 @@ def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
 # ---- failures ----
 
 
-@pytest.mark.parametrize(
-    ("kind", "until_s"), [("unavailable", 1), ("missing", 60), ("corrupt", 60)]
-)
-def test_a_failure_is_remembered_for_a_while(kind, until_s):
+@pytest.mark.parametrize("kind", ["unavailable", "missing", "corrupt"])
+def test_a_failure_is_remembered_for_a_while(kind):
     manager, loader = make_manager()
     ref = make_adapter()
     loader.failures[ref.object_key, "disk"] = Failure(kind, "why")
@@ -297,8 +295,8 @@ def test_a_failure_is_remembered_for_a_while(kind, until_s):
     for _ in range(3):
         manager.poll()
     assert manager.wait(ref.object_key) == Failure(kind, "why")
-    assert manager.retry_after_s(ref.object_key) == until_s
-    manager.clock.now += until_s - 0.1
+    assert manager.retry_after_s(ref.object_key) == 1
+    manager.clock.now += 0.9
     assert manager.wait(ref.object_key) is not None
     assert loader.num_fetches == 1
     manager.clock.now += 0.2
