@@ -19,12 +19,13 @@ class HostCache:
         self._expected: dict[str, int] = {}  # bytes on their way in
 
     def expect(self, entry: Entry) -> bool:
-        """Room for an adapter that is about to be read, made at the cost of idle ones; or not now.
+        """Room for an adapter that is about to be read, made at the cost of others; or not now.
 
-        A mere prefetch takes room from its own tenant only.
+        A mere prefetch takes room from its own tenant only, a request from whoever waits less
+        urgently: else those who find no room in the arena would keep the others from it.
         """
         size_bytes = entry.packed_bytes or entry.ref.size_bytes
-        self._trim(size_bytes, entry.prefetched_by)
+        self._trim(size_bytes, entry)
         is_alone = not self._entries and not self._expected
         if self.used_bytes + size_bytes > self.limit_bytes and not is_alone:
             return False
@@ -33,12 +34,12 @@ class HostCache:
         return True
 
     def arrived(self, entry: Entry) -> None:
-        """It was read, or could not be; what is larger than expected pushes idle ones out."""
+        """It was read, or could not be; what is larger than expected pushes others out."""
         self.used_bytes -= self._expected.pop(entry.key)
         if entry.packed is not None:
             self._entries[entry.key] = entry
             self.used_bytes += entry.packed.size_bytes
-            self._trim(0, entry.prefetched_by)
+            self._trim(0, entry)
 
     def touch(self, entry: Entry) -> None:
         """It was asked for."""
@@ -58,10 +59,13 @@ class HostCache:
         assert self.used_bytes == held + sum(self._expected.values())
         assert all(entry.packed is not None for entry in self._entries.values())
 
-    def _trim(self, coming_bytes: int, only_tenant: str | None) -> None:
+    def _trim(self, coming_bytes: int, asker: Entry) -> None:
         for entry in list(self._entries.values()):
             if self.used_bytes + coming_bytes <= self.limit_bytes:
                 return
-            is_needed = entry.tier == "loading" or (entry.tier == "host" and entry.is_wanted)
-            if not is_needed and only_tenant in (None, entry.claim.tenant_id):
+            is_waited_for = entry.tier == "host" and entry.is_wanted
+            is_needed = entry.tier == "loading" or (
+                is_waited_for and entry.urgency <= asker.urgency
+            )
+            if not is_needed and asker.prefetched_by in (None, entry.claim.tenant_id):
                 self.drop(entry)

@@ -267,6 +267,24 @@ def test_one_adapter_larger_than_the_host_cache_goes_alone():
     assert [tier(manager, ref) for ref in refs] == ["device", "host"]
 
 
+def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
+    """The arena has no room for the lower class, and may not have any for long."""
+    manager, _ = make_manager(host_cache_bytes=1500)
+    patient, urgent = make_adapter("patient"), make_adapter("urgent")
+    manager.join(patient, make_waiter("patient", arrival=0, priority=1))
+    for _ in range(3):
+        manager.poll()
+    assert tier(manager, patient) == "host"
+    manager.join(urgent, make_waiter("urgent", arrival=1))
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (patient, urgent)] == ["remote", "host"]
+    manager.wait(patient.object_key)
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (patient, urgent)] == ["disk", "host"]
+
+
 def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
     manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     theirs, mine, more = (make_adapter(name) for name in ("theirs", "mine", "more"))
