@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
-import threading
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from lora.loader import ThreadLoader
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
 from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
+from tests.watched import forbidden_calls
 
 NUM_SLABS = 64
 
@@ -301,65 +300,8 @@ def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path
 
 # ---- the engine thread never waits ----
 
-FORBIDDEN = {
-    "acquire", "open", "send", "sendall", "recv", "recv_into", "wait", "sleep", "select", "poll",
-    "connect", "read", "readinto", "write", "fsync", "stat",
-}  # fmt: skip
 
-
-class Watched(threading.Thread):
-    """Runs `work`, and notes every call of it that opens, sends, waits or takes a lock.
-
-    C functions show to the profiler, files and sockets to an audit hook; a hook cannot be removed,
-    so there is one, for the thread that is watched now.
-    """
-
-    def __init__(self, work):
-        super().__init__()
-        self.work = work
-        self.found = []
-
-    def run(self):
-        sys.setprofile(self._profile)
-        try:
-            self.work()
-        finally:
-            sys.setprofile(None)
-
-    def _profile(self, frame, event, argument):
-        if event == "c_call" and argument.__name__ in FORBIDDEN:
-            self.found.append(argument.__qualname__)
-
-    def audit(self, event):
-        if event == "open" or event.startswith(("socket.", "os.")):
-            self.found.append(event)
-
-
-_watched = []
-
-
-def _audit(event, _arguments):
-    if _watched and threading.get_ident() == _watched[0].ident:
-        _watched[0].audit(event)
-
-
-@pytest.fixture(scope="module")
-def audit_hook():
-    sys.addaudithook(_audit)
-
-
-def watch(work):
-    """What `work` did that it must not do."""
-    thread = Watched(work)
-    _watched[:] = [thread]
-    thread.start()
-    thread.join(20)
-    _watched.clear()
-    assert not thread.is_alive(), "the engine thread waits"
-    return thread.found
-
-
-def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetcher, audit_hook):
+def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetcher):
     """While the fetcher hangs, and while the loader's thread hangs in the read of a file."""
     refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
     on_disk = tiers.on_disk(31)
@@ -376,17 +318,6 @@ def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetch
             done.extend(loader.poll())
 
     with hanging_read(loader, silent_fetcher.parent):
-        assert watch(engine) == []
+        assert forbidden_calls(engine) == []
         assert done == [], "everything waits behind the read that hangs"
     wait_for(lambda: done.extend(loader.poll()) or len(done) == 2 * len(refs) + 1)
-
-
-def test_the_watch_would_notice(audit_hook, tmp_path):
-    def slips():
-        open(tmp_path / "file", "wb").close()
-        threading.Lock().acquire()
-        with socket.socket(socket.AF_UNIX) as connection, contextlib.suppress(OSError):
-            connection.connect(str(tmp_path / "nobody"))
-
-    found = watch(slips)
-    assert {"open", "lock.acquire", "socket.connect"} <= set(found)
