@@ -1,0 +1,1 @@
+"""What thousands of adapters cost: their number, their loads, their bytes."""

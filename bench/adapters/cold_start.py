@@ -1,0 +1,141 @@
+"""One adapter into the arena from each tier, beside moving the same bytes and nothing else.
+
+What bounds it: the server for S3, sha256 for the disk (the page cache is warm), memcpy for the
+host. On this arena the host keeps no second copy; placing one is measured all the same.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from bench.adapters.objects import RandomObjects
+from bench.adapters.s3_server import STORAGE_URL, S3Server, slow_s3
+from bench.adapters.shapes import TARGETS, slabs_of
+from bench.adapters.tiers import Tiers, fetching, packed_form
+from bench.experiment import Experiment
+from bench.in_process import EngineFactory
+from bench.report import ratio, rounded
+from lora.disk_cache import packed_path
+from lora.loader import ThreadLoader
+from lora.manager import Loaded
+from lora.packed import PackedForm
+from registry.ref import AdapterRef
+
+_LOOK_S = 1e-4
+_LONGEST_S = 60.0
+_READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColdStart(Experiment):
+    """repeats: of each, after one that does not count; medians."""
+
+    stack: str = "smollm2-135m"
+    rank: int = 16
+    targets: str = "all"
+    repeats: int = 15
+
+    def measure(self, factory: EngineFactory) -> dict[str, Any]:
+        objects = RandomObjects(factory.layout.shape, self.rank, TARGETS[self.targets])
+        ref, data = objects.make(0)
+        form = packed_form(factory)
+        quota_bytes = 64 * ref.size_bytes
+        with (
+            slow_s3(delay_s=0.0) as s3,
+            fetching(
+                factory.folder, STORAGE_URL, quota_bytes=quota_bytes, environment=s3.environment
+            ) as tiers,
+        ):
+            s3.put(ref.object_key, data)
+            return self._measure(tiers, s3, ref, form)
+
+    def _measure(
+        self, tiers: Tiers, s3: S3Server, ref: AdapterRef, form: PackedForm
+    ) -> dict[str, Any]:
+        way = _Way(tiers, form, ref, slabs_of(form.layout, self.rank, TARGETS[self.targets]))
+        ours = [way.seconds() for _ in range(self.repeats + 1)][1:]
+        fetch_s, load_s, place_s = (median(stage) for stage in zip(*ours, strict=True))
+        source, target = way.arena.clone(), way.arena
+        get_s = self._median_s(lambda: s3.get(ref.object_key))
+        read_s = self._median_s(lambda: _read(way.path))
+        copy_s = self._median_s(lambda: target.copy_(source))
+        return {
+            "object_bytes": ref.size_bytes,
+            "packed_bytes": target.nbytes,
+            "s3_to_disk": _stage(fetch_s, get_s, ref.size_bytes),
+            "disk_to_host": _stage(load_s, read_s, target.nbytes),
+            "host_to_arena": _stage(place_s, copy_s, target.nbytes),
+            "from_s3": _total(fetch_s + load_s + place_s, get_s + read_s + copy_s),
+            "from_disk": _total(load_s + place_s, read_s + copy_s),
+            "from_host": _total(place_s, copy_s),
+        }
+
+    def _median_s(self, move: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(self.repeats + 1):
+            start = time.perf_counter()
+            move()
+            seconds.append(time.perf_counter() - start)
+        return median(seconds[1:])
+
+
+class _Way:
+    """The engine's loader, driven stage by stage without an engine.
+
+    arena: of `num_slabs`, as many as the adapter takes.
+    """
+
+    def __init__(self, tiers: Tiers, form: PackedForm, ref: AdapterRef, num_slabs: int) -> None:
+        self.ref = ref
+        self.path = packed_path(tiers.cache, ref.digest, form.form_id)
+        self.arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8)
+        self._loader = ThreadLoader(tiers.cache, tiers.socket, form, self.arena)
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Of fetching, loading and placing it, from the call to when an engine would see it."""
+        self.path.unlink(missing_ok=True)
+        start = time.perf_counter()
+        self._loader.fetch(self.ref)
+        self._wait()
+        fetched = time.perf_counter()
+        self._loader.load(self.ref)
+        packed = self._wait().value
+        loaded = time.perf_counter()
+        self._loader.place(self.ref, packed, list(range(packed.num_slabs)))
+        self._wait()
+        return fetched - start, loaded - fetched, time.perf_counter() - loaded
+
+    def _wait(self) -> Loaded:
+        until = time.monotonic() + _LONGEST_S
+        while time.monotonic() < until:
+            for done in self._loader.poll():
+                if done.failure is not None:
+                    raise SystemExit(f"it could not be loaded: {done.failure.error}")
+                return done
+            time.sleep(_LOOK_S)
+        raise SystemExit("it was not loaded in time")
+
+
+def _read(path: Path) -> None:
+    part = bytearray(_READ_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(part):
+            pass
+
+
+def _stage(seconds: float, plain_s: float, size_bytes: int) -> dict[str, float]:
+    """plain: the same bytes by the same road, nothing checked and nothing made of them."""
+    return _total(seconds, plain_s) | {"plain_bytes_per_s": rounded(size_bytes / plain_s)}
+
+
+def _total(seconds: float, plain_s: float) -> dict[str, float]:
+    return {
+        "ms": rounded(seconds * 1000),
+        "plain_ms": rounded(plain_s * 1000),
+        "share_of_bandwidth": ratio(plain_s, seconds),
+    }

@@ -1,0 +1,60 @@
+"""KV tokens that fit beside resident adapters: one arena, and slots set apart. Computed.
+
+Slots are reserved at the start for as many adapters as may ever be resident, whoever is; the kinder
+figure gives them exactly as many slots as adapters are there, of exactly their rank.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from bench.adapters.shapes import LAYOUTS, TARGETS, slabs_of, weight_bytes
+from bench.experiment import Experiment
+from bench.in_process import EngineFactory
+from lora.layout import PROJECTIONS, Layout
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVTokens(Experiment):
+    """memory_gib: after the weights, by shape.   resident: how many, all of one of `ranks`.
+
+    Slots are stacked tensors on all projections (see bench.adapters.memory): `max(resident)` of
+    them, of the largest rank. No model is run.
+    """
+
+    stack: str = "tiny"
+    memory_gib: tuple[int, ...] = (1, 56)
+    resident: tuple[int, ...] = (0, 8, 64)
+    ranks: tuple[int, ...] = (8, 16)
+
+    def measure(self, factory: EngineFactory) -> dict[str, Any]:
+        return {
+            name: {
+                targets: {
+                    f"rank_{rank}": [
+                        self._tokens(layout, gib * _GIB, targets, rank, n) for n in self.resident
+                    ]
+                    for rank in self.ranks
+                }
+                for targets in TARGETS
+            }
+            for (name, layout), gib in zip(LAYOUTS.items(), self.memory_gib, strict=True)
+        }
+
+    def _tokens(
+        self, layout: Layout, memory_bytes: int, targets: str, rank: int, resident: int
+    ) -> dict[str, int]:
+        adapter_slabs = resident * slabs_of(layout, rank, TARGETS[targets])
+        reserved = max(self.resident) * weight_bytes(layout, max(self.ranks), PROJECTIONS)
+        exact = resident * weight_bytes(layout, rank, PROJECTIONS)
+        return {
+            "resident": resident,
+            "ours": (memory_bytes // layout.slab_bytes - adapter_slabs) * layout.block_size,
+            "slots": _kv_tokens(layout, memory_bytes - reserved),
+            "slots_exactly_as_many": _kv_tokens(layout, memory_bytes - exact),
+        }
+
+
+def _kv_tokens(layout: Layout, size_bytes: int) -> int:
+    return max(0, size_bytes) // layout.slab_bytes * layout.block_size

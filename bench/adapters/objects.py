@@ -1,0 +1,46 @@
+"""Canonical objects of one kind with random weights, each made in a millisecond."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from lora.layout import PROJECTIONS, ModelShape
+from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from registry.ref import AdapterRef
+
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_SIGN_AND_MANTISSA, _EXPONENT = 0x83FF, 0x2000
+"""Of float16: whatever the random bits are, the value is finite, +-2**-7 to +-2**-6."""
+
+
+class RandomObjects:
+    """float16 adapters of one rank on these projections of every layer; they share the header."""
+
+    def __init__(self, shape: ModelShape, rank: int, targets: Sequence[str]) -> None:
+        self.rank = rank
+        tensors, scales = {}, {}
+        for layer in range(shape.num_layers):
+            for name in targets:
+                block = "mlp" if name in _MLP else "self_attn"
+                module = f"model.layers.{layer}.{block}.{name}"
+                scales[module] = ModuleScale(rank, 2.0)
+                width_in, width_out = shape.features(PROJECTIONS.index(name))
+                for tensor, size in zip(
+                    lora_names(module), [(rank, width_in), (width_out, rank)], strict=True
+                ):
+                    tensors[tensor] = TensorInfo("F16", size, 0, 2 * size[0] * size[1])
+        self._header = canonical_header(Header(tensors, {}), scales)
+        self._data_bytes = sum(tensor.size_bytes for tensor in tensors.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._header) + self._data_bytes
+
+    def make(self, seed: int) -> tuple[AdapterRef, bytes]:
+        """A version to ask for, and its object."""
+        bits = np.frombuffer(np.random.default_rng(seed).bytes(self._data_bytes), "<u2")
+        data = self._header + (bits & _SIGN_AND_MANTISSA | _EXPONENT).tobytes()
+        digest = hashlib.sha256(data).hexdigest()
+        key = f"tenants/bench/{digest}"
+        return AdapterRef(f"adapter-{seed}", 1, digest, key, self.rank, len(data)), data

@@ -1,0 +1,35 @@
+"""What every step held: a runner that notes its batches and passes them on."""
+
+from engine.batch import Batch, StepTokens
+from engine.core import EngineCore, Runner
+
+
+class StepLog:
+    """See engine.core.Runner. last: the batch that was launched last."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.lag = runner.lag
+        self.last = Batch(0, ())
+        self._runner = runner
+        self._num_steps = self._num_rows = self._num_adapters = 0
+
+    @classmethod
+    def of(cls, core: EngineCore) -> "StepLog":
+        """From now on in `core`."""
+        log = cls(core.runner)
+        core.runner = log
+        return log
+
+    def totals(self) -> tuple[int, int, int]:
+        """Steps, rows of all steps, distinct adapters of each step added up."""
+        return self._num_steps, self._num_rows, self._num_adapters
+
+    def launch(self, batch: Batch) -> None:
+        self.last = batch
+        self._num_steps += 1
+        self._num_rows += len(batch.rows)
+        self._num_adapters += len(batch.adapters)
+        self._runner.launch(batch)
+
+    def collect(self) -> StepTokens:
+        return self._runner.collect()

@@ -1,0 +1,291 @@
+"""What streams feel of a storm of cold loads, from an S3 server that takes 200 ms for every answer.
+
+    quiet | prefetches | quiet | requests | warm requests        and again, a round after the other
+
+`prefetches` end in host memory: nothing but loading is measured, against the quiet phases at its
+sides. `requests` go on into the arena and ask for one token, so their steps compute more than the
+streams' own; `warm requests` are as many at the same steps, for adapters that are there. Cold they
+are since there are more of them than all caches hold. What bounds it is what the loader shares
+with the engine: the GIL and the memory bus.
+"""
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+from bench.adapters.engine_loop import EngineLoop
+from bench.adapters.objects import RandomObjects
+from bench.adapters.s3_server import STORAGE_URL, slow_s3
+from bench.adapters.shapes import TARGETS, slabs_of
+from bench.adapters.tiers import Tiers, fetching
+from bench.cpu_time import cpu_seconds, spent
+from bench.experiment import Experiment
+from bench.in_process import EngineFactory
+from bench.report import percentiles_ms, rate, rounded
+from registry.ref import AdapterRef
+
+_COLD_TOKENS = 4  # of the prompt of a request for a cold adapter
+
+
+@dataclass(slots=True)
+class _Phase:
+    """One list entry a step. num_others: requests in it that are not streams."""
+
+    itl_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    num_others: list[int] = field(default_factory=list)
+    loads: int = 0
+    load_bytes: int = 0
+    children_cpu_s: dict[str, float] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float]:
+        itl_ms = percentiles_ms(self.itl_s)
+        return {
+            "itl_p50_ms": itl_ms["p50"],
+            "itl_p99_ms": itl_ms["p99"],
+            "step_cpu_ms": rounded(mean(self.cpu_s) * 1000),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storm(Experiment):
+    """steps: measured in a phase, after `lead_steps` of the same.   at_once: cold loads under way.
+
+    cold: adapters in turn.   disk_holds, host_holds: adapters in those caches.   A stream has an
+    adapter of its own that is pinned.
+    """
+
+    stack: str = "smollm2-135m"
+    rank: int = 8
+    targets: str = "q,v"
+    streams: int = 8
+    prompt_tokens: int = 32
+    lead_steps: int = 8
+    steps: int = 150
+    rounds: int = 5
+    at_once: int = 20
+    cold: int = 96
+    disk_holds: int = 32
+    host_holds: int = 8
+    store_delay_s: float = 0.2
+    seed: int = 0
+
+    def measure(self, factory: EngineFactory) -> dict[str, Any]:
+        objects = RandomObjects(factory.layout.shape, self.rank, TARGETS[self.targets])
+        with ExitStack() as stack:
+            s3 = stack.enter_context(slow_s3(self.store_delay_s))
+            refs = []
+            for number in range(self.streams + self.at_once + self.cold):
+                ref, data = objects.make(number)
+                s3.put(ref.object_key, data)
+                refs.append(ref)
+            packed_bytes = self._adapter_slabs(factory) * factory.layout.slab_bytes
+            quota_bytes = self.disk_holds * (packed_bytes + objects.size_bytes)
+            tiers = stack.enter_context(
+                fetching(
+                    factory.folder, STORAGE_URL, quota_bytes=quota_bytes, environment=s3.environment
+                )
+            )
+            return self._measure(factory, tiers, refs)
+
+    def _measure(
+        self, factory: EngineFactory, tiers: Tiers, refs: Sequence[AdapterRef]
+    ) -> dict[str, Any]:
+        pinned, cold = refs[: -self.cold], refs[-self.cold :]
+        engine = EngineLoop(self._make_core(factory, tiers))
+        engine.pin(tuple(pinned))
+        phases = _Phases(self, factory, engine, pinned, cold)
+        rounds = [phases.round() for _ in range(self.rounds)]
+        return {
+            "prefetches": _summary(
+                [(a["prefetches"], (a["quiet_before"], a["quiet_after"])) for a in rounds]
+            ),
+            "requests": _summary([(a["requests"], (a["warm_requests"],)) for a in rounds]),
+            "quiet_spread": _spread([(a["quiet_before"], a["quiet_after"]) for a in rounds]),
+        }
+
+    def _make_core(self, factory: EngineFactory, tiers: Tiers) -> Any:
+        longest = self.prompt_tokens + self._stream_tokens
+        slabs = self._adapter_slabs(factory)
+        kv_slabs = self.streams * factory.layout.num_blocks(longest)
+        # Room for what is pinned, and for what comes: an adapter and a block for each.
+        num_slabs = kv_slabs + (self.streams + self.at_once) * slabs + self.at_once * (slabs + 1)
+        return tiers.make_core(
+            factory,
+            num_slabs=num_slabs,
+            max_model_len=longest,
+            max_num_seqs=self.streams + self.at_once,
+            host_cache_bytes=self.host_holds * slabs * factory.layout.slab_bytes,
+            prefetch_per_tenant=self.at_once,
+            max_pinned_share=1.0,
+        )
+
+    def _adapter_slabs(self, factory: EngineFactory) -> int:
+        return slabs_of(factory.layout, self.rank, TARGETS[self.targets])
+
+    @property
+    def _stream_tokens(self) -> int:
+        """More than a stream generates before it is ended, prefill of the others included."""
+        return self.streams * self.prompt_tokens + self.lead_steps + self.steps
+
+
+class _Phases:
+    """Streams with and without a storm on one engine."""
+
+    def __init__(
+        self,
+        plan: Storm,
+        factory: EngineFactory,
+        engine: EngineLoop,
+        pinned: Sequence[AdapterRef],
+        cold: Sequence[AdapterRef],
+    ) -> None:
+        self.plan, self.factory, self.engine = plan, factory, engine
+        self._streams, self._warm = pinned[: plan.streams], pinned[plan.streams :]
+        self._cold = cold
+        self._next_cold: Iterator[AdapterRef] = itertools.cycle(cold)
+        self._coming: list[AdapterRef] = []
+        self._random = random.Random(plan.seed)
+
+    def round(self) -> dict[str, _Phase]:
+        phases = {
+            "quiet_before": self._run(lambda step: None),
+            "prefetches": self._run(self._storm(self.engine.prefetch)),
+            "quiet_after": self._run(lambda step: None),
+            "requests": self._run(self._storm(self._ask)),
+        }
+        phases["warm_requests"] = self._run(self._replay(phases["requests"].num_others))
+        return phases
+
+    def _run(self, before_step: Callable[[int], None]) -> _Phase:
+        """before_step: what arrives before the step of this number, from -lead_steps on."""
+        streams = self._start_streams()
+        for step in range(-self.plan.lead_steps, 0):
+            before_step(step)
+            self.engine.step()
+        phase = self._measure(before_step)
+        self.engine.abort(streams)
+        self.engine.step_until(self._is_over)
+        return phase
+
+    def _measure(self, before_step: Callable[[int], None]) -> _Phase:
+        phase, core, log = _Phase(), self.engine.core, self.engine.log
+        host = self.engine.adapters.counts.host
+        loads, load_bytes = host.loads, host.load_bytes
+        children = cpu_seconds(os.getpid())
+        last = time.perf_counter()
+        for step in range(self.plan.steps):
+            before_step(step)
+            cpu_start = time.thread_time()
+            self.engine.step()
+            phase.cpu_s.append(time.thread_time() - cpu_start)
+            now = time.perf_counter()
+            phase.itl_s.append(now - last)
+            last = now
+            phase.num_others.append(len(log.last.rows) - self.plan.streams)
+        assert min(phase.num_others) >= 0, "a stream had no token in a step"
+        assert core.scheduler.queues.num_preemptions == 0, "the arena is too small"
+        phase.loads, phase.load_bytes = host.loads - loads, host.load_bytes - load_bytes
+        phase.children_cpu_s = spent(children, cpu_seconds(os.getpid()))
+        return phase
+
+    def _start_streams(self) -> list[str]:
+        """All of them decode when this returns."""
+        plan, log = self.plan, self.engine.log
+        started = [
+            self.engine.send(
+                adapter,
+                self.factory.random_tokens(self._random, plan.prompt_tokens),
+                plan._stream_tokens,
+            )
+            for adapter in self._streams
+        ]
+        self.engine.step_until(lambda: len(log.last.rows) == log.last.num_tokens == plan.streams)
+        return started
+
+    def _storm(self, send: Callable[[AdapterRef], object]) -> Callable[[int], None]:
+        """So many are always on their way that `at_once` are."""
+
+        def before_step(step: int) -> None:
+            entries = self.engine.adapters.entries
+            self._coming = [ref for ref in self._coming if entries[ref.object_key].is_wanted]
+            for ref in itertools.islice(self._next_cold, self.plan.at_once - len(self._coming)):
+                send(ref)
+                self._coming.append(ref)
+
+        return before_step
+
+    def _replay(self, num_others: Sequence[int]) -> Callable[[int], None]:
+        def before_step(step: int) -> None:
+            for adapter in self._warm[: num_others[step] if step >= 0 else 0]:
+                self._ask(adapter)
+
+        return before_step
+
+    def _ask(self, adapter: AdapterRef) -> None:
+        """One token."""
+        self.engine.send(adapter, self.factory.random_tokens(self._random, _COLD_TOKENS), 1)
+
+    def _is_over(self) -> bool:
+        entries = self.engine.adapters.entries
+        wanted = [r for r in self._coming if entries[r.object_key].is_wanted]
+        failed = [e.failure for e in entries.values() if e.tier == "failed"]
+        if failed:
+            raise SystemExit(f"a load failed: {failed[0]}")
+        return not wanted and not self.engine.core.scheduler.has_work
+
+
+_Pair = tuple[_Phase, Sequence[_Phase]]
+"""A storm, and what it is compared with."""
+
+
+def _summary(pairs: Sequence[_Pair]) -> dict[str, Any]:
+    """Medians over the rounds; ratios are taken within a round."""
+    storms = [storm for storm, _ in pairs]
+    seconds = sum(sum(storm.itl_s) for storm in storms)
+    ratios = [_ratios(storm, beside) for storm, beside in pairs]
+    return {
+        "storm": _medians([storm.figures() for storm in storms]),
+        "beside": _medians([phase.figures() for _, beside in pairs for phase in beside]),
+        "storm_to_beside": _medians(ratios),
+        "itl_p99_to_beside_of_each": [one["itl_p99_ms"] for one in ratios],
+        "loads": sum(storm.loads for storm in storms),
+        "loads_per_s": rate(sum(storm.loads for storm in storms), seconds),
+        "load_bytes_per_s": rate(sum(storm.load_bytes for storm in storms), seconds),
+        "other_requests_per_step": rounded(mean(n for s in storms for n in s.num_others)),
+        "children_cpu_s": _sums([storm.children_cpu_s for storm in storms]),
+        "seconds": rounded(seconds),
+    }
+
+
+def _ratios(storm: _Phase, beside: Sequence[_Phase]) -> dict[str, float]:
+    figures = [phase.figures() for phase in beside]
+    return {
+        name: rounded(value / mean(other[name] for other in figures))
+        for name, value in storm.figures().items()
+    }
+
+
+def _spread(pairs: Sequence[tuple[_Phase, _Phase]]) -> dict[str, float]:
+    """How far two quiet phases of a round are apart, as a share of their mean."""
+    spreads = []
+    for one, other in pairs:
+        a, b = one.figures(), other.figures()
+        spreads.append(
+            {name: rounded(2 * abs(a[name] - b[name]) / (a[name] + b[name])) for name in a}
+        )
+    return _medians(spreads)
+
+
+def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: rounded(median(one[name] for one in figures)) for name in figures[0]}
+
+
+def _sums(figures: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: rounded(sum(one.get(name, 0.0) for one in figures)) for name in figures[0]}
