@@ -34,6 +34,7 @@ LOADING_POLL_MS = 1
 finished load does not, so it sleeps less while somebody waits for one.
 """
 STATS_INTERVAL_S = 0.25
+INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
 
@@ -90,7 +91,7 @@ class EngineProcess:
         self.gateway_timeout_s = gateway_timeout_s
         self._gateways: dict[str, _Gateway] = {}
         self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
-        self._stats_due = 0.0
+        self._stats_due = self._integrity_due = 0.0
         socket_path.unlink(missing_ok=True)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -114,8 +115,14 @@ class EngineProcess:
             self._tell_everybody()
             self._drop_silent()
             if had_work and not has_work:
-                self.core.scheduler.check_integrity()
+                self._check_integrity()
         logger.info("no gateway for %.0f s: exiting", self.gateway_timeout_s)
+
+    def _check_integrity(self) -> None:
+        """Now that nobody waits for a step; seldom, since somebody may come meanwhile."""
+        if (now := time.monotonic()) >= self._integrity_due:
+            self._integrity_due = now + INTEGRITY_INTERVAL_S
+            self.core.scheduler.check_integrity()
 
     # ---- in ----
 

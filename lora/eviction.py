@@ -8,7 +8,7 @@ neighbour.
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -148,14 +148,17 @@ class EvictionOrder:
         return share.num_slabs if share else 0
 
     def check_integrity(self) -> None:
-        assert self.num_slabs == sum(item.num_slabs for item in self._items.values())
-        for share in self._shares.values():
-            mine = [i for i in self._items.values() if i.claim.tenant_id == share.tenant_id]
-            assert share.num_items == len(mine) > 0
-            assert share.num_slabs == sum(item.num_slabs for item in mine)
-        tenants = [s for s in self._shares.values() if s.tenant_id != EVERYBODY]
-        assert self._tenants_slabs == sum(share.num_slabs for share in tenants)
-        assert math.isclose(self._tenants_weight, sum(s.weight for s in tenants), abs_tol=1e-6)
+        slabs, items = Counter[str](), Counter[str]()
+        for item in self._items.values():
+            slabs[item.claim.tenant_id] += item.num_slabs
+            items[item.claim.tenant_id] += 1
+        assert {t: (s.num_slabs, s.num_items) for t, s in self._shares.items()} == {
+            tenant_id: (slabs[tenant_id], items[tenant_id]) for tenant_id in items
+        }
+        assert self.num_slabs == slabs.total()
+        assert self._tenants_slabs == slabs.total() - slabs[EVERYBODY]
+        weights = (s.weight for t, s in self._shares.items() if t != EVERYBODY)
+        assert math.isclose(self._tenants_weight, sum(weights), abs_tol=1e-6)
         needing = {k: i.claim.adapter for k, i in self._items.items() if i.claim.adapter}
         assert {k: a for a, keys in self._by_adapter.items() for k in keys} == needing
 
