@@ -23,14 +23,14 @@ PARTS_AT_ONCE = 4
 MAX_ATTEMPTS = 6
 """For one part, with at most 3.1 s of waiting between them."""
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.1, 2.0
-_MAX_READS = 64
-"""Twice what eight downloads read at once: the others are given up and wait for their timeouts."""
+_READS_OF_A_DOWNLOAD = 2 * PARTS_AT_ONCE
+"""Half of them may have been given up and wait for their timeouts."""
 _LOOK_S = 0.05
 """So often a download looks whether it was dropped, or is too late."""
 
 
 class Downloader:
-    """Downloads for any number of threads, over one store.
+    """Downloads over one store, `max_downloads` at once.
 
     Reads that hang are left behind when a download is dropped or too late; they end by the store's
     own read timeout and write nothing any more.
@@ -39,6 +39,7 @@ class Downloader:
     def __init__(
         self,
         storage: Storage,
+        max_downloads: int = 8,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -46,7 +47,8 @@ class Downloader:
         self.storage = storage
         self.clock = clock
         self.sleep = sleep
-        self._pool = ThreadPoolExecutor(_MAX_READS, thread_name_prefix="read")
+        max_reads = max_downloads * _READS_OF_A_DOWNLOAD
+        self._pool = ThreadPoolExecutor(max_reads, thread_name_prefix="read")
 
     def download(
         self,

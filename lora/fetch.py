@@ -1,6 +1,6 @@
 """The fetcher: object store to packed files on disk, a process of its own, without torch.
 
-    python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N
+    python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N --max-fetches N
 
 It listens on a Unix socket for engines. One JSON object a line:
 
@@ -42,9 +42,8 @@ from registry.storage_url import open_storage
 logger = logging.getLogger(__name__)
 
 _NICE = 19
-_MAX_FETCHES = 8
-"""At once; further ones wait in line."""
-_MAX_WAITING = 1024
+_MAX_ORDERS = 1024
+"""Of one engine, under way and in line."""
 _MAX_LINE_BYTES = 64 << 10
 _SEND_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 10.0
@@ -87,12 +86,12 @@ class Fetched:
 
 
 class Fetcher:
-    """Brings objects to disk, packed; `_MAX_FETCHES` of all engines at once."""
+    """Brings objects to disk, packed; `max_fetches` of all engines at once, the others in line."""
 
-    def __init__(self, downloader: Downloader, cache: DiskCache) -> None:
+    def __init__(self, downloader: Downloader, cache: DiskCache, max_fetches: int) -> None:
         self.downloader = downloader
         self.cache = cache
-        self.pool = ThreadPoolExecutor(_MAX_FETCHES, thread_name_prefix="fetch")
+        self.pool = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
     def fetch(self, order: Order, form: PackedForm) -> Fetched:
         """What went wrong is in the answer."""
@@ -172,7 +171,7 @@ class Connection:
     def _start(self, order: Order, form: PackedForm) -> None:
         if order.number in self._orders:
             raise ValueError(f"the order {order.number} is being fetched already")
-        if len(self._orders) >= _MAX_FETCHES + _MAX_WAITING:
+        if len(self._orders) >= _MAX_ORDERS:
             self._answer(order, Fetched(Failure("unavailable", "too many fetches are waiting")))
             return
         self._orders[order.number] = order
@@ -228,13 +227,15 @@ def main() -> None:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--quota-bytes", type=int, required=True)
+    parser.add_argument("--max-fetches", type=int, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
     os.nice(_NICE)
     # One attempt: the downloader tries again, from where it broke.
     storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
     try:
-        fetcher = Fetcher(Downloader(storage), DiskCache(args.cache, args.quota_bytes))
+        cache = DiskCache(args.cache, args.quota_bytes)
+        fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
     except CacheInUse as error:
         sys.exit(f"fetcher: {error}")
     server = listen(args.socket)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lora.errors import Failure
-from lora.manager import Loaded
+from lora.loads import Loaded
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
 

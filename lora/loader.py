@@ -21,7 +21,7 @@ from lora.disk_cache import packed_path
 from lora.errors import AdapterError, Failure
 from lora.fetch_client import FetchClient
 from lora.host import PackedAdapter, read_packed
-from lora.manager import Loaded
+from lora.loads import Loaded
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
 

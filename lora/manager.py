@@ -10,15 +10,14 @@ where that can help.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from lora.arena import Arena
 from lora.entry import Entry, Packed, Tier, Waiter
 from lora.errors import Failure, FailureKind
 from lora.eviction import EVERYBODY, Claim, Key
 from lora.host_cache import HostCache
-from lora.load_queue import LoadQueue
+from lora.loads import Loaded, Loader, LoadQueue
 from lora.tier_counts import TierCounts
 from registry.ref import AdapterRef
 
@@ -30,39 +29,6 @@ _MAX_READS = 2
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 _NEVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The loader is through with a stage of the adapter under `key`.
-
-    value: its Packed ("host") or its tables ("device").   was_there: on disk already.
-    seconds, size_bytes: what the move took, where there was one.
-    used_bytes: of the disk cache, after a "disk".
-    """
-
-    key: str
-    stage: Literal["disk", "host", "device"]
-    value: Any = None
-    failure: Failure | None = None
-    was_there: bool = False
-    seconds: float = 0.0
-    size_bytes: int = 0
-    used_bytes: int = 0
-
-
-class Loader(Protocol):
-    """Does what takes time. Every call returns at once; `poll` says what has been done since.
-
-    fetch: store to disk; answered by one Loaded "disk", also when dropped.   drop: nobody waits for
-    a fetch any more.   load: disk to host.   place: host into slabs of the arena.
-    """
-
-    def fetch(self, ref: AdapterRef) -> None: ...
-    def drop(self, key: str) -> None: ...
-    def load(self, ref: AdapterRef) -> None: ...
-    def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None: ...
-    def poll(self) -> list[Loaded]: ...
 
 
 class AdapterManager:

@@ -216,6 +216,7 @@ def _fetcher(settings: Settings) -> ChildSpec:
         "--storage", settings.storage_url,
         "--cache", str(data_dir / "cache" / "adapters"),
         "--quota-bytes", str(settings.disk_cache_bytes),
+        "--max-fetches", str(settings.max_fetches),
     )  # fmt: skip
     return ChildSpec("fetcher", command, _environment(without=_GATEWAY_ONLY))
 

@@ -58,7 +58,7 @@ class Settings(BaseModel):
     host_cache_bytes: int = Field(256 << 20, ge=1 << 20)
     prefetch_per_tenant: int = Field(4, ge=1)
     fetch_timeout_s: float = Field(60.0, gt=0)
-    max_fetches: int = Field(8, ge=1)
+    max_fetches: int = Field(8, ge=1, le=32)
     max_pinned_share: float = Field(0.5, ge=0, le=1)
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
     max_rank: int = Field(256, ge=1, le=256)

@@ -20,7 +20,8 @@ from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.errors import Failure
 from lora.layout import Layout, ModelShape
-from lora.manager import AdapterManager, Loaded
+from lora.loads import Loaded
+from lora.manager import AdapterManager
 from registry.ref import AdapterRef
 
 EOS = 0

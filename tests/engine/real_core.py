@@ -20,7 +20,8 @@ from engine.weights import load_config, load_weights
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
-from lora.manager import AdapterManager, Loaded
+from lora.loads import Loaded
+from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef

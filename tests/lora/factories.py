@@ -71,7 +71,7 @@ class FetcherProcess:
         self.cache = folder / "cache"
         self._command = [sys.executable, "-m", "lora.fetch", "--socket", str(self.path)]
         self._command += ["--storage", storage, "--cache", str(self.cache)]
-        self._command += ["--quota-bytes", str(quota_bytes)]
+        self._command += ["--quota-bytes", str(quota_bytes), "--max-fetches", "8"]
         self._environment = os.environ | (environment or {})
         self.start()
 

@@ -247,7 +247,7 @@ def test_further_fetches_wait_in_line_and_the_line_has_an_end(s3, wire):
     wire.drop(in_line)
     answer = wire.answer()
     assert (answer["order"], answer["kind"]) == (in_line, "dropped"), "it need not come to its turn"
-    for _ in range(1025):
+    for _ in range(1024 - 8 + 1):
         last = wire.fetch(first)
     answer = wire.answer()
     assert (answer["order"], answer["kind"]) == (last, "unavailable")
@@ -334,7 +334,7 @@ def local(tmp_path):
     """A fetcher in this process over a folder, and how to put an adapter there and fetch it."""
     storage = LocalStorage(tmp_path / "objects")
     cache = DiskCache(tmp_path / "cache", 10_000_000)
-    fetcher = Fetcher(Downloader(storage), cache)
+    fetcher = Fetcher(Downloader(storage), cache, 8)
 
     def fetch_new(timeout_s=DEADLINE_S):
         data = make_object(next(_seeds))

@@ -1,14 +1,51 @@
-"""Adapters whose next move has not begun, and how many moves may be under way."""
+"""Moves of adapters between tiers: what a loader is asked for and reports, and whose turn it is."""
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from lora.entry import Entry
+from lora.errors import Failure
+from registry.ref import AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The loader is through with a stage of the adapter under `key`.
+
+    value: its Packed ("host") or its tables ("device").   was_there: on disk already.
+    seconds, size_bytes: what the move took, where there was one.
+    used_bytes: of the disk cache, after a "disk".
+    """
+
+    key: str
+    stage: Literal["disk", "host", "device"]
+    value: Any = None
+    failure: Failure | None = None
+    was_there: bool = False
+    seconds: float = 0.0
+    size_bytes: int = 0
+    used_bytes: int = 0
+
+
+class Loader(Protocol):
+    """Does what takes time. Every call returns at once; `poll` says what has been done since.
+
+    fetch: store to disk; answered by one Loaded "disk", also when dropped.   drop: nobody waits for
+    a fetch any more.   load: disk to host.   place: host into slabs of the arena.
+    """
+
+    def fetch(self, ref: AdapterRef) -> None: ...
+    def drop(self, key: str) -> None: ...
+    def load(self, ref: AdapterRef) -> None: ...
+    def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None: ...
+    def poll(self) -> list[Loaded]: ...
 
 
 class LoadQueue:
-    """One kind of move. Who waits for an adapter decides when its turn is: the higher class, then
-    the tenant with the fewest moves under way, then who came first.
+    """Adapters that wait for one kind of move. Who waits for an adapter decides when its turn is:
+    the higher class, then the tenant with the fewest moves under way, then who came first.
 
     max_under_way: begun and not done.
     """
