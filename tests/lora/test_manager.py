@@ -174,17 +174,38 @@ def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
     assert all(manager.is_ready(ref.object_key) for ref in (b, c, d))
 
 
+def use_again(manager, ref):
+    """A request finds it in the arena."""
+    manager.join(ref, make_waiter("again"))
+    manager.acquire(ref.object_key)
+    manager.release(ref.object_key)
+    manager.leave(ref.object_key, "again")
+
+
 def test_an_adapter_that_was_found_there_stays_longer():
     manager, _ = make_manager(num_slabs=3)
     a, b, c, d = (make_adapter(name) for name in "abcd")
-    for ref in (a, b, c):
+    bring_in(manager, a)
+    use_again(manager, a)
+    for ref in (b, c, d):
         bring_in(manager, ref)
-    manager.join(a, make_waiter())
-    manager.acquire(a.object_key)
-    manager.release(a.object_key)
-    bring_in(manager, d)
     assert manager.is_ready(a.object_key)
     assert not manager.is_ready(b.object_key)
+
+
+def test_who_was_evicted_begins_anew():
+    manager, _ = make_manager(num_slabs=2)
+    a, b, c = (make_adapter(name) for name in "abc")
+    bring_in(manager, a)
+    for _ in range(8):
+        use_again(manager, a)
+    assert manager.arena.make_room(2)
+    bring_in(manager, a)
+    bring_in(manager, b)
+    use_again(manager, b)
+    bring_in(manager, c)
+    assert not manager.is_ready(a.object_key)
+    assert manager.is_ready(b.object_key)
 
 
 def test_make_room_evicts_nobody_when_it_cannot_make_enough():
