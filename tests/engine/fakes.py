@@ -193,7 +193,7 @@ class FakeLoader:
         return done
 
     def _begin(self, loaded: Loaded) -> None:
-        loaded = replace(loaded, seconds=1e-6, size_bytes=1000)
+        loaded = replace(loaded, seconds=1e-3, size_bytes=1000)
         if failure := self.failures.get((loaded.key, loaded.stage)):
             loaded = Loaded(loaded.key, loaded.stage, failure=failure)
         (self.done if self.at_once else self.under_way).append(loaded)
