@@ -24,7 +24,7 @@ class KVTokens(Experiment):
     """
 
     stack: str = "tiny"
-    memory_gib: tuple[int, ...] = (1, 56)
+    memory_gib: tuple[int, ...] = (4, 56)
     resident: tuple[int, ...] = (0, 8, 64)
     ranks: tuple[int, ...] = (8, 16)
 
@@ -50,7 +50,7 @@ class KVTokens(Experiment):
         exact = resident * weight_bytes(layout, rank, PROJECTIONS)
         return {
             "resident": resident,
-            "ours": (memory_bytes // layout.slab_bytes - adapter_slabs) * layout.block_size,
+            "ours": max(0, memory_bytes // layout.slab_bytes - adapter_slabs) * layout.block_size,
             "slots": _kv_tokens(layout, memory_bytes - reserved),
             "slots_exactly_as_many": _kv_tokens(layout, memory_bytes - exact),
         }

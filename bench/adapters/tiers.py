@@ -20,6 +20,7 @@ from lora.packed import PackedForm
 BASE_REVISION = "bench"
 ROOT = Path(__file__).parent.parent.parent
 _DTYPE_NAME = str(DTYPE).removeprefix("torch.")
+_MAX_FETCHES = 8  # the default of `chorale serve`
 _START_S = 30.0
 _LOOK_S = 0.01
 
@@ -81,6 +82,7 @@ def fetching(
         "--storage", storage_url,
         "--cache", str(tiers.cache),
         "--quota-bytes", str(quota_bytes),
+        "--max-fetches", str(_MAX_FETCHES),
     ]  # fmt: skip
     fetcher = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})})
     try:
