@@ -302,9 +302,9 @@ class AdapterManager:
             return
         self.counts.moved("device", done.seconds, entry.packed_bytes)
         entry.tables = done.value
-        self._move(entry, "device")
         if self.arena_is_host:
             self._host.drop(entry)
+        self._move(entry, "device")
 
     def _keep_pinned(self) -> None:
         """Bring in what is pinned and not there, as far as it may be."""
