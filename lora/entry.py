@@ -23,6 +23,12 @@ class Packed(Protocol):
     def invocation_tokens(self) -> tuple[int, ...] | None: ...
 
 
+Urgency = tuple[int, int]
+"""(class, arrival): less is more urgent."""
+
+_LAST: Urgency = (1 << 30, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Waiter:
     """A request that needs an adapter. priority: 0 before 1.   arrival: counts requests."""
@@ -32,6 +38,10 @@ class Waiter:
     arrival: int
     priority: int = 0
     weight: float = 1.0
+
+    @property
+    def urgency(self) -> Urgency:
+        return self.priority, self.arrival
 
 
 @dataclass(slots=True, eq=False)
@@ -81,10 +91,6 @@ class Entry:
         return self.tier == "device" and not self.users and not self.is_pinned
 
     @property
-    def urgency(self) -> tuple[int, int]:
-        """The class and arrival of the first who waits for it; a mere prefetch comes last."""
-        firsts = ((w.priority, w.arrival) for w in self.waiters.values())
-        return min(firsts, default=_LAST)
-
-
-_LAST = (1 << 30, 0)
+    def urgency(self) -> Urgency:
+        """Of the first who waits for it; a mere prefetch comes last."""
+        return min((waiter.urgency for waiter in self.waiters.values()), default=_LAST)

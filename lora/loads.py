@@ -1,11 +1,12 @@
 """Moves of adapters between tiers: what a loader is asked for and reports, and whose turn it is."""
 
+import heapq
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from lora.entry import Entry
+from lora.entry import Entry, Urgency, Waiter
 from lora.errors import Failure
 from registry.ref import AdapterRef
 
@@ -43,6 +44,18 @@ class Loader(Protocol):
     def poll(self) -> list[Loaded]: ...
 
 
+_MOST_STALE = 64
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where an adapter stands in line: whose, and how urgent it was when it was last looked at."""
+
+    entry: Entry
+    tenant_id: str
+    urgency: Urgency
+
+
 class LoadQueue:
     """Adapters that wait for one kind of move. Who waits for an adapter decides when its turn is:
     the higher class, then the tenant with the fewest moves under way, then who came first.
@@ -52,7 +65,9 @@ class LoadQueue:
 
     def __init__(self, max_under_way: int) -> None:
         self.max_under_way = max_under_way
-        self._waiting: dict[str, Entry] = {}
+        self._waiting: dict[str, _Place] = {}
+        # By tenant, a heap of (urgency, key); what is no adapter's place any more is skipped.
+        self._lines: dict[str, list[tuple[Urgency, str]]] = {}
         self._under_way: dict[str, str] = {}  # key -> the tenant it counts for
         self._num_by_tenant: Counter[str] = Counter()
 
@@ -66,9 +81,16 @@ class LoadQueue:
         return key in self._under_way
 
     def add(self, entry: Entry) -> None:
-        """Its turn will come; a second time changes nothing."""
+        """Its turn will come. A second time changes nothing."""
         if entry.key not in self:
-            self._waiting[entry.key] = entry
+            self._stand(entry, entry.urgency)
+
+    def hasten(self, entry: Entry, waiter: Waiter) -> None:
+        """One more waits for it: for another tenant perhaps, or more urgently."""
+        if (place := self._waiting.get(entry.key)) is not None:
+            urgency = min(place.urgency, waiter.urgency)
+            if (urgency, entry.claim.tenant_id) != (place.urgency, place.tenant_id):
+                self._stand(entry, urgency)
 
     def discard(self, key: str) -> None:
         """Nobody wants it any more; what is under way stays."""
@@ -78,15 +100,15 @@ class LoadQueue:
         """The most urgent one, now under way; None if none waits, may start, or there are enough
         under way.
         """
-        if not self._waiting or len(self._under_way) >= self.max_under_way:
+        if len(self._under_way) >= self.max_under_way:
             return None
-        entry = min(self._waiting.values(), key=self._rank)
-        if not may_start(entry):
+        place = min(self._heads(), key=self._rank, default=None)
+        if place is None or not may_start(place.entry):
             return None
-        del self._waiting[entry.key]
-        self._under_way[entry.key] = entry.claim.tenant_id
-        self._num_by_tenant[entry.claim.tenant_id] += 1
-        return entry
+        del self._waiting[place.entry.key]
+        self._under_way[place.entry.key] = place.tenant_id
+        self._num_by_tenant[place.tenant_id] += 1
+        return place.entry
 
     def done(self, key: str) -> None:
         tenant_id = self._under_way.pop(key)
@@ -98,7 +120,45 @@ class LoadQueue:
         assert not self._waiting.keys() & self._under_way.keys()
         assert len(self._under_way) <= self.max_under_way
         assert self._num_by_tenant == Counter(self._under_way.values())
+        for key, place in self._waiting.items():
+            assert (place.urgency, key) in self._lines[place.tenant_id], "it stands nowhere"
 
-    def _rank(self, entry: Entry) -> tuple[int, int, int]:
-        priority, arrival = entry.urgency
-        return priority, self._num_by_tenant[entry.claim.tenant_id], arrival
+    def _stand(self, entry: Entry, urgency: Urgency) -> None:
+        place = self._waiting[entry.key] = _Place(entry, entry.claim.tenant_id, urgency)
+        line = self._lines.setdefault(place.tenant_id, [])
+        heapq.heappush(line, (urgency, entry.key))
+        if len(line) > 2 * len(self._waiting) + _MOST_STALE:
+            line[:] = [stand for stand in line if self._is_place(place.tenant_id, *stand)]
+            heapq.heapify(line)
+
+    def _is_place(self, tenant_id: str, urgency: Urgency, key: str) -> bool:
+        place = self._waiting.get(key)
+        return place is not None and (place.tenant_id, place.urgency) == (tenant_id, urgency)
+
+    def _heads(self) -> list[_Place]:
+        """The first of every tenant's line."""
+        heads = []
+        for tenant_id in list(self._lines):
+            if (head := self._head(tenant_id)) is not None:
+                heads.append(head)
+            else:
+                del self._lines[tenant_id]
+        return heads
+
+    def _head(self, tenant_id: str) -> _Place | None:
+        line = self._lines[tenant_id]
+        while line:
+            urgency, key = line[0]
+            if not self._is_place(tenant_id, urgency, key):
+                heapq.heappop(line)
+                continue
+            place = self._waiting[key]
+            if (now := place.entry.urgency) == urgency:
+                return place
+            place.urgency = now  # who was first has left
+            heapq.heapreplace(line, (now, key))
+        return None
+
+    def _rank(self, place: _Place) -> tuple[int, int, int]:
+        priority, arrival = place.urgency
+        return priority, self._num_by_tenant[place.tenant_id], arrival

@@ -99,6 +99,8 @@ class AdapterManager:
         entry.waiters[waiter.request_id] = waiter
         self._end_prefetch(entry)
         self._advance(entry)
+        self._fetches.hasten(entry, waiter)
+        self._reads.hasten(entry, waiter)
 
     def leave(self, key: str, request_id: str) -> None:
         """That request has ended. A load that nobody waits for any more is dropped."""

@@ -100,6 +100,27 @@ def test_a_tenant_with_many_cold_adapters_does_not_hold_up_anothers_one():
     assert modest.object_key in loader.fetched
 
 
+def test_whoever_joins_takes_its_place_in_line_along():
+    """A place in line is as urgent as the first of those who wait now."""
+    manager, loader = make_manager(at_once=False, max_fetches=1)
+    busy, first, second = (make_adapter(name) for name in ("busy", "first", "second"))
+    manager.join(busy, make_waiter("busy", "b"))
+    manager.poll()
+    manager.join(first, make_waiter("r1", "t", arrival=1, priority=1))
+    manager.join(second, make_waiter("r2", "t", arrival=2, priority=1))
+    manager.join(second, make_waiter("r3", "u", arrival=3, priority=0))
+    finish(manager, loader)
+    assert loader.fetched[1:] == [second.object_key]
+    third, fourth = make_adapter("third"), make_adapter("fourth")
+    manager.join(third, make_waiter("r4", "t", arrival=4))
+    manager.join(third, make_waiter("r6", "t", arrival=6))
+    manager.join(fourth, make_waiter("r5", "t", arrival=5))
+    manager.leave(third.object_key, "r4")
+    for _ in range(3):
+        finish(manager, loader, 2)
+    assert loader.fetched[2:] == [fourth.object_key, third.object_key, first.object_key]
+
+
 def test_a_prefetch_waits_behind_every_request():
     manager, loader = make_manager(at_once=False, max_fetches=1)
     manager.prefetch(make_adapter("p"), "t")
