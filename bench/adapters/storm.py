@@ -31,6 +31,7 @@ from bench.report import percentiles_ms, rate, rounded
 from registry.ref import AdapterRef
 
 _COLD_TOKENS = 4  # of the prompt of a request for a cold adapter
+_PREFILL_STEPS = 16  # more than the others' prompts take when a stream decodes already
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Storm(Experiment):
     steps: int = 150
     rounds: int = 5
     at_once: int = 20
-    cold: int = 96
+    cold: int = 128
     disk_holds: int = 32
     host_holds: int = 8
     store_delay_s: float = 0.2
@@ -111,7 +112,7 @@ class Storm(Experiment):
         }
 
     def _make_core(self, factory: EngineFactory, tiers: Tiers) -> Any:
-        longest = self.prompt_tokens + self._stream_tokens
+        longest = self.prompt_tokens + self.stream_tokens
         slabs = self._adapter_slabs(factory)
         kv_slabs = self.streams * factory.layout.num_blocks(longest)
         # Room for what is pinned, and for what comes: an adapter and a block for each.
@@ -130,9 +131,9 @@ class Storm(Experiment):
         return slabs_of(factory.layout, self.rank, TARGETS[self.targets])
 
     @property
-    def _stream_tokens(self) -> int:
-        """More than a stream generates before it is ended, prefill of the others included."""
-        return self.streams * self.prompt_tokens + self.lead_steps + self.steps
+    def stream_tokens(self) -> int:
+        """More than a stream generates before it is ended."""
+        return _PREFILL_STEPS + self.lead_steps + self.steps
 
 
 class _Phases:
@@ -202,7 +203,7 @@ class _Phases:
             self.engine.send(
                 adapter,
                 self.factory.random_tokens(self._random, plan.prompt_tokens),
-                plan._stream_tokens,
+                plan.stream_tokens,
             )
             for adapter in self._streams
         ]
