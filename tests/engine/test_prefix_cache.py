@@ -11,7 +11,7 @@ from engine.batch import BAD_LOGITS, StepTokens
 from engine.block_hash import BlockHasher
 from engine.prefix_cache import BlockPool
 from lora.arena import Arena
-from lora.eviction import Claim
+from lora.eviction import EVERYBODY, Claim
 from tests.engine.fakes import (
     FakeRunner,
     expected_tokens,
@@ -96,6 +96,29 @@ def test_an_adapters_next_version_never_meets_the_last_ones_kv(tmp_path):
         outputs = run_until_idle(core)[message.request_id]
         assert tokens_of(outputs) == expected_tokens(message)
         assert outputs[-1].num_cached_tokens == cached
+
+
+def test_idle_blocks_are_kept_for_those_who_can_use_them(tmp_path):
+    """PROMPT has four whole blocks, of which two are public; the tenant's share holds the rest."""
+    core = make_core(tmp_path, public_prefixes=(tuple(PROMPT[:40]),))
+    served(core, make_message("r1", prompt=PROMPT, max_tokens=1))
+    idle = core.scheduler.arena.idle
+    assert (idle.num_slabs_of(EVERYBODY), idle.num_slabs_of("t1")) == (2, 2)
+    served(core, make_message("r2", prompt=PROMPT, max_tokens=1, adapter=make_adapter()))
+    assert (idle.num_slabs_of(EVERYBODY), idle.num_slabs_of("t1")) == (2, 2 + 4 + 1)
+
+
+def test_kv_of_an_adapter_that_is_evicted_goes_first(tmp_path):
+    core = make_core(tmp_path, num_slabs=16)
+    adapter = make_adapter()
+    served(core, make_message("r1", prompt=PROMPT, max_tokens=1, adapter=adapter))
+    served(core, make_message("r2", prompt=PROMPT, max_tokens=1))
+    arena = core.scheduler.arena
+    arena.idle.take(adapter.object_key)
+    core.adapters.evict(adapter.object_key)
+    assert arena.make_room(arena.num_free + 4)
+    assert served(core, make_message("r3", prompt=PROMPT)).num_cached_tokens == 64
+    assert served(core, make_message("r4", prompt=PROMPT, adapter=adapter)).num_cached_tokens == 0
 
 
 def test_a_public_prefix_is_shared_on_the_base_model_and_no_further(tmp_path):
@@ -185,6 +208,20 @@ def test_leaves_go_first_and_the_longest_unused_before_others():
     assert len(pool.find([b"a", b"aa", b"aaa"])) == 1
     assert len(pool.find([b"b", b"bb", b"bbb"])) == 2
     assert not arena.make_room(6)
+
+
+def test_a_prefix_that_was_found_stays_longer():
+    arena = Arena(3)
+    pool = BlockPool(arena)
+    for tag in (b"a", b"b", b"c"):
+        (block_id,) = pool.allocate(1)
+        pool.publish(block_id, tag)
+        pool.release([block_id], CLAIM, 1.0)
+        if tag == b"a":
+            pool.take([block_id])
+            pool.release([block_id], CLAIM, 1.0)
+    assert arena.make_room(2)
+    assert pool.find([b"a"])
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -1,5 +1,7 @@
 """Residency: loads join and take turns, users and pins protect, failures are remembered a while."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -293,6 +295,29 @@ def test_the_host_cache_keeps_to_its_bytes():
         manager.leave(ref.object_key, name)
     kept = [e for e in manager.entries.values() if e.packed is not None]
     assert [e.key for e in kept] == [make_adapter(name).object_key for name in "ef"]
+
+
+@pytest.mark.parametrize("arena_is_host", [True, False])
+def test_where_the_arena_is_host_memory_a_placed_adapter_keeps_no_second_copy(arena_is_host):
+    manager, _ = make_manager(arena_is_host=arena_is_host)
+    bring_in(manager, make_adapter())
+    assert manager.host_bytes == (0 if arena_is_host else 1000)
+
+
+class MixedUpLoader(FakeLoader):
+    """Reads the file of another adapter."""
+
+    def load(self, ref):
+        super().load(replace(ref, digest="another"))
+
+
+def test_another_adapters_weights_are_never_taken_for_this_ones():
+    manager = AdapterManager(Arena(8), MixedUpLoader(), clock=FakeClock())
+    manager.join(make_adapter(), make_waiter())
+    for _ in range(2):
+        manager.poll()
+    with pytest.raises(AssertionError, match="another adapter was read"):
+        manager.poll()
 
 
 def test_one_adapter_larger_than_the_host_cache_goes_alone():
