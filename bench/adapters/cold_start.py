@@ -22,7 +22,7 @@ from bench.in_process import EngineFactory
 from bench.report import ratio, rounded
 from lora.disk_cache import packed_path
 from lora.loader import ThreadLoader
-from lora.manager import Loaded
+from lora.loads import Loaded
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
 

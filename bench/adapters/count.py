@@ -27,6 +27,7 @@ from bench.adapters.tiers import Tiers, fetching
 from bench.experiment import Experiment
 from bench.in_process import EngineFactory
 from bench.report import percentiles_ms, rate, ratio, rounded
+from engine.core import EngineCore
 from engine.messages import EngineStats, RequestOutput, TierStats
 from registry.ref import AdapterRef
 
@@ -122,7 +123,7 @@ class _Runs:
         clients.serve(self.plan.warm_up)
         return clients.serve(self.plan.requests)
 
-    def _make_core(self) -> Any:
+    def _make_core(self) -> EngineCore:
         plan, layout = self.plan, self.factory.layout
         longest = plan.prompt_tokens[1] + plan.output_tokens[1]
         adapter_slabs = slabs_of(layout, plan.rank, TARGETS[plan.targets])

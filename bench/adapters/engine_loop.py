@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bench.adapters.step_log import StepLog
 from engine.core import EngineCore
@@ -82,8 +82,8 @@ class EngineLoop:
             self.step()
 
 
-def _outputs(messages: list[tuple[str, object]]) -> list[RequestOutput]:
-    outputs = []
+def _outputs(messages: Sequence[tuple[str, object]]) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
     for _, message in messages:
         if isinstance(message, StepOutputs):
             outputs += message.outputs

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from bench.adapters.engine_loop import EngineLoop
 from bench.adapters.objects import RandomObjects
 from bench.adapters.s3_server import STORAGE_URL, slow_s3
@@ -27,7 +29,8 @@ from bench.adapters.tiers import Tiers, fetching
 from bench.cpu_time import cpu_seconds, spent
 from bench.experiment import Experiment
 from bench.in_process import EngineFactory
-from bench.report import percentiles_ms, rate, rounded
+from bench.report import rate, rounded
+from engine.core import EngineCore
 from registry.ref import AdapterRef
 
 _COLD_TOKENS = 4  # of the prompt of a request for a cold adapter
@@ -46,10 +49,10 @@ class _Phase:
     children_cpu_s: dict[str, float] = field(default_factory=dict)
 
     def figures(self) -> dict[str, float]:
-        itl_ms = percentiles_ms(self.itl_s)
+        p50_s, p99_s = np.percentile(self.itl_s, (50, 99))
         return {
-            "itl_p50_ms": itl_ms["p50"],
-            "itl_p99_ms": itl_ms["p99"],
+            "itl_p50_ms": rounded(p50_s * 1000),
+            "itl_p99_ms": rounded(p99_s * 1000),
             "step_cpu_ms": rounded(mean(self.cpu_s) * 1000),
         }
 
@@ -111,7 +114,7 @@ class Storm(Experiment):
             "quiet_spread": _spread([(a["quiet_before"], a["quiet_after"]) for a in rounds]),
         }
 
-    def _make_core(self, factory: EngineFactory, tiers: Tiers) -> Any:
+    def _make_core(self, factory: EngineFactory, tiers: Tiers) -> EngineCore:
         longest = self.prompt_tokens + self.stream_tokens
         slabs = self._adapter_slabs(factory)
         kv_slabs = self.streams * factory.layout.num_blocks(longest)
@@ -149,7 +152,6 @@ class _Phases:
     ) -> None:
         self.plan, self.factory, self.engine = plan, factory, engine
         self._streams, self._warm = pinned[: plan.streams], pinned[plan.streams :]
-        self._cold = cold
         self._next_cold: Iterator[AdapterRef] = itertools.cycle(cold)
         self._coming: list[AdapterRef] = []
         self._random = random.Random(plan.seed)
@@ -199,6 +201,7 @@ class _Phases:
     def _start_streams(self) -> list[str]:
         """All of them decode when this returns."""
         plan, log = self.plan, self.engine.log
+        before = log.last.step
         started = [
             self.engine.send(
                 adapter,
@@ -207,7 +210,11 @@ class _Phases:
             )
             for adapter in self._streams
         ]
-        self.engine.step_until(lambda: len(log.last.rows) == log.last.num_tokens == plan.streams)
+        self.engine.step_until(
+            lambda: (
+                log.last.step > before and len(log.last.rows) == log.last.num_tokens == plan.streams
+            )
+        )
         return started
 
     def _storm(self, send: Callable[[AdapterRef], object]) -> Callable[[int], None]:
