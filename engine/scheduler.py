@@ -203,6 +203,9 @@ class Scheduler:
         self.queues.check_integrity()
         alive = {r for g in self.groups.values() for r in g.requests if r.finish_reason is None}
         assert alive == {*self.queues.running, *self.queues.waiting}
+        waiting = {(g.adapter.object_key, r) for r, g in self.groups.items() if g.adapter}
+        entries = self.adapters.entries.values()
+        assert waiting == {(entry.key, r) for entry in entries for r in entry.waiters}
 
     # ---- launching, and what came of it ----
 

@@ -226,6 +226,37 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
     assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
 
 
+def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
+    """Not that too many wait: and when to ask again."""
+    clock, loader = FakeClock(), FakeLoader(at_once=False)
+    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
+    message = make_message(adapter=make_adapter())
+    core.handle("gw", replace(message, first_token_timeout_s=5.0))
+    core.step()
+    clock.now += 5.0
+    final = run_until_idle(core)["r1"][-1]
+    assert (final.stop_cause, final.retry_after_s) == ("adapter_loading", 1.0)
+    loader.finish()
+    core.step()
+    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "it was dropped"
+
+
+def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
+    """Here a runner that applied nothing says so."""
+    core = make_core(tmp_path)
+    core.handle("gw", make_message("r1", adapter=make_adapter(), max_tokens=2))
+    digests = {o.adapter_digest for o in run_until_idle(core)["r1"]}
+    assert digests == {make_adapter().digest}
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message("r2", adapter=make_adapter(), max_tokens=2))
+    outputs = []
+    while scheduler.has_work:
+        scheduler.adapters.poll()
+        batch = scheduler.schedule()
+        outputs += scheduler.update(batch, tokens_for(batch)).outputs
+    assert {output.adapter_digest for _, output in outputs} == {None}
+
+
 def test_a_passing_failure_is_tried_again_later(tmp_path):
     clock, loader = FakeClock(), FakeLoader()
     adapter = make_adapter()
