@@ -10,23 +10,19 @@ with the engine: the GIL and the memory bus.
 """
 
 import itertools
-import os
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
-
 from bench.adapters.engine_loop import EngineLoop
 from bench.adapters.objects import RandomObjects
+from bench.adapters.phase import Phase
 from bench.adapters.s3_server import STORAGE_URL, slow_s3
 from bench.adapters.shapes import TARGETS, slabs_of
 from bench.adapters.tiers import Tiers, fetching
-from bench.cpu_time import cpu_seconds, spent
 from bench.experiment import Experiment
 from bench.in_process import EngineFactory
 from bench.report import rate, rounded
@@ -35,26 +31,6 @@ from registry.ref import AdapterRef
 
 _COLD_TOKENS = 4  # of the prompt of a request for a cold adapter
 _PREFILL_STEPS = 16  # more than the others' prompts take when a stream decodes already
-
-
-@dataclass(slots=True)
-class _Phase:
-    """One list entry a step. num_others: requests in it that are not streams."""
-
-    itl_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    num_others: list[int] = field(default_factory=list)
-    loads: int = 0
-    load_bytes: int = 0
-    children_cpu_s: dict[str, float] = field(default_factory=dict)
-
-    def figures(self) -> dict[str, float]:
-        p50_s, p99_s = np.percentile(self.itl_s, (50, 99))
-        return {
-            "itl_p50_ms": rounded(p50_s * 1000),
-            "itl_p99_ms": rounded(p99_s * 1000),
-            "step_cpu_ms": rounded(mean(self.cpu_s) * 1000),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,17 +132,17 @@ class _Phases:
         self._coming: list[AdapterRef] = []
         self._random = random.Random(plan.seed)
 
-    def round(self) -> dict[str, _Phase]:
+    def round(self) -> dict[str, Phase]:
         phases = {
             "quiet_before": self._run(lambda step: None),
             "prefetches": self._run(self._storm(self.engine.prefetch)),
             "quiet_after": self._run(lambda step: None),
             "requests": self._run(self._storm(self._ask)),
         }
-        phases["warm_requests"] = self._run(self._replay(phases["requests"].num_others))
+        phases["warm_requests"] = self._run(self._replay(phases["requests"].num_rows))
         return phases
 
-    def _run(self, before_step: Callable[[int], None]) -> _Phase:
+    def _run(self, before_step: Callable[[int], None]) -> Phase:
         """before_step: what arrives before the step of this number, from -lead_steps on."""
         streams = self._start_streams()
         for step in range(-self.plan.lead_steps, 0):
@@ -177,25 +153,14 @@ class _Phases:
         self.engine.step_until(self._is_over)
         return phase
 
-    def _measure(self, before_step: Callable[[int], None]) -> _Phase:
-        phase, core, log = _Phase(), self.engine.core, self.engine.log
-        host = self.engine.adapters.counts.host
-        loads, load_bytes = host.loads, host.load_bytes
-        children = cpu_seconds(os.getpid())
-        last = time.perf_counter()
+    def _measure(self, before_step: Callable[[int], None]) -> Phase:
+        phase = Phase(self.engine)
         for step in range(self.plan.steps):
             before_step(step)
-            cpu_start = time.thread_time()
-            self.engine.step()
-            phase.cpu_s.append(time.thread_time() - cpu_start)
-            now = time.perf_counter()
-            phase.itl_s.append(now - last)
-            last = now
-            phase.num_others.append(len(log.last.rows) - self.plan.streams)
-        assert min(phase.num_others) >= 0, "a stream had no token in a step"
-        assert core.scheduler.queues.num_preemptions == 0, "the arena is too small"
-        phase.loads, phase.load_bytes = host.loads - loads, host.load_bytes - load_bytes
-        phase.children_cpu_s = spent(children, cpu_seconds(os.getpid()))
+            phase.step()
+        phase.end()
+        assert min(phase.num_rows) >= self.plan.streams, "a stream had no token in a step"
+        assert self.engine.core.scheduler.queues.num_preemptions == 0, "the arena is too small"
         return phase
 
     def _start_streams(self) -> list[str]:
@@ -229,9 +194,10 @@ class _Phases:
 
         return before_step
 
-    def _replay(self, num_others: Sequence[int]) -> Callable[[int], None]:
+    def _replay(self, num_rows: Sequence[int]) -> Callable[[int], None]:
         def before_step(step: int) -> None:
-            for adapter in self._warm[: num_others[step] if step >= 0 else 0]:
+            num_others = num_rows[step] - self.plan.streams if step >= 0 else 0
+            for adapter in self._warm[:num_others]:
                 self._ask(adapter)
 
         return before_step
@@ -249,30 +215,30 @@ class _Phases:
         return not wanted and not self.engine.core.scheduler.has_work
 
 
-_Pair = tuple[_Phase, Sequence[_Phase]]
+_Pair = tuple[Phase, Sequence[Phase]]
 """A storm, and what it is compared with."""
 
 
 def _summary(pairs: Sequence[_Pair]) -> dict[str, Any]:
     """Medians over the rounds; ratios are taken within a round."""
-    storms = [storm for storm, _ in pairs]
-    seconds = sum(sum(storm.itl_s) for storm in storms)
-    ratios = [_ratios(storm, beside) for storm, beside in pairs]
+    storms, beside = [storm for storm, _ in pairs], [p for _, phases in pairs for p in phases]
+    ratios = [_ratios(storm, phases) for storm, phases in pairs]
+    seconds = sum(storm.seconds for storm in storms)
     return {
-        "storm": _medians([storm.figures() for storm in storms]),
-        "beside": _medians([phase.figures() for _, beside in pairs for phase in beside]),
+        "storm": _medians([phase.figures() | phase.waits() for phase in storms]),
+        "beside": _medians([phase.figures() | phase.waits() for phase in beside]),
         "storm_to_beside": _medians(ratios),
         "itl_p99_to_beside_of_each": [one["itl_p99_ms"] for one in ratios],
         "loads": sum(storm.loads for storm in storms),
         "loads_per_s": rate(sum(storm.loads for storm in storms), seconds),
         "load_bytes_per_s": rate(sum(storm.load_bytes for storm in storms), seconds),
-        "other_requests_per_step": rounded(mean(n for s in storms for n in s.num_others)),
+        "requests_per_step": rounded(mean(n for storm in storms for n in storm.num_rows)),
         "children_cpu_s": _sums([storm.children_cpu_s for storm in storms]),
         "seconds": rounded(seconds),
     }
 
 
-def _ratios(storm: _Phase, beside: Sequence[_Phase]) -> dict[str, float]:
+def _ratios(storm: Phase, beside: Sequence[Phase]) -> dict[str, float]:
     figures = [phase.figures() for phase in beside]
     return {
         name: rounded(value / mean(other[name] for other in figures))
@@ -280,7 +246,7 @@ def _ratios(storm: _Phase, beside: Sequence[_Phase]) -> dict[str, float]:
     }
 
 
-def _spread(pairs: Sequence[tuple[_Phase, _Phase]]) -> dict[str, float]:
+def _spread(pairs: Sequence[tuple[Phase, Phase]]) -> dict[str, float]:
     """How far two quiet phases of a round are apart, as a share of their mean."""
     spreads = []
     for one, other in pairs:

@@ -1,0 +1,76 @@
+"""Steps of an engine measured one after the other: gaps, processor time, what the thread waited."""
+
+import os
+import time
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+
+from bench.adapters.engine_loop import EngineLoop
+from bench.cpu_time import cpu_seconds, spent
+from bench.report import rounded
+
+
+class Phase:
+    """From its making to `end`. num_rows: requests in each step.
+
+    loads, load_bytes: that came into host memory.   children_cpu_s: by module.
+    """
+
+    def __init__(self, engine: EngineLoop) -> None:
+        self.num_rows: list[int] = []
+        self._engine = engine
+        self._itl_s: list[float] = []
+        self._step_cpu_s: list[float] = []
+        host = engine.adapters.counts.host
+        self._host_before = (host.loads, host.load_bytes)
+        self._children_before = cpu_seconds(os.getpid())
+        self._cpu_before_s, self._queued_before_s = time.thread_time(), _queued_s()
+        self._last = time.perf_counter()
+
+    def step(self) -> None:
+        start_s = time.thread_time()
+        self._engine.step()
+        self._step_cpu_s.append(time.thread_time() - start_s)
+        last, self._last = self._last, time.perf_counter()
+        self._itl_s.append(self._last - last)
+        self.num_rows.append(len(self._engine.log.last.rows))
+
+    def end(self) -> None:
+        self.seconds = sum(self._itl_s)
+        self.queued_s = _queued_s() - self._queued_before_s
+        self.blocked_s = self.seconds - (time.thread_time() - self._cpu_before_s) - self.queued_s
+        self.children_cpu_s = spent(self._children_before, cpu_seconds(os.getpid()))
+        host = self._engine.adapters.counts.host
+        self.loads = host.loads - self._host_before[0]
+        self.load_bytes = host.load_bytes - self._host_before[1]
+
+    def figures(self) -> dict[str, float]:
+        """itl: from the end of a step to the end of the next, with what is asked for between."""
+        p50_s, p99_s = np.percentile(self._itl_s, (50, 99))
+        return {
+            "itl_p50_ms": rounded(p50_s * 1000),
+            "itl_p99_ms": rounded(p99_s * 1000),
+            "step_cpu_ms": rounded(mean(self._step_cpu_s) * 1000),
+        }
+
+    def waits(self) -> dict[str, float]:
+        """A step's share of what the engine's thread waited.
+
+        queued_ms: another thread or process had the processor.   blocked_ms: for the GIL, a lock, a
+        page; queueing, too, where the kernel does not tell it apart.
+        """
+        per_step_ms = 1000 / len(self._itl_s)
+        return {
+            "queued_ms": rounded(self.queued_s * per_step_ms),
+            "blocked_ms": rounded(self.blocked_s * per_step_ms),
+        }
+
+
+def _queued_s() -> float:
+    """Of this thread, since it began; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
