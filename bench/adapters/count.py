@@ -64,8 +64,8 @@ class Count(Experiment):
     tenants: int = 16
     prompt_tokens: tuple[int, int] = (32, 64)
     output_tokens: tuple[int, int] = (16, 32)
-    warm_up: int = 48
-    requests: int = 128
+    warm_up: int = 40
+    requests: int = 112
     repeats: int = 3
     seed: int = 0
 

@@ -64,7 +64,7 @@ class Phase:
         per_step_ms = 1000 / len(self._itl_s)
         return {
             "queued_ms": rounded(self.queued_s * per_step_ms),
-            "blocked_ms": rounded(self.blocked_s * per_step_ms),
+            "blocked_ms": rounded(max(self.blocked_s, 0.0) * per_step_ms),
         }
 
 
