@@ -33,7 +33,8 @@ class DeviceTables:
         cls, packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
     ) -> "DeviceTables":
         """arena: [slabs, slab_bytes] uint8; `packed` lies in its `slabs`."""
-        assert packed.slabs.shape == (len(slabs), arena.shape[1]), "packed for another arena"
+        of_arena = (len(slabs), arena.shape[1])
+        assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
         views: list[list[list[Tile]]] = [
             [[] for _ in PROJECTIONS] for _ in range(layout.shape.num_layers)
         ]

@@ -11,7 +11,10 @@ Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "faile
 
 
 class Packed(Protocol):
-    """An adapter in host memory, packed for the arena."""
+    """An adapter that is ready for the arena.
+
+    size_bytes: that it takes there.   host_bytes: in host memory beside it.
+    """
 
     @property
     def digest(self) -> str: ...
@@ -19,6 +22,8 @@ class Packed(Protocol):
     def num_slabs(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+    @property
+    def host_bytes(self) -> int: ...
     @property
     def invocation_tokens(self) -> tuple[int, ...] | None: ...
 

@@ -1,8 +1,9 @@
-"""A packed adapter in host memory, read from its file in a few large reads."""
+"""A packed adapter that is ready for the arena: in host memory, or in its file."""
 
 import hashlib
-from dataclasses import dataclass
-from io import BufferedReader
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -12,31 +13,82 @@ from lora.layout import ADDRESS_UNIT_BYTES, PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 
 _READ_BYTES = 8 << 20
-"""Of one read, which is then hashed. The GIL is free during both, so few of them want it back.
-
-1 MB reads take 21 ms for 20 MB, 4 to 64 MB reads 13 (135M shape, rank 16); the hash bounds it.
-"""
+"""Of one read, then hashed while it is in the processor's cache. The GIL is free during both."""
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """slabs: [num_slabs, slab_bytes] uint8 on the host.   scales: [layers, projections] float32."""
+    """What a packed file says, and where the slabs are that it holds.
 
-    digest: str
-    base_revision: str
+    slabs: [num_slabs, slab_bytes] uint8 in host memory, for a device; None where the arena is host
+    memory itself: then they go there straight from the file, and lie nowhere between.
+    slabs_start: bytes into the file.   scales: [layers, projections] float32.
+    """
+
+    header: PackedHeader
     dtype: torch.dtype
-    slabs: torch.Tensor
-    tiles: tuple[Tile, ...]
     scales: torch.Tensor
-    invocation_tokens: tuple[int, ...] | None
+    path: Path
+    slabs_start: int
+    slabs: torch.Tensor | None
+
+    @property
+    def digest(self) -> str:
+        return self.header.digest
+
+    @property
+    def base_revision(self) -> str:
+        return self.header.base_revision
+
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return self.header.tiles
+
+    @property
+    def invocation_tokens(self) -> tuple[int, ...] | None:
+        return self.header.invocation_tokens
 
     @property
     def num_slabs(self) -> int:
-        return self.slabs.shape[0]
+        return self.header.num_slabs
 
     @property
     def size_bytes(self) -> int:
-        return self.slabs.numel()
+        """In the arena."""
+        return self.header.num_slabs * self.header.slab_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """In host memory outside it."""
+        return 0 if self.slabs is None else self.slabs.nbytes
+
+    def copy_to(self, arena: torch.Tensor, slab_ids: list[int]) -> None:
+        """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
+
+        From host memory to a device the copies are only begun, on the current stream.
+        Raises FileNotFoundError; AdapterError("lost") when the file is not what it was.
+        """
+        targets = [(first, arena[start:end]) for first, start, end in _runs(slab_ids)]
+        if self.slabs is None:
+            self.read_to([target for _, target in targets])
+            return
+        for first, target in targets:
+            target.copy_(self.slabs[first : first + len(target)], non_blocking=True)
+
+    def read_to(self, targets: Sequence[torch.Tensor]) -> None:
+        """Fill these, [slabs, slab_bytes] uint8 each, one after the other from the file.
+
+        Raises FileNotFoundError; AdapterError("lost"), and then they are zeros.
+        """
+        hasher = hashlib.sha256()
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self.slabs_start)
+            for target in targets:
+                _read_into(target, file, hasher)
+        if hasher.hexdigest() != self.header.checksum:
+            for target in targets:
+                target.zero_()  # it may hold KV next, and what is not finite there would stay
+            raise AdapterError("lost", f"the slabs of the packed file of {self.digest} are damaged")
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
         """[layers, projections, tiles] int32 addresses for slabs with places; -1 is no tile."""
@@ -50,37 +102,44 @@ class PackedAdapter:
         return table.view(layout.shape.num_layers, len(PROJECTIONS), depth)
 
 
-def read_packed(path: Path, digest: str, form: PackedForm, *, pin: bool) -> PackedAdapter:
-    """The packed adapter `digest` at `path`. pin: into pinned memory, for copies to a device.
+def open_packed(path: Path, digest: str, form: PackedForm) -> PackedAdapter:
+    """The packed adapter `digest`, its slabs left in the file at `path`.
 
     Raises FileNotFoundError; AdapterError("lost") when it is damaged, or packed for another arena.
     """
     with path.open("rb") as file:
         header = read_header(file)
-        check_header(header, digest, form)
-        slabs = torch.empty(header.num_slabs, header.slab_bytes, dtype=torch.uint8, pin_memory=pin)
-        if _read_into(slabs, file) != header.checksum:
-            raise AdapterError("lost", f"the slabs of the packed file of {digest} are damaged")
-    return PackedAdapter(
-        digest=header.digest,
-        base_revision=header.base_revision,
-        dtype=getattr(torch, form.dtype),
-        slabs=slabs,
-        tiles=header.tiles,
-        scales=_scales(header, form.layout),
-        invocation_tokens=header.invocation_tokens,
-    )
+        slabs_start = file.tell()
+    check_header(header, digest, form)
+    dtype: torch.dtype = getattr(torch, form.dtype)
+    return PackedAdapter(header, dtype, _scales(header, form.layout), path, slabs_start, None)
 
 
-def _read_into(slabs: torch.Tensor, file: BufferedReader) -> str:
-    """Fill `slabs`; the sha256 of what was read, hex."""
+def read_packed(path: Path, digest: str, form: PackedForm, *, pin: bool) -> PackedAdapter:
+    """As open_packed, with its slabs in host memory. pin: for copies to a device."""
+    packed = open_packed(path, digest, form)
+    shape = (packed.num_slabs, packed.header.slab_bytes)
+    slabs = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+    packed.read_to([slabs])
+    return replace(packed, slabs=slabs)
+
+
+def _read_into(slabs: torch.Tensor, file: FileIO, hasher: "hashlib._Hash") -> None:
+    """Fill `slabs` and hash them. What is cut short shows by its hash."""
     memory = slabs.view(-1).numpy().data
-    hasher = hashlib.sha256()
     for start in range(0, len(memory), _READ_BYTES):
         part = memory[start : start + _READ_BYTES]
-        file.readinto(part)  # a file that was cut short is told by its checksum
+        file.readinto(part)
         hasher.update(part)
-    return hasher.hexdigest()
+
+
+def _runs(slab_ids: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(index of the first, its slab, the slab after the last) of each run of neighbours."""
+    first = 0
+    for index in range(1, len(slab_ids) + 1):
+        if index == len(slab_ids) or slab_ids[index] != slab_ids[index - 1] + 1:
+            yield first, slab_ids[first], slab_ids[index - 1] + 1
+            first = index
 
 
 def _scales(header: PackedHeader, layout: Layout) -> torch.Tensor:

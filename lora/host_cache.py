@@ -18,13 +18,12 @@ class HostCache:
         self._entries: dict[str, Entry] = {}  # least recently used first
         self._expected: dict[str, int] = {}  # bytes on their way in
 
-    def expect(self, entry: Entry) -> bool:
+    def expect(self, entry: Entry, size_bytes: int) -> bool:
         """Room for an adapter that is about to be read, made at the cost of others; or not now.
 
         A mere prefetch takes room from its own tenant only, a request from whoever waits less
         urgently: else those who find no room in the arena would keep the others from it.
         """
-        size_bytes = entry.packed_bytes or entry.ref.size_bytes
         self._trim(size_bytes, entry)
         is_alone = not self._entries and not self._expected
         if self.used_bytes + size_bytes > self.limit_bytes and not is_alone:
@@ -38,7 +37,7 @@ class HostCache:
         self.used_bytes -= self._expected.pop(entry.key)
         if entry.packed is not None:
             self._entries[entry.key] = entry
-            self.used_bytes += entry.packed.size_bytes
+            self.used_bytes += entry.packed.host_bytes
             self._trim(0, entry)
 
     def touch(self, entry: Entry) -> None:
@@ -50,12 +49,12 @@ class HostCache:
         """Its copy here is needed no more, if there is one."""
         if entry.packed is not None:
             del self._entries[entry.key]
-            self.used_bytes -= entry.packed.size_bytes
+            self.used_bytes -= entry.packed.host_bytes
             entry.packed = None
             self._on_drop(entry)
 
     def check_integrity(self) -> None:
-        held = sum(e.packed.size_bytes for e in self._entries.values() if e.packed is not None)
+        held = sum(e.packed.host_bytes for e in self._entries.values() if e.packed is not None)
         assert self.used_bytes == held + sum(self._expected.values())
         assert all(entry.packed is not None for entry in self._entries.values())
 

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,7 +21,7 @@ from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
 from lora.errors import AdapterError, Failure
 from lora.fetch_client import FetchClient
-from lora.host import PackedAdapter, read_packed
+from lora.host import PackedAdapter, open_packed, read_packed
 from lora.loads import Loaded
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
@@ -114,30 +115,42 @@ class ThreadLoader:
         started = time.monotonic()
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
-            packed = read_packed(path, ref.digest, self.form, pin=self.arena.is_cuda)
+            packed = self._read(path, ref.digest)
             with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
                 os.utime(path)  # the fetcher evicts what is used less first
         except FileNotFoundError as error:
-            return _failed(ref, Failure("lost", str(error)))
+            return _failed(ref, "host", Failure("lost", str(error)))
         except AdapterError as error:
             path.unlink(missing_ok=True)
-            return _failed(ref, error.failure)
+            return _failed(ref, "host", error.failure)
         except (OSError, MemoryError, RuntimeError) as error:
             # RuntimeError is what torch raises when there is no memory.
-            return _failed(ref, Failure("unavailable", str(error)))
+            return _failed(ref, "host", Failure("unavailable", str(error)))
         seconds = time.monotonic() - started
-        return Loaded(ref.object_key, "host", packed, seconds=seconds, size_bytes=packed.size_bytes)
+        return Loaded(ref.object_key, "host", packed, seconds=seconds, size_bytes=packed.host_bytes)
+
+    def _read(self, path: Path, digest: str) -> PackedAdapter:
+        """Into host memory, where the arena is somewhere else."""
+        if self.arena.is_cuda:
+            return read_packed(path, digest, self.form, pin=True)
+        return open_packed(path, digest, self.form)
 
     def _place(self, placing: _Placing) -> Loaded:
         started = time.monotonic()
         ref, packed, slabs = placing.ref, placing.packed, placing.slabs
         assert packed.digest == ref.digest, "another adapter's weights"
         assert packed.base_revision == self.form.base_revision, "for another base model"
-        with torch.cuda.stream(self._stream):  # None, on a CPU: nothing changes
-            for first, slab, num_slabs in _runs(slabs):
-                source = packed.slabs[first : first + num_slabs]
-                self.arena[slab : slab + num_slabs].copy_(source, non_blocking=True)
-            tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
+        try:
+            with torch.cuda.stream(self._stream):  # None, on a CPU: nothing changes
+                packed.copy_to(self.arena, slabs)
+                tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
+        except FileNotFoundError as error:
+            return _failed(ref, "device", Failure("lost", str(error)))
+        except AdapterError as error:
+            packed.path.unlink(missing_ok=True)
+            return _failed(ref, "device", error.failure)
+        except OSError as error:
+            return _failed(ref, "device", Failure("unavailable", str(error)))
         if self._stream is not None:
             self._hand_over(self._stream, tables)
         seconds = time.monotonic() - started
@@ -153,14 +166,5 @@ class ThreadLoader:
             table.record_stream(steps)
 
 
-def _failed(ref: AdapterRef, failure: Failure) -> Loaded:
-    return Loaded(ref.object_key, "host", failure=failure)
-
-
-def _runs(slabs: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(index of the first, slab, how many) of each run of neighbouring slabs: one copy each."""
-    first = 0
-    for index in range(1, len(slabs) + 1):
-        if index == len(slabs) or slabs[index] != slabs[index - 1] + 1:
-            yield first, slabs[first], index - first
-            first = index
+def _failed(ref: AdapterRef, stage: Literal["host", "device"], failure: Failure) -> Loaded:
+    return Loaded(ref.object_key, stage, failure=failure)

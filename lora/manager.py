@@ -38,7 +38,7 @@ class AdapterManager:
     what becomes of one tenant's object is nothing to the other.
     host_cache_bytes: packed adapters in host memory, those on their way to the arena included.
     disk_cache_bytes: the fetcher's quota, for the figures.
-    arena_is_host: the arena is host memory (CPU), so a placed adapter keeps no second copy there.
+    arena_is_host: the arena is host memory (CPU), and an adapter is nowhere else in it.
     max_fetches: under way at the fetcher.   prefetch_per_tenant: wanted by nothing but a prefetch.
     max_pinned_share: of the arena's slabs.
     max_entries: adapters remembered; the oldest that nobody wants is forgotten.
@@ -196,7 +196,7 @@ class AdapterManager:
         while entry_to_fetch := self._fetches.start_next(lambda entry: True):
             self._move(entry_to_fetch, "fetching")
             self.loader.fetch(entry_to_fetch.ref)
-        while entry_to_read := self._reads.start_next(self._host.expect):
+        while entry_to_read := self._reads.start_next(self._host_expects):
             self.loader.load(entry_to_read.ref)
 
     def places(self) -> list[Place]:
@@ -226,7 +226,7 @@ class AdapterManager:
             assert entry.key == key
             assert entry.users >= 0
             assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
-            assert bool(entry.slabs) or not entry.users, "in use, and not there"
+            assert bool(entry.slabs) or entry.users <= len(entry.waiters), "in use, and not there"
             assert self.arena.owned_by(key) == len(entry.slabs)
             assert entry.packed is not None or entry.tier not in ("host", "loading")
             assert (key in self.arena.idle) == entry.is_idle
@@ -258,6 +258,11 @@ class AdapterManager:
         if self._fetches.is_under_way(entry.key):
             self.loader.drop(entry.key)
 
+    def _host_expects(self, entry: Entry) -> bool:
+        """Whether it may be read now. To an arena in host memory it goes straight from its file."""
+        size_bytes = 0 if self.arena_is_host else entry.packed_bytes or entry.ref.size_bytes
+        return self._host.expect(entry, size_bytes)
+
     def _may_try_again(self, entry: Entry) -> bool:
         return entry.tier == "failed" and self.clock() >= entry.retry_at
 
@@ -284,14 +289,10 @@ class AdapterManager:
             entry.packed = packed
             entry.packed_bytes, entry.num_slabs = packed.size_bytes, packed.num_slabs
             entry.invocation_tokens = packed.invocation_tokens
-            entry.failure, entry.num_failures = None, 0
-            self.counts.moved("host", done.seconds, packed.size_bytes)
+            self.counts.moved("host", entry, done.seconds, done.size_bytes)
             self._move(entry, "host")
-        elif done.failure.kind == "lost" and not entry.num_failures:
-            entry.num_failures = 1  # a second time in a row, something is wrong with the disk
-            self._move(entry, "remote")
         else:
-            self._fail(entry, done.failure)
+            self._lose(entry, done.failure)
         self._host.arrived(entry)
         self._end_prefetch(entry)
         if entry.is_wanted and entry.tier == "remote":
@@ -300,9 +301,10 @@ class AdapterManager:
     def _placed(self, entry: Entry, done: Loaded) -> None:
         self._finish_copy(entry)
         if done.failure is not None:
-            self._fail(entry, done.failure)
+            self._lose(entry, done.failure)
             return
-        self.counts.moved("device", done.seconds, entry.packed_bytes)
+        self.counts.moved("device", entry, done.seconds, done.size_bytes)
+        entry.failure, entry.num_failures = None, 0
         entry.tables = done.value
         if self.arena_is_host:
             self._host.drop(entry)
@@ -331,6 +333,17 @@ class AdapterManager:
         self._leave_arena(entry)
         self.num_evictions += 1
         self._move(entry, "host" if entry.packed is not None else "remote")
+
+    def _lose(self, entry: Entry, failure: Failure) -> None:
+        """What was on disk could not be used: fetch it again, once."""
+        if failure.kind != "lost" or entry.num_failures:
+            self._fail(entry, failure)  # twice in a row: something is wrong with the disk
+            return
+        if entry.slabs:
+            self._leave_arena(entry)
+        entry.num_failures = 1
+        self._move(entry, "remote")
+        self._host.drop(entry)
 
     def _fail(self, entry: Entry, failure: Failure) -> None:
         if entry.slabs:

@@ -58,10 +58,12 @@ class TierCounts:
             self.disk.note_load(size_bytes, seconds)
         self._note_cost("disk", size_bytes or entry.ref.size_bytes, 0.0 if was_there else seconds)
 
-    def moved(self, stage: Literal["host", "device"], seconds: float, size_bytes: int) -> None:
-        """It is in host memory, or in the arena, now."""
+    def moved(
+        self, stage: Literal["host", "device"], entry: Entry, seconds: float, size_bytes: int
+    ) -> None:
+        """It is ready for the arena, or in it, now. size_bytes: moved for that."""
         (self.host if stage == "host" else self.device).note_load(size_bytes, seconds)
-        self._note_cost(stage, size_bytes, seconds)
+        self._note_cost(stage, entry.packed_bytes, seconds)
 
     def reload_s(self, entry: Entry) -> float:
         """What bringing it back into the arena would take, once it were evicted."""

@@ -139,6 +139,10 @@ class FakePacked:
     size_bytes: int
     invocation_tokens: tuple[int, ...] | None = None
 
+    @property
+    def host_bytes(self) -> int:
+        return self.size_bytes
+
 
 class FakeLoader:
     """Every stage is done by the time of the next poll, or when `finish` says so.

@@ -43,7 +43,7 @@ class MemoryLoader(FakeLoader):
         self.done.append(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref, packed, slabs):
-        self.slabs_memory[torch.tensor(slabs)] = packed.slabs
+        packed.copy_to(self.slabs_memory, slabs)
         tables = DeviceTables.of(packed, self.form.layout, slabs, self.slabs_memory)
         self.done.append(Loaded(ref.object_key, "device", tables))
 

@@ -1,16 +1,18 @@
 """Disk to host to arena, off the engine thread, with a real fetcher process before it."""
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lora.disk_cache import packed_path
 from lora.fetch_client import ANSWER_MARGIN_S, FetchClient
-from lora.host import read_packed
+from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
@@ -91,7 +93,7 @@ def test_an_adapter_comes_from_the_store_into_slabs(tiers):
     loader.load(ref)
     loaded = next_loaded(loader)
     packed = loaded.value
-    assert (loaded.stage, loaded.size_bytes) == ("host", packed.size_bytes)
+    assert (loaded.stage, loaded.size_bytes) == ("host", 0), "straight from the file, later"
     slabs = list(range(7, 7 + packed.num_slabs))
     loader.place(ref, packed, slabs)
     placed = next_loaded(loader)
@@ -99,29 +101,39 @@ def test_an_adapter_comes_from_the_store_into_slabs(tiers):
     assert placed.value.digest == ref.digest
     assert placed.value.base_revision == FORM.base_revision
     end = 7 + packed.num_slabs
-    assert torch.equal(tiers.arena[7:end], packed.slabs)
+    whole = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
+    assert torch.equal(tiers.arena[7:end], whole.slabs)
     assert not tiers.arena[:7].any(), "nobody else's slab was touched"
     assert not tiers.arena[end:].any()
 
 
+@pytest.mark.parametrize("is_in_memory", [True, False])
 @pytest.mark.parametrize("slabs", [[5, 6, 7, 20, 21, 3], [9, 8, 7, 6, 5, 4], [0, 2, 4, 62, 63, 1]])
-def test_scattered_slabs_get_each_its_own_bytes(tiers, slabs):
+def test_scattered_slabs_get_each_its_own_bytes(tiers, tmp_path, slabs, is_in_memory):
+    """From host memory, as to a device, and straight from the file."""
     ref = tiers.on_disk(2)
-    packed = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
-    packed = wide(packed, len(slabs))
+    packed = wide(open_packed(tiers.path(ref), ref.digest, FORM), len(slabs), tmp_path)
+    source = torch.frombuffer(bytearray(packed.path.read_bytes()), dtype=torch.uint8)
+    source = source.view(len(slabs), -1)
+    if is_in_memory:
+        packed = replace(packed, slabs=source)
     tiers.arena.zero_()
     tiers.loader.place(ref, packed, slabs)
     assert next_loaded(tiers.loader).failure is None
-    assert torch.equal(tiers.arena[torch.tensor(slabs)], packed.slabs)
+    assert torch.equal(tiers.arena[torch.tensor(slabs)], source)
     others = [slab for slab in range(NUM_SLABS) if slab not in slabs]
     assert not tiers.arena[others].any()
 
 
-def wide(packed, num_slabs):
-    """The same adapter over more slabs, every one different."""
-    size = num_slabs * packed.slabs.shape[1]
-    slabs = (torch.arange(size) % 251).to(torch.uint8).view(num_slabs, -1)
-    return type(packed)(**{**vars(packed), "slabs": slabs})
+def wide(packed, num_slabs, folder):
+    """The same adapter over more slabs, every one different, in a file of their own."""
+    size = num_slabs * packed.header.slab_bytes
+    data = (torch.arange(size) % 251).to(torch.uint8).numpy().tobytes()
+    path = folder / "slabs"
+    path.write_bytes(data)
+    checksum = hashlib.sha256(data).hexdigest()
+    header = replace(packed.header, num_slabs=num_slabs, checksum=checksum)
+    return replace(packed, header=header, path=path, slabs_start=0)
 
 
 def test_reading_a_file_makes_it_the_most_recently_used(tiers):
@@ -172,13 +184,13 @@ def test_a_file_that_was_evicted_is_lost(tiers):
     assert tiers.path(ref).exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "header", "empty"])
 def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
     ref = tiers.on_disk(22)
     data = bytearray(tiers.path(ref).read_bytes())
-    if damage == "flip":
-        data[-1] ^= 1
-    tiers.path(ref).write_bytes({"cut": data[:-1], "flip": data, "empty": b""}[damage])
+    if damage == "header":
+        data[60] ^= 1
+    tiers.path(ref).write_bytes({"cut": data[:-1], "header": data, "empty": b""}[damage])
     tiers.loader.load(ref)
     assert next_loaded(tiers.loader).failure.kind == "lost"
     assert not tiers.path(ref).exists()
@@ -186,6 +198,26 @@ def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
     assert next_loaded(tiers.loader).was_there is False
     tiers.loader.load(ref)
     assert next_loaded(tiers.loader).value.digest == ref.digest
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_slabs_that_are_damaged_on_their_way_are_lost_and_leave_nothing_behind(tiers, damage):
+    """What lay in the slabs may be KV next: what is not finite there would stay."""
+    ref = tiers.on_disk(26)
+    tiers.loader.load(ref)
+    packed = next_loaded(tiers.loader).value
+    data = bytearray(tiers.path(ref).read_bytes())
+    data[-1] ^= 1
+    tiers.path(ref).unlink()
+    if damage != "gone":
+        tiers.path(ref).write_bytes(data if damage == "flip" else data[: len(data) // 2])
+    tiers.arena.fill_(7)
+    tiers.loader.place(ref, packed, list(range(packed.num_slabs)))
+    placed = next_loaded(tiers.loader)
+    assert (placed.stage, placed.failure.kind) == ("device", "lost")
+    assert (tiers.arena[: packed.num_slabs] == (7 if damage == "gone" else 0)).all()
+    assert (tiers.arena[packed.num_slabs :] == 7).all()
+    assert not tiers.path(ref).exists()
 
 
 def test_another_adapters_file_under_the_name_is_lost(tiers):
@@ -200,7 +232,7 @@ def test_another_adapters_file_under_the_name_is_lost(tiers):
 def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, other):
     ref = tiers.on_disk(25)
     packed = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
-    wrong = type(packed)(**{**vars(packed), other: "another"})
+    wrong = replace(packed, header=replace(packed.header, **{other: "another"}))
     loader = ThreadLoader(tiers.fetcher.cache, tiers.fetcher.path, FORM, tiers.arena)
     loader.place(ref, wrong, list(range(packed.num_slabs)))
     with pytest.raises(AssertionError, match="another"):

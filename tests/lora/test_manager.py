@@ -184,6 +184,24 @@ def test_what_the_disk_lost_is_fetched_again_once():
     assert manager.wait(ref.object_key).kind == "lost"
 
 
+def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_again():
+    manager, loader = make_manager()
+    ref = make_adapter()
+    loader.failures[ref.object_key, "device"] = Failure("lost", "its slabs are damaged")
+    manager.join(ref, make_waiter())
+    for _ in range(3):
+        manager.poll()
+    manager.place(ref.object_key)
+    manager.acquire(ref.object_key)
+    manager.poll()
+    assert tier(manager, ref) == "remote"
+    assert manager.arena.num_free == 8
+    manager.check_integrity()
+    loader.failures.clear()
+    manager.release(ref.object_key)
+    bring_in(manager, ref)
+
+
 # ---- who stays ----
 
 
@@ -321,7 +339,7 @@ def test_another_adapters_weights_are_never_taken_for_this_ones():
 
 
 def test_one_adapter_larger_than_the_host_cache_goes_alone():
-    manager, _ = make_manager(host_cache_bytes=500)
+    manager, _ = make_manager(host_cache_bytes=500, arena_is_host=False)
     refs = [make_adapter(name) for name in "ab"]
     for arrival, ref in enumerate(refs):
         manager.join(ref, make_waiter(f"r{arrival}", arrival=arrival))
@@ -336,7 +354,7 @@ def test_one_adapter_larger_than_the_host_cache_goes_alone():
 
 def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
     """The arena has no room for the lower class, and may not have any for long."""
-    manager, _ = make_manager(host_cache_bytes=1500)
+    manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     patient, urgent = make_adapter("patient"), make_adapter("urgent")
     manager.join(patient, make_waiter("patient", arrival=0, priority=1))
     for _ in range(3):
