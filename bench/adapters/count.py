@@ -50,7 +50,7 @@ class Count(Experiment):
     the fewest, in turns, `repeats` times.   requests: that end while it is measured, after
     `warm_up` have.   resident: adapters that the arena holds beside the KV of `max_num_seqs`.
 
-    Prompts and answers are uniform within their bounds; request i is tenant i % tenants.
+    Prompts and answers are uniform within their bounds; adapter n is tenant n % tenants's.
     """
 
     stack: str = "smollm2-135m"
@@ -217,7 +217,7 @@ class _Clients:
         (number,) = stream.choices(self._numbers, cum_weights=self._weights)
         prompt = self.factory.random_tokens(stream, stream.randint(*plan.prompt_tokens))
         max_tokens = stream.randint(*plan.output_tokens)
-        tenant_id = f"tenant-{self._num_sent % plan.tenants}"
+        tenant_id = f"tenant-{number % plan.tenants}"
         sent_s = time.perf_counter()
         adapter = self.names.take(number)
         request_id = self.engine.send(adapter, prompt, max_tokens, tenant_id)

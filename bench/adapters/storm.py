@@ -2,7 +2,7 @@
 
     quiet | prefetches | quiet | requests | warm requests        and again, a round after the other
 
-`prefetches` end in host memory: nothing but loading is measured, against the quiet phases at its
+`prefetches` end on disk, packed: nothing but fetching is measured, against the quiet phases at its
 sides. `requests` go on into the arena and ask for one token, so their steps compute more than the
 streams' own; `warm requests` are as many at the same steps, for adapters that are there. Cold they
 are since there are more of them than all caches hold. What bounds it is what the loader shares
@@ -37,8 +37,8 @@ _PREFILL_STEPS = 16  # more than the others' prompts take when a stream decodes 
 class Storm(Experiment):
     """steps: measured in a phase, after `lead_steps` of the same.   at_once: cold loads under way.
 
-    cold: adapters in turn.   disk_holds, host_holds: adapters in those caches.   A stream has an
-    adapter of its own that is pinned.
+    cold: adapters in turn.   disk_holds: adapters in that cache.   A stream has an adapter of its
+    own that is pinned.
     """
 
     stack: str = "smollm2-135m"
@@ -52,7 +52,6 @@ class Storm(Experiment):
     at_once: int = 20
     cold: int = 128
     disk_holds: int = 32
-    host_holds: int = 8
     store_delay_s: float = 0.2
     seed: int = 0
 
@@ -101,7 +100,6 @@ class Storm(Experiment):
             num_slabs=num_slabs,
             max_model_len=longest,
             max_num_seqs=self.streams + self.at_once,
-            host_cache_bytes=self.host_holds * slabs * factory.layout.slab_bytes,
             prefetch_per_tenant=self.at_once,
             max_pinned_share=1.0,
         )

@@ -56,18 +56,17 @@ def test_slots_take_kv_away_whoever_is_resident() -> None:
 
 def test_a_cold_start_is_its_stages_beside_moving_the_same_bytes() -> None:
     result = measure(ColdStart(stack="tiny", rank=8, repeats=2))
-    stages = ("s3_to_disk", "disk_to_host", "host_to_arena")
-    stages_ms = sum(result[stage]["ms"] for stage in stages)
+    stages_ms = sum(result[stage]["ms"] for stage in ("s3_to_disk", "from_disk"))
     assert result["from_s3"]["ms"] == pytest.approx(stages_ms, rel=1e-2)
-    assert result["from_s3"]["ms"] > result["from_disk"]["ms"] > result["from_host"]["ms"]
-    disk = result["disk_to_host"]
+    assert result["from_host"]["ms"] > 0
+    disk = result["from_disk"]
     assert disk["share_of_bandwidth"] == pytest.approx(disk["plain_ms"] / disk["ms"], rel=1e-2)
     assert result["packed_bytes"] > result["object_bytes"] > 0
 
 
 def test_a_storm_loads_while_the_streams_go_on() -> None:
     small = {"steps": 40, "lead_steps": 2, "rounds": 1, "streams": 2, "prompt_tokens": 9}
-    cold = {"at_once": 3, "cold": 12, "disk_holds": 5, "host_holds": 2, "store_delay_s": 0.01}
+    cold = {"at_once": 3, "cold": 12, "disk_holds": 5, "store_delay_s": 0.01}
     result = measure(Storm(stack="tiny", targets="all", **small, **cold))
     for kind in ("prefetches", "requests"):
         figures = result[kind]
