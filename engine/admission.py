@@ -13,6 +13,7 @@ from lora.errors import FailureKind
 
 _CAUSES: dict[FailureKind, StopCause] = {
     "unavailable": "adapter_loading",
+    "evicted": "adapter_loading",
     "lost": "adapter_loading",
     "dropped": "adapter_loading",
     "missing": "adapter_missing",

@@ -57,7 +57,8 @@ class Entry:
     arena.   prefetched_by: the tenant, while nobody but a prefetch wants it.
     generation: counts its placements, so that a stale table is never mistaken.
     num_hits: requests that found it in the arena since it was placed.
-    num_failures: in a row.   retry_at: before it, no other try.
+    num_failures: in a row.   num_lost: times that its file was no more, or damaged, since it was
+    last placed.   retry_at: before it, no other try.
     """
 
     ref: AdapterRef
@@ -79,6 +80,7 @@ class Entry:
     copy: int | None = None
     failure: Failure | None = None
     num_failures: int = 0
+    num_lost: int = 0
     retry_at: float = 0.0
 
     @property

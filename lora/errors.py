@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 FailureKind = Literal[
-    "unavailable", "missing", "corrupt", "incompatible", "too_large", "lost", "dropped"
+    "unavailable", "missing", "corrupt", "incompatible", "too_large", "evicted", "lost", "dropped"
 ]
 """unavailable: not now (the store, the disk, the fetcher); another try may help.
 missing, corrupt: the store has no such object, or another one under its key.
 incompatible: not of this base model, or not representable in its dtype.   too_large: for a limit.
-lost: the disk cache has it no more, or damaged; to be fetched again.
+evicted, lost: the disk cache has it no more, or damaged; to be fetched again.
 dropped: nobody waited for it any more.
 """
 

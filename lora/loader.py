@@ -119,7 +119,7 @@ class ThreadLoader:
             with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
                 os.utime(path)  # the fetcher evicts what is used less first
         except FileNotFoundError as error:
-            return _failed(ref, "host", Failure("lost", str(error)))
+            return _failed(ref, "host", Failure("evicted", str(error)))
         except AdapterError as error:
             path.unlink(missing_ok=True)
             return _failed(ref, "host", error.failure)
@@ -145,7 +145,7 @@ class ThreadLoader:
                 packed.copy_to(self.arena, slabs)
                 tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
         except FileNotFoundError as error:
-            return _failed(ref, "device", Failure("lost", str(error)))
+            return _failed(ref, "device", Failure("evicted", str(error)))
         except AdapterError as error:
             packed.path.unlink(missing_ok=True)
             return _failed(ref, "device", error.failure)

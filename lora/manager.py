@@ -29,6 +29,8 @@ _MAX_READS = 2
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 _NEVER = float("inf")
+_MOST_LOST: dict[FailureKind, int] = {"lost": 1, "evicted": 8}
+"""In a row: then something is wrong with the disk, or its cache is far too small."""
 
 
 class AdapterManager:
@@ -304,7 +306,7 @@ class AdapterManager:
             self._lose(entry, done.failure)
             return
         self.counts.moved("device", entry, done.seconds, done.size_bytes)
-        entry.failure, entry.num_failures = None, 0
+        entry.failure, entry.num_failures, entry.num_lost = None, 0, 0
         entry.tables = done.value
         if self.arena_is_host:
             self._host.drop(entry)
@@ -335,13 +337,13 @@ class AdapterManager:
         self._move(entry, "host" if entry.packed is not None else "remote")
 
     def _lose(self, entry: Entry, failure: Failure) -> None:
-        """What was on disk could not be used: fetch it again, once."""
-        if failure.kind != "lost" or entry.num_failures:
-            self._fail(entry, failure)  # twice in a row: something is wrong with the disk
+        """What was on disk could not be used: fetch it again, if that can help."""
+        if entry.num_lost >= _MOST_LOST.get(failure.kind, 0):
+            self._fail(entry, failure)
             return
         if entry.slabs:
             self._leave_arena(entry)
-        entry.num_failures = 1
+        entry.num_lost += 1
         self._move(entry, "remote")
         self._host.drop(entry)
 
@@ -350,6 +352,7 @@ class AdapterManager:
             self._leave_arena(entry)
         entry.failure = failure
         entry.num_failures += 1
+        entry.num_lost = 0
         entry.retry_at = self.clock() + _retry_s(failure.kind, entry.num_failures)
         self._move(entry, "failed")
         self._end_prefetch(entry)

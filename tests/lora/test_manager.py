@@ -202,6 +202,18 @@ def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_a
     bring_in(manager, ref)
 
 
+@pytest.mark.parametrize(("kind", "num_fetches"), [("lost", 2), ("evicted", 9)])
+def test_what_is_lost_again_and_again_fails_in_the_end(kind, num_fetches):
+    manager, loader = make_manager()
+    ref = make_adapter()
+    loader.failures[ref.object_key, "host"] = Failure(kind, "gone")
+    manager.join(ref, make_waiter())
+    for _ in range(40):
+        manager.poll()
+    assert manager.wait(ref.object_key) == Failure(kind, "gone")
+    assert loader.num_fetches == num_fetches
+
+
 # ---- who stays ----
 
 
