@@ -81,7 +81,7 @@ class AdapterManager:
     # ---- what requests ask for ----
 
     def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
-        """Bring `ref` as far as the host; takes no slabs and evicts nobody else's."""
+        """Bring `ref` to the tier before the arena; takes no slabs and evicts nobody else's."""
         if self._num_prefetches[tenant_id] >= self.prefetch_per_tenant:
             return
         entry = self._touch(ref, tenant_id)
@@ -89,6 +89,8 @@ class AdapterManager:
         if is_far and not entry.is_wanted:
             entry.prefetched_by = tenant_id
             self._num_prefetches[tenant_id] += 1
+            if self.arena_is_host and entry.tier == "disk" and entry.key not in self._reads:
+                self._move(entry, "remote")  # it may be there no more: the fetcher looks
             self._advance(entry)
 
     def join(self, ref: AdapterRef, waiter: Waiter) -> None:
@@ -259,6 +261,8 @@ class AdapterManager:
         self._reads.discard(entry.key)
         if self._fetches.is_under_way(entry.key):
             self.loader.drop(entry.key)
+        if self.arena_is_host and entry.tier == "host":
+            self._host.drop(entry)  # it would only say where a file was
 
     def _host_expects(self, entry: Entry) -> bool:
         """Whether it may be read now. To an arena in host memory it goes straight from its file."""
@@ -280,6 +284,8 @@ class AdapterManager:
             self.counts.store.misses += done.failure.kind == "missing"
             self._fail(entry, done.failure)
             return
+        if self.arena_is_host:
+            self._end_prefetch(entry)  # from here it goes straight into the arena
         if entry.is_wanted:
             self._advance(entry)
 

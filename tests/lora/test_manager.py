@@ -63,8 +63,14 @@ def test_an_adapter_passes_every_tier_on_its_way():
     assert tiers == ["fetching", "disk", "host", "loading", "device"]
 
 
-def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
-    manager, loader = make_manager(at_once=False, prefetch_per_tenant=2)
+@pytest.mark.parametrize(("arena_is_host", "last_tier"), [(True, "disk"), (False, "host")])
+def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way(
+    arena_is_host, last_tier
+):
+    """It ends on the tier before the arena."""
+    manager, loader = make_manager(
+        at_once=False, prefetch_per_tenant=2, arena_is_host=arena_is_host
+    )
     for name in "abcd":
         manager.prefetch(make_adapter(name), "greedy")
     manager.prefetch(make_adapter("e"), "modest")
@@ -73,10 +79,31 @@ def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way():
     for _ in range(4):
         finish(manager, loader, 10)
     assert manager.arena.num_free == 8
-    assert [tier(manager, make_adapter(name)) for name in "abe"] == ["host"] * 3
+    assert [tier(manager, make_adapter(name)) for name in "abe"] == [last_tier] * 3
     manager.prefetch(make_adapter("c"), "greedy")
     manager.poll()
     assert loader.num_fetches == 4, "what has come counts no more"
+
+
+def test_a_prefetch_of_what_was_on_disk_looks_whether_it_still_is():
+    manager, loader = make_manager(at_once=False)
+    for count in (1, 2):
+        manager.prefetch(make_adapter(), "t")
+        manager.poll()
+        finish(manager, loader)
+        assert (tier(manager, make_adapter()), loader.num_fetches) == ("disk", count)
+
+
+def test_what_nobody_waits_for_any_more_is_not_kept_ready_for_an_arena_in_host_memory():
+    """Its file may be gone by the time that somebody comes."""
+    manager, _ = make_manager()
+    ref = make_adapter()
+    manager.join(ref, make_waiter())
+    for _ in range(3):
+        manager.poll()
+    assert tier(manager, ref) == "host"
+    manager.leave(ref.object_key, "r")
+    assert tier(manager, ref) == "remote"
 
 
 def test_only_so_many_fetches_are_under_way_and_the_first_to_wait_is_next():
