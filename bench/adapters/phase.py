@@ -15,7 +15,7 @@ from bench.report import rounded
 class Phase:
     """From its making to `end`. num_rows: requests in each step.
 
-    loads, load_bytes: that came into host memory.   children_cpu_s: by module.
+    loads, load_bytes: that came from the store, onto disk.   children_cpu_s: by module.
     """
 
     def __init__(self, engine: EngineLoop) -> None:
@@ -23,8 +23,8 @@ class Phase:
         self._engine = engine
         self._itl_s: list[float] = []
         self._step_cpu_s: list[float] = []
-        host = engine.adapters.counts.host
-        self._host_before = (host.loads, host.load_bytes)
+        disk = engine.adapters.counts.disk
+        self._disk_before = (disk.loads, disk.load_bytes)
         self._children_before = cpu_seconds(os.getpid())
         self._cpu_before_s, self._queued_before_s = time.thread_time(), _queued_s()
         self._last = time.perf_counter()
@@ -42,9 +42,9 @@ class Phase:
         self.queued_s = _queued_s() - self._queued_before_s
         self.blocked_s = self.seconds - (time.thread_time() - self._cpu_before_s) - self.queued_s
         self.children_cpu_s = spent(self._children_before, cpu_seconds(os.getpid()))
-        host = self._engine.adapters.counts.host
-        self.loads = host.loads - self._host_before[0]
-        self.load_bytes = host.load_bytes - self._host_before[1]
+        disk = self._engine.adapters.counts.disk
+        self.loads = disk.loads - self._disk_before[0]
+        self.load_bytes = disk.load_bytes - self._disk_before[1]
 
     def figures(self) -> dict[str, float]:
         """itl: from the end of a step to the end of the next, with what is asked for between."""
