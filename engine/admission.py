@@ -90,8 +90,10 @@ class Admission:
         assert request.adapter is not None
         key = request.adapter.object_key
         if (failure := self.adapters.wait(key)) is not None:
-            retry_after_s = self.adapters.retry_after_s(key)
-            ending = Ending("error", _CAUSES[failure.kind], failure.error, retry_after_s)
+            cause = _CAUSES[failure.kind]
+            may_come = cause == "adapter_loading"
+            retry_after_s = self.adapters.retry_after_s(key) if may_come else None
+            ending = Ending("error", cause, failure.error, retry_after_s)
             self._hopeless.append((request.group, ending))
             return False
         needed = self.adapters.slabs_needed(key)

@@ -223,6 +223,7 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
     for name in ("r1", "r4"):
         assert outputs[name][-1].stop_cause == "adapter_missing"
         assert outputs[name][-1].error == "no such object"
+        assert outputs[name][-1].retry_after_s is None
     assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
 
 
