@@ -68,7 +68,7 @@ class AdapterManager:
         self.max_entries = max_entries
         self.clock = clock
         self.entries: dict[str, Entry] = {}
-        self.counts = TierCounts(host_cache_bytes, disk_cache_bytes)
+        self.counts = TierCounts(0 if arena_is_host else host_cache_bytes, disk_cache_bytes)
         self.num_evictions = 0
         self._host = HostCache(host_cache_bytes, self._left_host)
         self._fetches = LoadQueue(max_fetches)

@@ -1,0 +1,39 @@
+"""A manager on an arena of a few slabs, and what a test does to it."""
+
+from lora.arena import Arena
+from lora.entry import Waiter
+from lora.manager import AdapterManager
+from tests.engine.fakes import FakeClock, FakeLoader
+
+
+def make_manager(num_slabs=8, at_once=True, **options):
+    loader = FakeLoader(at_once=at_once)
+    manager = AdapterManager(Arena(num_slabs), loader, clock=FakeClock(), **options)
+    return manager, loader
+
+
+def make_waiter(request_id="r", tenant_id="t", arrival=0, priority=0):
+    return Waiter(request_id, tenant_id, arrival, priority)
+
+
+def bring_in(manager, ref, request_id=None):
+    """To the arena, for a request that ends at once unless it is named."""
+    manager.join(ref, make_waiter(request_id or "passing"))
+    for _ in range(5):
+        manager.wait(ref.object_key)
+        manager.poll()
+        if manager.slabs_needed(ref.object_key):
+            assert manager.arena.make_room(manager.slabs_needed(ref.object_key))
+            manager.place(ref.object_key)
+    assert manager.is_ready(ref.object_key)
+    if request_id is None:
+        manager.leave(ref.object_key, "passing")
+
+
+def finish(manager, loader, count=1):
+    loader.finish(count)
+    manager.poll()
+
+
+def tier(manager, ref):
+    return manager.entries[ref.object_key].tier

@@ -1,0 +1,94 @@
+"""The host's memory: its limit, and who makes room for whom."""
+
+from dataclasses import replace
+
+import pytest
+
+from lora.arena import Arena
+from lora.manager import AdapterManager
+from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
+from tests.lora.managers import bring_in, make_manager, make_waiter, tier
+
+
+def test_the_host_cache_keeps_to_its_bytes():
+    manager, _ = make_manager(host_cache_bytes=2500, arena_is_host=False)
+    for name in "abcdef":
+        ref = make_adapter(name)
+        manager.join(ref, make_waiter(name))
+        for _ in range(3):
+            manager.poll()
+            assert manager.host_bytes <= 2500
+        manager.leave(ref.object_key, name)
+    kept = [e for e in manager.entries.values() if e.packed is not None]
+    assert [e.key for e in kept] == [make_adapter(name).object_key for name in "ef"]
+
+
+@pytest.mark.parametrize("arena_is_host", [True, False])
+def test_where_the_arena_is_host_memory_a_placed_adapter_keeps_no_second_copy(arena_is_host):
+    manager, _ = make_manager(arena_is_host=arena_is_host)
+    bring_in(manager, make_adapter())
+    assert manager.host_bytes == (0 if arena_is_host else 1000)
+
+
+class MixedUpLoader(FakeLoader):
+    """Reads the file of another adapter."""
+
+    def load(self, ref):
+        super().load(replace(ref, digest="another"))
+
+
+def test_another_adapters_weights_are_never_taken_for_this_ones():
+    manager = AdapterManager(Arena(8), MixedUpLoader(), clock=FakeClock())
+    manager.join(make_adapter(), make_waiter())
+    for _ in range(2):
+        manager.poll()
+    with pytest.raises(AssertionError, match="another adapter was read"):
+        manager.poll()
+
+
+def test_one_adapter_larger_than_the_host_cache_goes_alone():
+    manager, _ = make_manager(host_cache_bytes=500, arena_is_host=False)
+    refs = [make_adapter(name) for name in "ab"]
+    for arrival, ref in enumerate(refs):
+        manager.join(ref, make_waiter(f"r{arrival}", arrival=arrival))
+    for _ in range(4):
+        manager.poll()
+    assert [tier(manager, ref) for ref in refs] == ["host", "disk"]
+    manager.place(refs[0].object_key)
+    for _ in range(2):
+        manager.poll()
+    assert [tier(manager, ref) for ref in refs] == ["device", "host"]
+
+
+def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
+    """The arena has no room for the lower class, and may not have any for long."""
+    manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
+    patient, urgent = make_adapter("patient"), make_adapter("urgent")
+    manager.join(patient, make_waiter("patient", arrival=0, priority=1))
+    for _ in range(3):
+        manager.poll()
+    assert tier(manager, patient) == "host"
+    manager.join(urgent, make_waiter("urgent", arrival=1))
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (patient, urgent)] == ["remote", "host"]
+    manager.wait(patient.object_key)
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (patient, urgent)] == ["disk", "host"]
+
+
+def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
+    manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
+    theirs, mine, more = (make_adapter(name) for name in ("theirs", "mine", "more"))
+    manager.prefetch(theirs, "them")
+    for _ in range(3):
+        manager.poll()
+    manager.prefetch(mine, "me")
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (theirs, mine)] == ["host", "disk"]
+    manager.join(more, make_waiter())  # a request may
+    for _ in range(3):
+        manager.poll()
+    assert [tier(manager, ref) for ref in (theirs, more)] == ["remote", "host"]
