@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,6 +77,15 @@ class Request:
     size_bytes: int
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients that are killed hang up: that is what they are killed for."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class FaultyS3:
     """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer."""
 
@@ -86,8 +96,7 @@ class FaultyS3:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._let_go = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 

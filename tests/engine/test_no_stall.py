@@ -6,7 +6,7 @@ import threading
 import boto3
 import pytest
 
-from engine.messages import AbortRequests, AddRequest, SamplingParams, StepOutputs
+from engine.messages import AbortRequests, AddRequest, Prefetch, SamplingParams, StepOutputs
 from registry.ref import AdapterRef
 from tests.engine.churn import ALARM, build_core, canonical_adapter
 from tests.faulty_s3 import CREDENTIALS, faulty_s3
@@ -103,28 +103,33 @@ def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s
     refs = [upload(code, "resident") for code in range(NUM_STREAMS - 2)]
     make_resident(engine, refs)
     streams = [*refs, None, None]
+    cold = [(upload(code, "cold"), upload(code + 30, "cold")) for code in range(100, 130)]
     results = []
+
+    def ask_for_cold():
+        for number, (asked, prefetched) in enumerate(cold):
+            ask(engine, f"cold-{number}", asked, 5)
+            engine.handle("gw", Prefetch(tenant_id=f"t{number}", adapter=prefetched))
+
+    def stream(names):
+        for name, ref in zip(names, streams, strict=True):
+            ask(engine, name, ref, NUM_TOKENS)
+        results.append(step_until_ended(engine, names))
+
     for round_number in range(2):
         if round_number:
             s3.fail("hang", key="tenants/cold/")
-            for code in range(100, 130):
-                ask(engine, f"cold-{code}", upload(code, "cold"), 5)
-                engine.adapters.prefetch(upload(code + 30, "cold"), f"t{code}")
+            assert forbidden_calls(ask_for_cold) == []
             wait_for(lambda: engine.step() == [] and s3.count("tenants/cold/") > 0)
         names = [f"stream-{round_number}-{number}" for number in range(NUM_STREAMS)]
-        for name, ref in zip(names, streams, strict=True):
-            ask(engine, name, ref, NUM_TOKENS)
-        forbidden = forbidden_calls(
-            lambda names=names: results.append(step_until_ended(engine, names))
-        )
-        assert forbidden == []
+        assert forbidden_calls(lambda names=names: stream(names)) == []
     (quiet, quiet_steps), (stormy, stormy_steps) = results
     assert list(quiet.values()) == list(stormy.values())
     for code, tokens in enumerate(stormy.values()):
         assert tokens == [code if code < len(refs) else ALARM] * NUM_TOKENS
     assert stormy_steps == quiet_steps
     # Nobody waits for them any more, so they are dropped, and what hangs is let go.
-    engine.handle("gw", AbortRequests(request_ids=tuple(f"cold-{c}" for c in range(100, 130))))
+    engine.handle("gw", AbortRequests(request_ids=tuple(f"cold-{n}" for n in range(len(cold)))))
     engine.step()
     assert not engine.scheduler.has_work
 

@@ -189,6 +189,16 @@ def test_hashes_differ_wherever_digest_salt_or_an_earlier_token_does(tokens, sal
     assert hashes(tokens, "", adapter) != hashes(tokens, adapter.digest, None)
 
 
+def test_kv_of_another_base_model_is_never_found():
+    """Of a request's own blocks, of those its adapter has no part in, and of public ones."""
+    one, other = (BlockHasher(16, base_revision=base) for base in ("base-1", "base-2"))
+    message = make_message(adapter=make_adapter())
+    assert one.scope(message) != other.scope(message)
+    assert one.base_scope(message) != other.base_scope(message)
+    public = (b"", b"", True, PROMPT[:16])
+    assert one.hash(*public) != other.hash(*public)
+
+
 # ---- the pool ----
 
 CLAIM = Claim("t")

@@ -148,6 +148,25 @@ def test_what_is_lost_again_and_again_fails_in_the_end(kind, num_fetches):
     assert loader.num_fetches == num_fetches
 
 
+def test_what_was_lost_once_and_came_may_be_lost_again():
+    """And what had failed is tried again as soon as the first time."""
+    manager, loader = make_manager(num_slabs=1)
+    ref = make_adapter()
+    manager.join(ref, make_waiter())
+    for _ in range(3):
+        for failure in (Failure("lost", "damaged"), Failure("unavailable", "503")):
+            loader.failures[ref.object_key, "disk" if failure.error == "503" else "host"] = failure
+            for _ in range(3):
+                manager.wait(ref.object_key)
+                manager.poll()
+            loader.failures.clear()
+            if failure.error == "503":
+                assert manager.retry_after_s(ref.object_key) == 1
+                manager.clock.now += 1
+            bring_in(manager, ref)
+            assert manager.arena.make_room(1)
+
+
 # ---- who stays ----
 
 
