@@ -111,8 +111,8 @@ def test_idle_blocks_are_kept_for_those_who_can_use_them(tmp_path):
 def test_kv_of_an_adapter_that_is_evicted_goes_first(tmp_path):
     core = make_core(tmp_path, num_slabs=16)
     adapter = make_adapter()
-    served(core, make_message("r1", prompt=PROMPT, max_tokens=1, adapter=adapter))
-    served(core, make_message("r2", prompt=PROMPT, max_tokens=1))
+    served(core, make_message("r1", prompt=PROMPT, max_tokens=1))
+    served(core, make_message("r2", prompt=PROMPT, max_tokens=1, adapter=adapter))
     arena = core.scheduler.arena
     arena.idle.take(adapter.object_key)
     core.adapters.evict(adapter.object_key)
