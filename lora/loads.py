@@ -34,7 +34,8 @@ class Loader(Protocol):
     """Does what takes time. Every call returns at once; `poll` says what has been done since.
 
     fetch: store to disk; answered by one Loaded "disk", also when dropped.   drop: nobody waits for
-    a fetch any more.   load: disk to host.   place: host into slabs of the arena.
+    a fetch any more.   load: make ready what is on disk, in host memory where the arena is not.
+    place: into slabs of the arena.
     """
 
     def fetch(self, ref: AdapterRef) -> None: ...
