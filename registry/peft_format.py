@@ -6,7 +6,6 @@ an activated LoRA. Its sha256 is the digest.
 """
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -170,15 +169,11 @@ def open_canonical(path: Path | str) -> CanonicalAdapter:
     """
     path = Path(path)
     with path.open("rb") as file:
-        return _read_canonical(file, path.stat().st_size)
+        return read_canonical(file, path.stat().st_size)
 
 
-def parse_canonical(data: bytes) -> CanonicalAdapter:
-    """As open_canonical, for an object in memory: data[tensor.start : tensor.end] is a tensor."""
-    return _read_canonical(io.BytesIO(data), len(data))
-
-
-def _read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
+def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
+    """As open_canonical, for a file that is open at its beginning."""
     header = read_header(
         file, file_size, max_header_bytes=MAX_CANONICAL_HEADER_BYTES, filename="canonical object"
     )

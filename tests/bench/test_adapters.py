@@ -13,7 +13,7 @@ from bench.adapters.objects import RandomObjects
 from bench.adapters.shapes import LAYOUTS, TARGETS
 from bench.adapters.storm import Storm
 from bench.experiment import row
-from registry.peft_format import parse_canonical
+from tests.registry.factories import parse_canonical
 
 
 def measure(experiment):

@@ -23,8 +23,8 @@ from registry.peft_format import (
     TensorInfo,
     canonical_header,
     lora_names,
-    parse_canonical,
 )
+from tests.registry.factories import parse_canonical
 from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
 
 SHAPE = ModelShape(2, 64, 160, 4, 2, 16)

@@ -1,6 +1,7 @@
 """Small base models, adapters and damaged files, written by hand: no torch, no safetensors."""
 
 import hashlib
+import io
 import json
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -14,9 +15,14 @@ from registry.adapter_rows import Version
 from registry.base_model import BaseModel
 from registry.completion import complete_upload
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.peft_format import WEIGHTS_FILE, CanonicalAdapter, lora_names, read_canonical
 from registry.service import Registry
 from registry.upload_rows import FileSpec, Upload
+
+
+def parse_canonical(data: bytes) -> CanonicalAdapter:
+    """A canonical object in memory: data[tensor.start : tensor.end] is a tensor."""
+    return read_canonical(io.BytesIO(data), len(data))
 
 
 class Clock:

@@ -15,7 +15,7 @@ from registry.errors import (
     UploadNotOpen,
 )
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names, parse_canonical
+from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.service import Registry
 from tests.registry.factories import (
     declare,
@@ -25,6 +25,7 @@ from tests.registry.factories import (
     make_config,
     make_files,
     make_tensor,
+    parse_canonical,
     send_all,
     send_part,
     sha256,

@@ -11,8 +11,9 @@ from registry import peft_config
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names, parse_canonical, write_canonical
+from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
 from registry.validate import AdapterLimits, check_adapter, validate_adapter
+from tests.registry.factories import parse_canonical
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

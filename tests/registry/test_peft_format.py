@@ -15,12 +15,11 @@ from registry.peft_format import (
     canonical_header,
     lora_names,
     open_canonical,
-    parse_canonical,
     read_header,
     split_lora_name,
     write_canonical,
 )
-from tests.registry.factories import encode, encode_header, make_tensor
+from tests.registry.factories import encode, encode_header, make_tensor, parse_canonical
 
 FOUR_FLOATS = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
 
