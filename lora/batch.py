@@ -7,8 +7,9 @@ from itertools import groupby
 import torch
 
 from kernels.lora import Tile, add_lora
+from kernels.tiles import RANK_ROWS
 from lora.host import PackedAdapter
-from lora.layout import PROJECTIONS, RANK_ROWS, Layout
+from lora.layout import PROJECTIONS, Layout
 from lora.layout import Tile as PlacedTile
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
-from lora.layout import ADDRESS_UNIT_BYTES, PROJECTIONS, Layout, Tile
+from lora.layout import PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 
 _READ_BYTES = 8 << 20

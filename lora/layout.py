@@ -2,16 +2,15 @@
 
 A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles. A tile is 8 rank
 rows of one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`.
-Addresses are int32 in units of 256 bytes, so 2**31 of them reach 512 GB.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-RANK_ROWS = 8
-ADDRESS_UNIT_BYTES = 256
 
 Ranks = Mapping[tuple[int, int], int]
 """(layer, index into PROJECTIONS) -> rank, only for modules that the adapter has."""

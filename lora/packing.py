@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
-from lora.layout import PROJECTIONS, RANK_ROWS, Layout, Tile
+from lora.layout import PROJECTIONS, Layout, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
 from registry.errors import InvalidAdapter
 from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_canonical

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels.tiles import RANK_ROWS
 from lora.batch import DeviceTables, LoRABatch, Segment
 from lora.errors import AdapterError
 from lora.host import read_packed
-from lora.layout import PROJECTIONS, RANK_ROWS, Layout, ModelShape
+from lora.layout import PROJECTIONS, Layout, ModelShape
 from lora.packed import PackedForm
 from lora.packing import convert, pack
 from registry.base_model import BaseModel

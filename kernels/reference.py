@@ -1,0 +1,306 @@
+"""The torch meaning of every kernel in `kernels.gpu`, under the same names: what tests compare
+with, and what runs where there is no GPU. Plain and slow; for tensors in host memory.
+"""
+
+import ctypes
+
+import torch
+from torch.nn.functional import silu
+
+from kernels import attention, elementwise, sampling
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.work import (
+    CHUNK_FEATURES,
+    AttentionWork,
+    Delta,
+    HeadNorms,
+    LoRAWork,
+    PenaltyWork,
+    SamplingWork,
+    Site,
+)
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+
+
+# ---- embedding, norms, activations ----
+
+
+def embed(
+    table: torch.Tensor, input_ids: torch.Tensor, sources: torch.Tensor, previous: torch.Tensor
+) -> torch.Tensor:
+    """Rows of the embedding, [T, hidden]; where sources[t] >= 0, of the token previous[sources[t]].
+
+    table: [vocab, hidden].   input_ids, sources: [T] int32.   previous: [..] int32, tokens of the
+    step before; negative ones, of rows that failed, count as 0.
+    """
+    chosen = previous[sources.clamp(min=0)]
+    return table[torch.where(sources >= 0, chosen, input_ids).clamp(min=0)]
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """weight * x / rms(x), the quotient rounded to x's dtype first.   x: [T, dim]."""
+    return elementwise.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    residual: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    finite: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """residual += x, in place; then rms_norm(residual).   residual, x: [T, dim].
+
+    finite: [T] int32, set to 0 where the sum is not finite, else left.
+    """
+    residual += x
+    if finite is not None:
+        finite[~elementwise.is_finite(residual)] = 0
+    return elementwise.rms_norm(residual, weight, eps)
+
+
+def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
+    """silu(gate) * up, [T, intermediate], in float32 and rounded once; `delta` is added before.
+
+    gate_up: [T, 2 * intermediate], gate first.
+    """
+    wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
+    gate, up = wide.chunk(2, dim=-1)
+    return (silu(gate) * up).to(gate_up.dtype)
+
+
+def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """e4m3 values and float32 scales, [T, dim] and [T, 1], with value * scale near x.
+
+    A row's scale is its own largest magnitude / 448; 1 for a row of zeros.   x: [T, dim].
+    """
+    largest = x.float().abs().amax(dim=-1, keepdim=True)
+    scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
+    return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+# ---- attention on paged KV ----
+# kv is one layer's: [slabs, 2, kv heads, block_size, head_dim], in the model's dtype or e4m3.
+
+
+def rope_store_kv(
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    finite: torch.Tensor,
+    norms: HeadNorms | None = None,
+    delta: Delta | None = None,
+) -> None:
+    """Rotate q and k by their positions, write k and v where they live. In place.
+
+    qkv: [T, (heads + 2 * kv heads) * head_dim]; of it q is left rotated, k and v are undefined
+    afterwards.   cos, sin: [positions, head_dim / 2] float32.   positions: [T] int32.
+    slots: [T] int32, block * block_size + offset; negative ones are written nowhere.
+    finite: [T] int32, set to 0 where k or v is not finite (stored as 0 then), else left.
+    `delta` is added to qkv first, then `norms` are applied to heads of q and k. In float32,
+    rounded where it is stored, and before and after `norms`.
+    """
+    _, _, kv_heads, block_size, dim = kv.shape
+    if delta is not None:
+        qkv.copy_((qkv.float() + _delta(delta, len(qkv))).to(qkv.dtype))
+    heads = qkv.view(len(qkv), -1, dim)
+    num_q = heads.shape[1] - 2 * kv_heads
+    q, k, v = heads[:, :num_q], heads[:, num_q : num_q + kv_heads], heads[:, num_q + kv_heads :]
+    if norms is not None:
+        q.copy_(elementwise.rms_norm(q, norms.q, norms.eps))
+        k.copy_(elementwise.rms_norm(k, norms.k, norms.eps))
+    turn = cos[positions], sin[positions]
+    q.copy_(elementwise.apply_rope(q.float(), *turn).to(q.dtype))
+    k = elementwise.apply_rope(k.float(), *turn).to(q.dtype)
+    pair = torch.stack((k, v), dim=1)
+    finite[~elementwise.is_finite(pair.flatten(1))] = 0
+    pair = pair.nan_to_num(0.0, 0.0, 0.0)
+    if kv.dtype == FP8:
+        pair = pair.float().clamp(-FP8_MAX, FP8_MAX)
+    stored = (slots >= 0).nonzero().squeeze(1)
+    blocks, offsets = slots[stored] // block_size, slots[stored] % block_size
+    kv.permute(0, 3, 1, 2, 4)[blocks, offsets] = pair[stored].to(kv.dtype)
+
+
+def decode_attention(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    work: AttentionWork,
+    window: int | None = None,
+) -> None:
+    """Of the rows that have one token; tokens of other rows are left alone.
+
+    out, q: [T, heads, head_dim].   window: over the last `window` positions only.
+    """
+    for row, (first, end) in enumerate(work.decode_ranges.tolist()):
+        if end > first:
+            token, length = int(work.query_starts[row]), int(work.seq_lens[row])
+            out[token] = _attend(q[token : token + 1], kv, work, row, length - 1, window)[0]
+
+
+def prefill_attention(
+    out: torch.Tensor,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    work: AttentionWork,
+    window: int | None = None,
+) -> None:
+    """Of the rows that have more than one token, causal; other tokens are left alone."""
+    for row in sorted({int(row) for row, _ in work.prefill_items.tolist()}):
+        first, end = work.query_starts[row : row + 2].tolist()
+        start = int(work.seq_lens[row]) - (end - first)
+        out[first:end] = _attend(q[first:end], kv, work, row, start, window)
+
+
+def _attend(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    work: AttentionWork,
+    row: int,
+    start: int,
+    window: int | None,
+) -> torch.Tensor:
+    """Queries of one row, at positions start, start + 1, ...; like q."""
+    num_blocks = -(-int(work.seq_lens[row]) // kv.shape[3])
+    at = int(work.block_starts[row])
+    blocks = work.blocks[at : at + num_blocks].tolist()
+    wide = kv[:, None].to(q.dtype)
+    return attention.prefill_attention(q, wide, 0, blocks, start, window)
+
+
+# ---- LoRA on arena tiles ----
+
+
+def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
+    """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c], for every token t
+    with an adapter, projection s of the site and rank row j of its tiles; the rest is undefined.
+
+    x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4, with the sum over chunks of
+    512 features left to the expand: each chunk in float32, and always the same ones.
+    """
+    columns = len(site.projections) * work.max_rank
+    planes = torch.full((site.num_chunks, len(x), columns), torch.nan)
+    for first, count, slot in _blocks(work):
+        for number in range(len(site.projections)):
+            for index, a, _ in _tiles(work, site, slot, number):
+                at = number * work.max_rank + index * RANK_ROWS
+                for chunk in range(site.num_chunks):
+                    part = slice(chunk * CHUNK_FEATURES, (chunk + 1) * CHUNK_FEATURES)
+                    h = x[first : first + count, part].float() @ a[:, part].float().T
+                    scaled = h * _scale(work, site, slot, number)
+                    planes[chunk, first : first + count, at : at + RANK_ROWS] = scaled
+    return Delta(planes, work, site)
+
+
+def expand(y: torch.Tensor, delta: Delta) -> None:
+    """y[t] += (sum over c of planes[c, t]) @ B in place, where t has an adapter.
+
+    y: [T, sum of out_features].   The sum is rounded to the adapters' dtype once, as in PEFT, and
+    its product with B, float32, is added to y before that is rounded.
+    """
+    y.copy_((y.float() + _delta(delta, len(y))).to(y.dtype))
+
+
+def _delta(delta: Delta, num_tokens: int) -> torch.Tensor:
+    """[T, sum of out_features] float32, zeros where there is no adapter."""
+    work, site = delta.work, delta.site
+    total = torch.zeros(num_tokens, sum(site.out_features))
+    for first, count, slot in _blocks(work):
+        rows = slice(first, first + count)
+        for number, width in enumerate(site.out_features):
+            out = total[rows, sum(site.out_features[:number]) :][:, :width]
+            for index, _, b in _tiles(work, site, slot, number):
+                at = number * work.max_rank + index * RANK_ROWS
+                h = delta.planes[:, rows, at : at + RANK_ROWS].sum(0).to(b.dtype)
+                out += h.float() @ b.float()
+    return total
+
+
+def _blocks(work: LoRAWork) -> list[list[int]]:
+    """(first token, tokens, slot) of the blocks that have an adapter."""
+    blocks: list[list[int]] = work.blocks[: int(work.counts[0])].tolist()
+    return [block for block in blocks if block[2] >= 0]
+
+
+def _tiles(
+    work: LoRAWork, site: Site, slot: int, number: int
+) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(index, A rows [8, in], B rows [8, out]) of the site's projection `number`."""
+    depth = int(work.depths[slot])
+    start = (site.layer * site.num_projections + site.projections[number]) * depth
+    address = int(work.tile_tables[slot]) + 4 * start
+    places = (ctypes.c_int32 * depth).from_address(address)
+    in_features, out_features = site.in_features, site.out_features[number]
+    elems = work.arena.view(-1)
+    tiles = []
+    for index, place in enumerate(places):
+        if place >= 0:
+            first = place * ADDRESS_UNIT_BYTES // elems.element_size()
+            middle = first + RANK_ROWS * in_features
+            a = elems[first:middle].view(RANK_ROWS, in_features)
+            b = elems[middle : middle + RANK_ROWS * out_features].view(RANK_ROWS, out_features)
+            tiles.append((index, a, b))
+    return tiles
+
+
+def _scale(work: LoRAWork, site: Site, slot: int, number: int) -> float:
+    at = site.layer * site.num_projections + site.projections[number]
+    return float(ctypes.c_float.from_address(int(work.scales[slot]) + 4 * at).value)
+
+
+# ---- slabs ----
+
+
+def copy_slabs(
+    target: torch.Tensor, target_ids: torch.Tensor, source: torch.Tensor, source_ids: torch.Tensor
+) -> None:
+    """target[target_ids[i]] = source[source_ids[i]], all at once.
+
+    target, source: [slabs, slab_bytes] uint8.   Ids: [n] int32, those of the target distinct.
+    """
+    target[target_ids] = source[source_ids]
+
+
+# ---- choosing tokens ----
+
+
+def adjust_logits(logits: torch.Tensor, work: PenaltyWork) -> None:
+    """Bias, then repetition, frequency and presence penalties, in place.
+
+    logits: [B, vocab] float32.   Formulas: `kernels.sampling`.
+    """
+    vocab = logits.shape[1]
+    for row in range(len(logits)):
+        biased = slice(*work.bias_starts[row : row + 2].tolist())
+        sampling.add_bias(logits, work.bias_tokens[biased] + row * vocab, work.bias[biased])
+        entries = slice(*work.entry_starts[row : row + 2].tolist())
+        seen, counts = work.entry_tokens[entries], work.entry_counts[entries]
+        if (source := int(work.pending[row])) >= 0:
+            last = work.previous[source : source + 1].clamp(min=0)
+            seen, counts = torch.cat((seen, last)), torch.cat((counts, counts.new_ones(1)))
+        at = seen.long() + row * vocab
+        sampling.penalize_repetition(logits, at, work.repetition)
+        said = at.repeat_interleave(counts)
+        sampling.penalize_frequency(logits, said, work.frequency, work.presence)
+
+
+def sample(logits: torch.Tensor, work: SamplingWork) -> torch.Tensor:
+    """A token a row, [B] int32; -1 where a logit is not finite.
+
+    logits: [B, vocab] float32.   A row's choice depends on nothing but its own numbers.
+    Meaning: `probabilities`, `truncate` and `draw` of `kernels.sampling`, or `greedy`.
+    """
+    finite = logits.isfinite().all(dim=-1)
+    sane = logits.nan_to_num(0.0, 0.0, 0.0)
+    is_greedy = work.temperature <= 0
+    probs = sampling.probabilities(sane, torch.where(is_greedy, 1.0, work.temperature))
+    kept = sampling.truncate(probs, work.min_p, work.top_k.long(), work.top_p)
+    drawn = sampling.draw(kept, work.uniform)
+    tokens = torch.where(is_greedy, sampling.greedy(sane), drawn)
+    return torch.where(finite, tokens, -1).int()
