@@ -1,12 +1,13 @@
 """A batch of plain ints turned into the tensors of one forward pass."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from engine.batch import Batch, ScheduledRow
-from lora.batch import DeviceTables, LoRABatch, Segment
+from engine.segments import Tables, find_firsts, find_segments
+from lora.batch import LoRABatch
 from lora.packed import PackedForm
 
 DECODE_GROUP = 8
@@ -59,14 +60,13 @@ class InputBuilder:
     """Builds a step's inputs on the arena's device.
 
     arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
-    tables: key -> (generation, tables) of a resident adapter.
     """
 
     def __init__(
         self,
         arena: torch.Tensor,
         form: PackedForm,
-        tables: Callable[[str], tuple[int, DeviceTables]],
+        tables: Tables,
     ) -> None:
         self.layout = form.layout
         self.base_revision = form.base_revision
@@ -77,9 +77,9 @@ class InputBuilder:
 
     def build(self, batch: Batch) -> ForwardInputs:
         rows = batch.rows
-        firsts = _offsets([len(row.token_ids) for row in rows])
+        *firsts, _ = find_firsts(rows)
         decodes = [i for i, row in enumerate(rows) if len(row.token_ids) == 1]
-        segments, adapter_digests = self._segments(rows, firsts)
+        segments, adapter_digests = find_segments(rows, firsts, self.tables, self.base_revision)
         return ForwardInputs(
             input_ids=self._ints([t for row in rows for t in row.token_ids]),
             positions=self._ints([p for row in rows for p in _positions(row)]),
@@ -119,32 +119,6 @@ class InputBuilder:
             )
         return groups
 
-    def _segments(
-        self, rows: Sequence[ScheduledRow], firsts: list[int]
-    ) -> tuple[list[Segment], dict[int, str]]:
-        """Neighbouring tokens of one adapter as one segment; digests by number of their rows."""
-        segments: list[Segment] = []
-        digests: dict[int, str] = {}
-        for number, (first, row) in enumerate(zip(firsts, rows, strict=True)):
-            num_before = max(0, row.adapter_start - row.start)
-            if row.adapter_key is None or num_before >= len(row.token_ids):
-                continue
-            start, end = first + num_before, first + len(row.token_ids)
-            tables = self._tables(row.adapter_key, row)
-            digests[number] = tables.digest
-            if segments and segments[-1].tables is tables and segments[-1].end == start:
-                start = segments.pop().start
-            segments.append(Segment(start, end, tables))
-        return segments, digests
-
-    def _tables(self, key: str, row: ScheduledRow) -> DeviceTables:
-        """The step's proof of adapter: what lies in the arena is what the request named."""
-        generation, tables = self.tables(key)
-        assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
-        assert tables.base_revision == self.base_revision, "packed for another base model"
-        assert generation == row.adapter_generation, "the adapter was replaced since scheduling"
-        return tables
-
     def _slots(self, row: ScheduledRow) -> list[int]:
         size = self.layout.block_size
         return [row.block_ids[p // size] * size + p % size for p in _positions(row)]
@@ -155,12 +129,3 @@ class InputBuilder:
 
 def _positions(row: ScheduledRow) -> range:
     return range(row.start, row.start + len(row.token_ids))
-
-
-def _offsets(lengths: list[int]) -> list[int]:
-    """Where each row's tokens start."""
-    firsts, total = [], 0
-    for length in lengths:
-        firsts.append(total)
-        total += length
-    return firsts

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from engine.inputs import InputBuilder
 from engine.meter import TokenMeter
 from engine.models.decoder import Decoder
 from engine.sampler import choose
-from lora.batch import DeviceTables
+from engine.segments import Tables
 from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64
@@ -20,7 +20,6 @@ _MEASURED_SLABS = 64
 class ModelRunner:
     """arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
 
-    tables: key -> (generation, tables) while resident.
     num_swap_slots: KV blocks that preemption may keep in host memory.
     """
 
@@ -31,7 +30,7 @@ class ModelRunner:
         model: Decoder,
         arena: torch.Tensor,
         form: PackedForm,
-        tables: Callable[[str], tuple[int, DeviceTables]],
+        tables: Tables,
         meter: TokenMeter,
         num_swap_slots: int = 0,
     ) -> None:

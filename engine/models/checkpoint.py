@@ -1,0 +1,89 @@
+"""A checkpoint's tensors in the places that a decoder has for them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import UnsupportedModel
+from engine.models.config import DecoderConfig
+from lora.layout import PROJECTIONS
+
+_MODULES = (
+    *(f"self_attn.{name}" for name in PROJECTIONS[:4]),
+    *(f"mlp.{name}" for name in PROJECTIONS[4:]),
+)
+# Old checkpoints carry the rope's frequencies along.
+_COMPUTED = ".rotary_emb.inv_freq"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].
+
+    projections: [out, in], biases: [out], as in PROJECTIONS.   window: see DecoderConfig.
+    """
+
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    projections: tuple[torch.Tensor, ...]
+    biases: tuple[torch.Tensor | None, ...]
+    window: int | None
+
+
+class Checkpoint:
+    """Tensors by name, each taken once: what is left over would have changed the answer.
+
+    Raises UnsupportedModel when one is missing, has another shape, or has no meaning here.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor]) -> None:
+        self.config = config
+        self._left = dict(weights)
+        vocabulary = (config.vocab_size, config.shape.hidden_size)
+        self.embedding = self._take("model.embed_tokens.weight", *vocabulary)
+        tied = config.tie_word_embeddings
+        self.lm_head = self.embedding if tied else self._take("lm_head.weight", *vocabulary)
+        self.norm = self._take("model.norm.weight", config.shape.hidden_size)
+        self.layers = [self._take_layer(index) for index in range(config.shape.num_layers)]
+        for name in self._left:
+            if name.startswith("model.") and not name.endswith(_COMPUTED):
+                raise UnsupportedModel(f"the tensor {name} has no place in this architecture")
+
+    def _take_layer(self, index: int) -> LayerWeights:
+        shape, prefix = self.config.shape, f"model.layers.{index}"
+        features = [shape.features(projection) for projection in range(len(PROJECTIONS))]
+        return LayerWeights(
+            input_norm=self._take(f"{prefix}.input_layernorm.weight", shape.hidden_size),
+            post_norm=self._take(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
+            q_norm=self._take_head_norm(f"{prefix}.self_attn.q_norm.weight"),
+            k_norm=self._take_head_norm(f"{prefix}.self_attn.k_norm.weight"),
+            projections=tuple(
+                self._take(f"{prefix}.{module}.weight", out_features, in_features)
+                for module, (in_features, out_features) in zip(_MODULES, features, strict=True)
+            ),
+            biases=tuple(
+                self._take(f"{prefix}.{module}.bias", out_features) if has_bias else None
+                for module, (_, out_features), has_bias in zip(
+                    _MODULES, features, self.config.biases, strict=True
+                )
+            ),
+            window=self.config.windows[index],
+        )
+
+    def _take_head_norm(self, name: str) -> torch.Tensor | None:
+        if not self.config.has_head_norms:
+            return None
+        return self._take(name, self.config.shape.head_dim)
+
+    def _take(self, name: str, *shape: int) -> torch.Tensor:
+        if name not in self._left:
+            raise UnsupportedModel(f"the checkpoint has no tensor {name}")
+        tensor = self._left.pop(name)
+        if tensor.shape != shape:
+            raise UnsupportedModel(
+                f"the tensor {name} is {list(tensor.shape)}, by config.json it is {list(shape)}"
+            )
+        return tensor
