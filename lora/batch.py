@@ -1,6 +1,6 @@
 """Which adapter's tiles apply to which tokens of a step, and their application."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -15,27 +15,32 @@ from lora.layout import Tile as PlacedTile
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """An adapter in the arena. tile_table: [layers, projections, tiles] int32.   scales: float32.
+    """An adapter in the arena. tile_table: [layers, projections, tiles] int32.
+    scales: [layers, projections] float32.
 
-    tiles, scale_values: the same by [layer][projection], as views of the arena and plain floats.
-    Made once when it is placed, not in every step: LoRA 59 -> 41 ms of a step with 12 adapters
-    (135M shape, one thread).
+    tiles, scale_values: the same by [layer][projection], as views of the arena and plain floats,
+    where the arena is host memory; kernels read the tensors. Made once when it is placed, not in
+    every step: LoRA 59 -> 41 ms of a step with 12 adapters (135M shape, one thread).
     """
 
     digest: str
     base_revision: str
     tile_table: torch.Tensor
     scales: torch.Tensor
-    tiles: tuple[tuple[tuple[Tile, ...], ...], ...]
-    scale_values: tuple[tuple[float, ...], ...]
+    tiles: tuple[tuple[tuple[Tile, ...], ...], ...] = ()
+    scale_values: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of tiles of the module with the highest rank."""
+        return -(-self.tile_table.shape[2] // 2)
 
     @classmethod
     def of(
         cls, packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
     ) -> "DeviceTables":
-        """arena: [slabs, slab_bytes] uint8; `packed` lies in its `slabs`."""
-        of_arena = (len(slabs), arena.shape[1])
-        assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
+        """arena: [slabs, slab_bytes] uint8 in host memory; `packed` lies in its `slabs`."""
+        table = _table(packed, layout, slabs, arena)
         views: list[list[list[Tile]]] = [
             [[] for _ in PROJECTIONS] for _ in range(layout.shape.num_layers)
         ]
@@ -44,11 +49,32 @@ class DeviceTables:
         return cls(
             digest=packed.digest,
             base_revision=packed.base_revision,
-            tile_table=packed.tile_table(layout, slabs).to(arena.device),
-            scales=packed.scales.to(arena.device),
+            tile_table=table,
+            scales=packed.scales,
             tiles=tuple(tuple(map(tuple, layer)) for layer in views),
             scale_values=tuple(map(tuple, packed.scales.tolist())),
         )
+
+    @classmethod
+    def on_device(
+        cls,
+        packed: PackedAdapter,
+        layout: Layout,
+        slabs: list[int],
+        arena: torch.Tensor,
+        copy: Callable[[torch.Tensor], torch.Tensor],
+    ) -> "DeviceTables":
+        """arena: [slabs, slab_bytes] uint8 on a device.   copy: begins a tensor's copy to it."""
+        table = _table(packed, layout, slabs, arena)
+        return cls(packed.digest, packed.base_revision, copy(table), copy(packed.scales))
+
+
+def _table(
+    packed: PackedAdapter, layout: Layout, slabs: list[int], arena: torch.Tensor
+) -> torch.Tensor:
+    of_arena = (len(slabs), arena.shape[1])
+    assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
+    return packed.tile_table(layout, slabs)
 
 
 def _views(

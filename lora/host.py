@@ -1,17 +1,20 @@
 """A packed adapter that is ready for the arena: in host memory, or in its file."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
 from lora.layout import PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
+
+Copy = Callable[[Tensor, Tensor], object]
 
 _READ_BYTES = 8 << 20
 """Of one read, then hashed while it is in the processor's cache. The GIL is free during both."""
@@ -63,10 +66,10 @@ class PackedAdapter:
         """In host memory outside it."""
         return 0 if self.slabs is None else self.slabs.nbytes
 
-    def copy_to(self, arena: torch.Tensor, slab_ids: list[int]) -> None:
+    def copy_to(self, arena: torch.Tensor, slab_ids: list[int], copy: Copy = Tensor.copy_) -> None:
         """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
 
-        From host memory to a device the copies are only begun, on the current stream.
+        copy: (target, source), of what is in host memory; it may only be begun.
         Raises FileNotFoundError; AdapterError("lost") when the file is not what it was.
         """
         targets = [(first, arena[start:end]) for first, start, end in _runs(slab_ids)]
@@ -74,7 +77,7 @@ class PackedAdapter:
             self.read_to([target for _, target in targets])
             return
         for first, target in targets:
-            target.copy_(self.slabs[first : first + len(target)], non_blocking=True)
+            copy(target, self.slabs[first : first + len(target)])
 
     def read_to(self, targets: Sequence[torch.Tensor]) -> None:
         """Fill these, [slabs, slab_bytes] uint8 each, one after the other from the file.
@@ -116,11 +119,13 @@ def open_packed(path: Path, digest: str, form: PackedForm) -> PackedAdapter:
     return PackedAdapter(header, dtype, _scales(header, form.layout), path, slabs_start, None)
 
 
-def read_packed(path: Path, digest: str, form: PackedForm, *, pin: bool) -> PackedAdapter:
-    """As open_packed, with its slabs in host memory. pin: for copies to a device."""
+def read_packed(
+    path: Path, digest: str, form: PackedForm, allocate: Callable[..., Tensor] = torch.empty
+) -> PackedAdapter:
+    """As open_packed, with its slabs in host memory that `allocate` gives."""
     packed = open_packed(path, digest, form)
     shape = (packed.num_slabs, packed.header.slab_bytes)
-    slabs = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
+    slabs = allocate(*shape, dtype=torch.uint8)
     packed.read_to([slabs])
     return replace(packed, slabs=slabs)
 

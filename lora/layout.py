@@ -61,6 +61,7 @@ class Tile:
 class Layout:
     """One model's slab: its size, and how KV blocks and tiles lie in it.
 
+    itemsize: bytes of an adapter's value.   kv_itemsize: of a value in a KV block.
     block_size: tokens of a KV block. It starts at the wanted size and doubles until the largest
     tile fits into a slab, so that no tile is ever cut (only models with very small KV need it).
     """
@@ -68,12 +69,22 @@ class Layout:
     shape: ModelShape
     itemsize: int
     block_size: int
+    kv_itemsize: int
 
     @classmethod
-    def of(cls, shape: ModelShape, itemsize: int, block_size: int = 16) -> "Layout":
-        layout = cls(shape, itemsize, block_size)
+    def of(
+        cls,
+        shape: ModelShape,
+        itemsize: int,
+        block_size: int = 16,
+        kv_itemsize: int | None = None,
+    ) -> "Layout":
+        """kv_itemsize: as itemsize where not given."""
+        layout = cls(shape, itemsize, block_size, kv_itemsize or itemsize)
         largest = max(layout.tile_bytes(p) for p in range(len(PROJECTIONS)))
-        return layout if largest <= layout.slab_bytes else cls.of(shape, itemsize, 2 * block_size)
+        if largest <= layout.slab_bytes:
+            return layout
+        return cls.of(shape, itemsize, 2 * block_size, layout.kv_itemsize)
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
@@ -88,7 +99,7 @@ class Layout:
 
     @cached_property
     def slab_bytes(self) -> int:
-        return _round_up(self.kv_block_elems * self.itemsize, ADDRESS_UNIT_BYTES)
+        return _round_up(self.kv_block_elems * self.kv_itemsize, ADDRESS_UNIT_BYTES)
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 
 from lora.batch import DeviceTables
+from lora.device import Device
 from lora.disk_cache import packed_path
 from lora.errors import AdapterError, Failure
 from lora.fetch_client import FetchClient
@@ -38,7 +39,7 @@ class ThreadLoader:
     """Loads for one engine; what is in line is bounded by what its manager starts.
 
     cache_dir: the fetcher's.   fetcher: its socket.   timeout_s: of one fetch.
-    arena: [num_slabs, slab_bytes] uint8 on the engine's device.
+    arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class ThreadLoader:
         form: PackedForm,
         arena: torch.Tensor,
         *,
+        device: Device | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.cache_dir = cache_dir
         self.form = form
         self.arena = arena
-        self._stream = torch.cuda.Stream(arena.device) if arena.is_cuda else None
+        self._copies = None if device is None else _Copies(device)
         self._done: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
         self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
@@ -131,8 +133,8 @@ class ThreadLoader:
 
     def _read(self, path: Path, digest: str) -> PackedAdapter:
         """Into host memory, where the arena is somewhere else."""
-        if self.arena.is_cuda:
-            return read_packed(path, digest, self.form, pin=True)
+        if self._copies is not None:
+            return read_packed(path, digest, self.form, self._copies.device.pinned)
         return open_packed(path, digest, self.form)
 
     def _place(self, placing: _Placing) -> Loaded:
@@ -141,9 +143,7 @@ class ThreadLoader:
         assert packed.digest == ref.digest, "another adapter's weights"
         assert packed.base_revision == self.form.base_revision, "for another base model"
         try:
-            with torch.cuda.stream(self._stream):  # None, on a CPU: nothing changes
-                packed.copy_to(self.arena, slabs)
-                tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
+            tables = self._fill(packed, slabs)
         except FileNotFoundError as error:
             return _failed(ref, "device", Failure("evicted", str(error)))
         except AdapterError as error:
@@ -151,19 +151,46 @@ class ThreadLoader:
             return _failed(ref, "device", error.failure)
         except OSError as error:
             return _failed(ref, "device", Failure("unavailable", str(error)))
-        if self._stream is not None:
-            self._hand_over(self._stream, tables)
         seconds = time.monotonic() - started
         return Loaded(
             ref.object_key, "device", tables, seconds=seconds, size_bytes=packed.size_bytes
         )
 
-    def _hand_over(self, stream: torch.cuda.Stream, tables: DeviceTables) -> None:
-        """Wait for the copies; what they made is used on the default stream from now on."""
-        stream.record_event().synchronize()
-        steps = torch.cuda.default_stream(self.arena.device)
-        for table in (tables.tile_table, tables.scales):
-            table.record_stream(steps)
+    def _fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
+        """The adapter in these slabs, all of it: steps may use it from now on."""
+        layout, copies = self.form.layout, self._copies
+        if copies is None:
+            packed.copy_to(self.arena, slabs)
+            return DeviceTables.of(packed, layout, slabs, self.arena)
+        packed.copy_to(self.arena, slabs, copies.begin)
+        tables = DeviceTables.on_device(packed, layout, slabs, self.arena, copies.begin_new)
+        copies.finish()
+        return tables
+
+
+class _Copies:
+    """From host memory to the device, on a stream of their own beside the steps."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._stream = device.stream()
+        self._sources: list[torch.Tensor] = []
+
+    def begin(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.device.copy(self._stream, target, source)
+
+    def begin_new(self, source: torch.Tensor) -> torch.Tensor:
+        """A copy of `source` in device memory of its own."""
+        pinned = self.device.pinned(*source.shape, dtype=source.dtype).copy_(source)
+        target = torch.empty_like(source, device=self.device.torch_device)
+        self._sources.append(pinned)
+        self.begin(target, pinned)
+        return target
+
+    def finish(self) -> None:
+        """Wait for all of them."""
+        self.device.synchronize(self.device.record(self._stream))
+        self._sources.clear()
 
 
 def _failed(ref: AdapterRef, stage: Literal["host", "device"], failure: Failure) -> Loaded:

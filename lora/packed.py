@@ -47,7 +47,7 @@ class PackedForm:
     @classmethod
     def from_json(cls, form: dict[str, Any]) -> "PackedForm":
         sizes = form["layout"]
-        layout = Layout(ModelShape(**sizes["shape"]), sizes["itemsize"], sizes["block_size"])
+        layout = Layout(**{**sizes, "shape": ModelShape(**sizes["shape"])})
         return cls(layout, form["dtype"], form["base_revision"])
 
 

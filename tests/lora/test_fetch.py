@@ -99,7 +99,7 @@ def fetch(wire, ref, timeout_s=DEADLINE_S):
 
 def read(fetcher, ref, form=FORM):
     path = packed_path(fetcher.cache, ref.digest, form.form_id)
-    return read_packed(path, ref.digest, form, pin=False)
+    return read_packed(path, ref.digest, form)
 
 
 # ---- what a fetch brings ----

@@ -101,7 +101,7 @@ def test_an_adapter_comes_from_the_store_into_slabs(tiers):
     assert placed.value.digest == ref.digest
     assert placed.value.base_revision == FORM.base_revision
     end = 7 + packed.num_slabs
-    whole = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
+    whole = read_packed(tiers.path(ref), ref.digest, FORM)
     assert torch.equal(tiers.arena[7:end], whole.slabs)
     assert not tiers.arena[:7].any(), "nobody else's slab was touched"
     assert not tiers.arena[end:].any()
@@ -157,7 +157,7 @@ def hanging_read(loader, folder):
 
 def test_placings_go_before_loads_and_loads_in_their_order(tiers):
     refs, loader = [tiers.on_disk(seed) for seed in (11, 12, 13)], tiers.loader
-    packed = read_packed(tiers.path(refs[0]), refs[0].digest, FORM, pin=False)
+    packed = read_packed(tiers.path(refs[0]), refs[0].digest, FORM)
     with hanging_read(loader, tiers.fetcher.cache):
         for ref in refs:
             loader.load(ref)
@@ -232,7 +232,7 @@ def test_another_adapters_file_under_the_name_is_lost(tiers):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, other):
     ref = tiers.on_disk(25)
-    packed = read_packed(tiers.path(ref), ref.digest, FORM, pin=False)
+    packed = read_packed(tiers.path(ref), ref.digest, FORM)
     wrong = replace(packed, header=replace(packed.header, **{other: "another"}))
     loader = ThreadLoader(tiers.fetcher.cache, tiers.fetcher.path, FORM, tiers.arena)
     loader.place(ref, wrong, list(range(packed.num_slabs)))
@@ -338,7 +338,7 @@ def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetch
     """While the fetcher hangs, and while the loader's thread hangs in the read of a file."""
     refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
     on_disk = tiers.on_disk(31)
-    packed = read_packed(tiers.path(on_disk), on_disk.digest, FORM, pin=False)
+    packed = read_packed(tiers.path(on_disk), on_disk.digest, FORM)
     loader = ThreadLoader(silent_fetcher.parent, silent_fetcher, FORM, tiers.arena)
     done = []
 

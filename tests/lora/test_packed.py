@@ -51,7 +51,7 @@ def assert_lost(data, tmp_path):
 def assert_lost_by_the_reader(data, tmp_path):
     (tmp_path / "packed").write_bytes(data)
     with pytest.raises(AdapterError) as refused:
-        read_packed(tmp_path / "packed", DIGEST, FORM, pin=False)
+        read_packed(tmp_path / "packed", DIGEST, FORM)
     assert refused.value.failure.kind == "lost"
 
 
@@ -156,7 +156,7 @@ def test_a_file_under_another_digests_name_is_lost(tmp_path):
 def test_the_slabs_are_read_as_they_lie_in_the_file(tmp_path):
     header, data = make_file(num_slabs=41)
     (tmp_path / "packed").write_bytes(data)
-    packed = read_packed(tmp_path / "packed", DIGEST, FORM, pin=False)
+    packed = read_packed(tmp_path / "packed", DIGEST, FORM)
     size_bytes = 41 * FORM.layout.slab_bytes
     assert packed.slabs.shape == (41, FORM.layout.slab_bytes)
     assert packed.slabs.numpy().tobytes() == data[-size_bytes:]
@@ -178,15 +178,13 @@ def test_a_flipped_bit_in_a_slab_is_noticed(position, tmp_path):
 
 def test_a_file_that_is_not_there_is_not_found(tmp_path):
     with pytest.raises(FileNotFoundError):
-        read_packed(tmp_path / "packed", DIGEST, FORM, pin=False)
+        read_packed(tmp_path / "packed", DIGEST, FORM)
 
 
 def test_tiles_have_addresses_where_their_slabs_were_placed(tmp_path):
     _, data = make_file()
     (tmp_path / "packed").write_bytes(data)
-    table = read_packed(tmp_path / "packed", DIGEST, FORM, pin=False).tile_table(
-        FORM.layout, [9, 4, 2]
-    )
+    table = read_packed(tmp_path / "packed", DIGEST, FORM).tile_table(FORM.layout, [9, 4, 2])
     assert table.shape == (2, 7, 1)
     assert table[0, 3, 0] == 9 * FORM.layout.units_per_slab
     assert table[1, 3, 0] == 2 * FORM.layout.units_per_slab + 1

@@ -252,7 +252,7 @@ def test_a_file_whose_packing_was_cut_short_is_none(world, tmp_path):
         pack(tmp_path / "object", "d", make_form(), target)
     (tmp_path / "packed").write_bytes(target.getvalue())
     with pytest.raises(AdapterError) as refused:
-        read_packed(tmp_path / "packed", "d", make_form(), pin=False)
+        read_packed(tmp_path / "packed", "d", make_form())
     assert refused.value.failure.kind == "lost"
 
 

@@ -1,0 +1,94 @@
+"""Streams of work on a device: the seam between what is ordered and what only happens to be.
+
+What is submitted to one stream runs in that order. Streams are ordered by events only, and the host
+knows that something has happened when it has waited for an event behind it. Everything that steps
+and loaders give a GPU goes through here, so that tests can run it late, in any order that is
+allowed, and find two accesses that nothing orders.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+Stream = Any
+Event = Any
+
+
+class Device(Protocol):
+    """compute: the stream of steps.   torch_device: where tensors on it live."""
+
+    torch_device: torch.device
+    compute: Stream
+
+    def stream(self) -> Stream:
+        """One more stream."""
+
+    def submit(self, stream: Stream, work: Callable[[], None]) -> None:
+        """Run `work` after everything that this stream was given before; returns at once."""
+
+    def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        """As submit. What is in host memory is pinned, and left alone until an event behind it."""
+
+    def record(self, stream: Stream) -> Event:
+        """Happens when everything that the stream was given until now has been done."""
+
+    def synchronize(self, event: Event) -> None:
+        """The host waits for the event."""
+
+    def beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Inside of submitted work: run this beside what follows; the answer waits for it."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` as one launch, to be submitted any number of times; it is run to learn it.
+
+        It reads and writes the same memory every time, and only numbers in memory may differ.
+        """
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies can read and write while the host goes on."""
+
+
+class CudaDevice:
+    """A CUDA device. Steps come from one thread, loaders use streams of their own from theirs."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch_device = torch_device
+        self.compute = self.stream()
+        self._side = self.stream()
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    def submit(self, stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(stream):
+            work()
+
+    def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+
+    def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        return stream.record_event()
+
+    def synchronize(self, event: torch.cuda.Event) -> None:
+        event.synchronize()
+
+    def beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        here = torch.cuda.current_stream(self.torch_device)
+        self._side.wait_stream(here)
+        self.submit(self._side, work)
+        return lambda: here.wait_stream(self._side)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        # Once for real: what is compiled or set up at the first launch cannot be captured.
+        self.submit(self.compute, work)
+        self.compute.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.compute):
+            work()
+        return graph.replay
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
