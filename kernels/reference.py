@@ -182,7 +182,8 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     with an adapter, projection s of the site and rank row j of its tiles; the rest is undefined.
 
     x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4, with the sum over chunks of
-    512 features left to the expand: each chunk in float32, and always the same ones.
+    512 features left to the expand: each chunk in float32, and always the same ones. Kernels may
+    sum them themselves, in order, and give one plane.
     """
     columns = len(site.projections) * work.max_rank
     planes = torch.full((site.num_chunks, len(x), columns), torch.nan)

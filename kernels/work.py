@@ -93,7 +93,7 @@ class Site:
 class Delta:
     """What adapters add at a site: planes, from `shrink`, still to be expanded.
 
-    planes: [chunks, T, projections * max_rank] float32.
+    planes: [.., T, projections * max_rank] float32, to be summed: one a chunk, or their sum.
     """
 
     planes: torch.Tensor

@@ -1,0 +1,150 @@
+"""The gated activation, with the LoRA expand of its inputs. Meaning: `kernels.reference`."""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu import launch
+from kernels.gpu.lora import TILE_ROWS, add_expanded, first_line, rows_of, tile_line
+from kernels.work import Delta
+
+_PLAIN_COLUMNS = 1024
+
+_COLUMNS = 128
+_WARPS = 4
+_PROGRAMS = 8
+
+
+@triton.jit
+def _gated(gate, up):
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def _silu_mul(out, gate_up, row_stride, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    mask = columns < WIDTH
+    at = gate_up + token * row_stride + columns
+    gate = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + token * WIDTH + columns, _gated(gate, up).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "line"],
+    do_not_specialize_on_alignment=["blocks", "counts", "tile_tables", "depths"],
+)
+def _silu_mul_expand(
+    out,
+    gate_up,
+    planes,
+    arena,
+    blocks,
+    counts,
+    tile_tables,
+    depths,
+    num_tokens,
+    row_stride,
+    line,
+    WIDTH: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    TILES: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
+    num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
+    for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
+        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        first, count, slot = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
+        row = tl.arange(0, ROWS)
+        rows, row_mask = first + row, row < count
+        columns = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask = row_mask[:, None] & (columns < WIDTH)[None, :]
+        at = gate_up + rows[:, None] * row_stride + columns[None, :]
+        # On their way before the adapter is looked up.
+        gate = tl.load(at, mask=mask, other=0.0)
+        up = tl.load(at + WIDTH, mask=mask, other=0.0)
+        zeros = tl.zeros((ROWS, BLOCK_N), tl.float32)
+        tiles, depth = tile_line(tile_tables, depths, slot, line)
+        gate = gate.to(tl.float32) + add_expanded(
+            zeros,
+            arena,
+            tiles,
+            depth,
+            planes,
+            num_tokens,
+            rows,
+            row_mask,
+            0,
+            columns,
+            WIDTH,
+            IN_FEATURES,
+            NUM_PLANES,
+            2 * MAX_RANK,
+            UPCAST,
+        )
+        tiles, depth = tile_line(tile_tables, depths, slot, line + 1)
+        up = up.to(tl.float32) + add_expanded(
+            zeros,
+            arena,
+            tiles,
+            depth,
+            planes,
+            num_tokens,
+            rows,
+            row_mask,
+            MAX_RANK,
+            columns,
+            WIDTH,
+            IN_FEATURES,
+            NUM_PLANES,
+            2 * MAX_RANK,
+            UPCAST,
+        )
+        target = out + rows[:, None] * WIDTH + columns[None, :]
+        tl.store(target, _gated(gate, up).to(out.dtype.element_ty), mask=mask)
+
+
+def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
+    """silu(gate) * up, [T, intermediate]; `delta` is added before, without a pass of its own.
+
+    gate_up: [T, 2 * intermediate], gate first.
+    A program for (token, 1024 columns); with `delta` persistent over (block of tokens, 128 columns
+    of gate and of up). Bound by bytes: gate_up's, the result's, and B's for every block of tokens.
+    Meaning: `kernels.reference`.
+    """
+    num_tokens, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty((num_tokens, width))
+    if delta is None:
+        grid = (num_tokens, triton.cdiv(width, _PLAIN_COLUMNS))
+        _silu_mul[grid](out, gate_up, gate_up.stride(0), WIDTH=width, BLOCK_N=_PLAIN_COLUMNS)
+        return out
+    work, site = delta.work, delta.site
+    _silu_mul_expand[(launch.num_programs(gate_up.device, _PROGRAMS),)](
+        out,
+        gate_up,
+        delta.planes,
+        work.arena,
+        work.blocks,
+        work.counts,
+        work.tile_tables,
+        work.depths,
+        num_tokens,
+        gate_up.stride(0),
+        first_line(site),
+        WIDTH=width,
+        MAX_RANK=work.max_rank,
+        IN_FEATURES=site.in_features,
+        NUM_PLANES=delta.planes.shape[0],
+        BLOCK_ROWS=work.block_rows,
+        ROWS=min(work.block_rows, TILE_ROWS),
+        BLOCK_N=_COLUMNS,
+        UPCAST=launch.INTERPRETED,
+        num_warps=_WARPS,
+    )
+    return out

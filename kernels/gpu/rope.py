@@ -1,0 +1,290 @@
+"""Rotary embedding and the write into paged KV, with what comes before on the way: the LoRA expand
+of q, k and v, and the norms of heads. Meaning: `kernels.reference`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu import launch
+from kernels.gpu.lora import (
+    TILE_ROWS,
+    by_number,
+    dot,
+    first_line,
+    load_planes,
+    pair_mask,
+    pair_offsets,
+    place_of,
+    rows_of,
+    tile_line,
+)
+from kernels.tiles import RANK_ROWS
+from kernels.work import PAIR_ROWS, Delta, HeadNorms
+
+_RANK_ROWS = tl.constexpr(RANK_ROWS)
+_PAIR_ROWS = tl.constexpr(PAIR_ROWS)
+_FP8_MAX = tl.constexpr(448.0)
+
+_PLAIN_ROWS = 16
+_WARPS = 4
+_PROGRAMS = 8
+
+
+@triton.jit
+def _rounded(x, like):
+    """x, float32, with the precision of the tensor at `like`."""
+    return x.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _expanded_head(
+    arena,
+    line,
+    depth,
+    planes,
+    num_tokens,
+    rows,
+    row_mask,
+    column,
+    out_columns,
+    half_mask,
+    out_features,
+    HALF_DIM: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """What an adapter adds to the halves of a head: as `add_expanded`, the planes read once."""
+    low = tl.zeros((rows.shape[0], out_columns.shape[0]), tl.float32)
+    high = low
+    pair = 0
+    place_0 = place_of(line, depth, 0)
+    while place_0 >= 0:
+        place_1 = place_of(line, depth, 2 * pair + 1)
+        rank_mask = pair_mask(place_1)
+        offsets = pair_offsets(arena, place_0, place_1, out_features) + _RANK_ROWS * IN_FEATURES
+        at = arena + offsets[:, None] + out_columns[None, :]
+        b_mask = rank_mask[:, None] & half_mask[None, :]
+        b_low = tl.load(at, mask=b_mask, other=0.0)
+        b_high = tl.load(at + HALF_DIM, mask=b_mask, other=0.0)
+        h_mask = row_mask[:, None] & rank_mask[None, :]
+        first = column + pair * _PAIR_ROWS
+        h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
+        h = h.to(b_low.dtype)
+        low = dot(h, b_low, low, UPCAST)
+        high = dot(h, b_high, high, UPCAST)
+        pair += 1
+        place_0 = place_of(line, depth, 2 * pair)
+    return low, high
+
+
+@triton.jit
+def _normed(low, high, weight, half, half_mask, eps, like, HALF_DIM: tl.constexpr):
+    """RMSNorm of a head's halves, rounded before and after the weight."""
+    squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
+    scale = tl.rsqrt(squares / (2 * HALF_DIM) + eps)[:, None]
+    w_low = tl.load(weight + half, mask=half_mask, other=0.0).to(tl.float32)
+    w_high = tl.load(weight + HALF_DIM + half, mask=half_mask, other=0.0).to(tl.float32)
+    low = _rounded(_rounded(low * scale, like) * w_low[None, :], like)
+    high = _rounded(_rounded(high * scale, like) * w_high[None, :], like)
+    return low, high
+
+
+@triton.jit
+def _store_kv(at, x, is_finite, mask):
+    x = tl.where(is_finite, x, 0.0)
+    if at.dtype.element_ty.is_fp8():
+        x = tl.minimum(tl.maximum(x, -_FP8_MAX), _FP8_MAX)
+    tl.store(at, x.to(at.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "line"],
+    do_not_specialize_on_alignment=[
+        "positions",
+        "slots",
+        "finite",
+        "blocks",
+        "counts",
+        "tile_tables",
+        "depths",
+    ],
+)
+def _rope_store_kv(
+    qkv,
+    kv,
+    cos,
+    sin,
+    positions,
+    slots,
+    finite,
+    q_norm,
+    k_norm,
+    eps,
+    planes,
+    arena,
+    blocks,
+    counts,
+    tile_tables,
+    depths,
+    num_tokens,
+    line,
+    qkv_stride,
+    slab_stride,
+    kv_stride,
+    head_stride,
+    token_stride,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
+    num_tiles = tl.cdiv(num_tokens, ROWS)
+    if HAS_DELTA:
+        num_tiles = tl.load(counts) * (BLOCK_ROWS // ROWS)
+    for index in range(tl.program_id(0), num_tiles * HEADS, tl.num_programs(0)):
+        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        head, tile = item % HEADS, item // HEADS
+        if HAS_DELTA:
+            first, count, slot = rows_of(blocks, tile, BLOCK_ROWS, ROWS)
+        else:
+            first, count = tile.to(tl.int64) * ROWS, num_tokens - tile * ROWS
+        row = tl.arange(0, ROWS)
+        rows, row_mask = first + row, row < count
+        half = tl.arange(0, BLOCK_HALF)
+        half_mask = half < HALF_DIM
+        mask = row_mask[:, None] & half_mask[None, :]
+        at = qkv + rows[:, None] * qkv_stride + (head * HEAD_DIM + half)[None, :]
+        # On their way before an adapter is looked up.
+        low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(at + HALF_DIM, mask=mask, other=0.0).to(tl.float32)
+        position = tl.load(positions + rows, mask=row_mask, other=0)
+        # 0 for a head of q, 1 of k, 2 of v.
+        kind = (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
+        kv_head = head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)
+        if HAS_DELTA:
+            tiles, depth = tile_line(tile_tables, depths, slot, line + kind)
+            delta_low, delta_high = _expanded_head(
+                arena,
+                tiles,
+                depth,
+                planes,
+                num_tokens,
+                rows,
+                row_mask,
+                kind * MAX_RANK,
+                kv_head * HEAD_DIM + half,
+                half_mask,
+                tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM,
+                HALF_DIM,
+                IN_FEATURES,
+                NUM_PLANES,
+                3 * MAX_RANK,
+                UPCAST,
+            )
+            low, high = _rounded(low + delta_low, qkv), _rounded(high + delta_high, qkv)
+        if HAS_NORMS:
+            if kind == 0:
+                low, high = _normed(low, high, q_norm, half, half_mask, eps, qkv, HALF_DIM)
+            elif kind == 1:
+                low, high = _normed(low, high, k_norm, half, half_mask, eps, qkv, HALF_DIM)
+        if kind < 2:
+            turn = position.to(tl.int64)[:, None] * HALF_DIM + half[None, :]
+            c = tl.load(cos + turn, mask=mask, other=0.0)
+            s = tl.load(sin + turn, mask=mask, other=0.0)
+            turned = _rounded(low * c - high * s, qkv)
+            high = _rounded(high * c + low * s, qkv)
+            low = turned
+        if kind == 0:
+            tl.store(at, low.to(qkv.dtype.element_ty), mask=mask)
+            tl.store(at + HALF_DIM, high.to(qkv.dtype.element_ty), mask=mask)
+        else:
+            # Both comparisons are false for NaN.
+            low_finite = tl.abs(low) < float("inf")
+            high_finite = tl.abs(high) < float("inf")
+            both = (low_finite & high_finite).to(tl.int32)
+            is_finite = tl.min(both, axis=1) == 1
+            zeros = tl.zeros((ROWS,), tl.int32)
+            # Several heads of a token may do so: each writes the same 0.
+            tl.store(finite + rows, zeros, mask=row_mask & (is_finite == 0))
+            place = tl.load(slots + rows, mask=row_mask, other=-1).to(tl.int64)
+            mask = mask & (place >= 0)[:, None]
+            offset = place // BLOCK_SIZE * slab_stride + place % BLOCK_SIZE * token_stride
+            offset += (kind - 1) * kv_stride + kv_head * head_stride
+            target = kv + offset[:, None] + half[None, :]
+            _store_kv(target, low, low_finite, mask)
+            _store_kv(target + HALF_DIM, high, high_finite, mask)
+
+
+def rope_store_kv(
+    qkv: torch.Tensor,
+    kv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    finite: torch.Tensor,
+    norms: HeadNorms | None = None,
+    delta: Delta | None = None,
+) -> None:
+    """Rotate q and k by their positions, write k and v where they live. In place.
+
+    qkv: [T, (heads + 2 * kv heads) * head_dim].   kv: [slabs, 2, kv heads, block_size, head_dim],
+    its last dimension contiguous.   cos, sin: [positions, head_dim / 2] float32, contiguous.
+    Persistent over (tile of tokens, head); with `delta` the tiles are those of its blocks. A head
+    is two halves, so that its rotation is local. Bound by bytes: qkv's, q's and the written KV's,
+    and B's for every block of tokens. Meaning: `kernels.reference`.
+    """
+    _, _, kv_heads, block_size, dim = kv.shape
+    q_heads = qkv.shape[1] // dim - 2 * kv_heads
+    work = delta.work if delta else None
+    rows = min(work.block_rows, TILE_ROWS) if work else _PLAIN_ROWS
+    _rope_store_kv[(launch.num_programs(qkv.device, _PROGRAMS),)](
+        qkv,
+        kv,
+        cos,
+        sin,
+        positions,
+        slots,
+        finite,
+        norms.q if norms else None,
+        norms.k if norms else None,
+        norms.eps if norms else 0.0,
+        delta.planes if delta else None,
+        work.arena if work else None,
+        work.blocks if work else None,
+        work.counts if work else None,
+        work.tile_tables if work else None,
+        work.depths if work else None,
+        len(qkv),
+        first_line(delta.site) if delta else 0,
+        qkv.stride(0),
+        *kv.stride()[:4],
+        Q_HEADS=q_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=dim,
+        BLOCK_SIZE=block_size,
+        HAS_NORMS=norms is not None,
+        HAS_DELTA=delta is not None,
+        MAX_RANK=work.max_rank if work else 0,
+        IN_FEATURES=delta.site.in_features if delta else 0,
+        NUM_PLANES=delta.planes.shape[0] if delta else 0,
+        BLOCK_ROWS=work.block_rows if work else 0,
+        ROWS=rows,
+        BLOCK_HALF=max(16, triton.next_power_of_2(dim // 2)),
+        UPCAST=launch.INTERPRETED,
+        num_warps=_WARPS,
+    )

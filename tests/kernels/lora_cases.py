@@ -1,0 +1,198 @@
+"""Adapters in an arena, and a step's tokens on them: what tests of LoRA kernels work on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.work import PAIR_ROWS, LoRAWork, Site
+
+Ranks = Mapping[tuple[int, int], int]
+"""(layer, projection) -> rank, only for modules that the adapter has."""
+
+NUM_PROJECTIONS = 7
+
+MIXES: dict[str, list[int]] = {
+    "one token": [0],
+    "identical": [1] * 19,
+    "distinct": [3, 0, 4, 2, 1],
+    "uniform": [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3,
+    "zipf": [0] * 17 + [1] * 4 + [2] * 2 + [3],
+    "with base rows": [-1] * 2 + [2] * 7 + [-1] + [0] * 3,
+    "base rows only": [-1] * 5,
+}
+"""Each token's slot. The largest are more than a block of 16."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """a: [rank, in].   b: [rank, out]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True)
+class LoRACase:
+    """`tables` own the memory that `work` has the addresses of."""
+
+    work: LoRAWork
+    modules: list[dict[tuple[int, int], Module]]
+    slots: list[int]
+    tables: list[torch.Tensor]
+
+    def exact(self, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
+        """y + scale * x @ A.T @ B in float64, nothing rounded on the way."""
+        total = y.double()
+        for token, slot in enumerate(self.slots):
+            begin = 0
+            for projection, width in zip(site.projections, site.out_features, strict=True):
+                module = self.modules[slot].get((site.layer, projection)) if slot >= 0 else None
+                if module is not None:
+                    h = x[token].double() @ module.a.double().T * module.scale
+                    total[token, begin : begin + width] += h @ module.b.double()
+                begin += width
+        return total
+
+
+def rank_patterns(num_layers: int = 2) -> list[Ranks]:
+    """Of five adapters: even and odd ranks, patterns, without some projections, or layers."""
+    everywhere = [(layer, p) for layer in range(num_layers) for p in range(NUM_PROJECTIONS)]
+    last = num_layers - 1
+    return [
+        dict.fromkeys(everywhere, 8),
+        {(layer, p): (1, 64, 17, 5, 40, 8, 16)[p] for layer, p in everywhere},
+        {(last, p): 24 for p in (0, 2, 3, 5)},
+        dict.fromkeys(everywhere, 16),
+        {(layer, p): 33 for layer, p in everywhere if layer != last or p == 1},
+    ]
+
+
+def make_case(
+    ranks: Sequence[Ranks],
+    slots: Sequence[int],
+    features: Mapping[int, tuple[int, int]],
+    dtype: torch.dtype,
+    *,
+    block_rows: int = 16,
+    num_layers: int = 2,
+    seed: int = 0,
+) -> LoRACase:
+    """Adapter i is in slot i.   features: (in, out) of the projections that have weights.
+
+    Tiles lie in no order, with NaN around them; behind what counts there are blocks and pairs that
+    would change every token.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    modules = [_modules(r, features, dtype, rng) for r in ranks]
+    depths = [-(-max(r.values(), default=0) // RANK_ROWS) for r in ranks]
+    max_rank = max(depths) * RANK_ROWS
+    lines = (num_layers, NUM_PROJECTIONS)
+    tables = [torch.full((*lines, depth), -1, dtype=torch.int32) for depth in depths]
+    scales = [torch.full(lines, torch.nan) for _ in ranks]
+    arena = _place_tiles(modules, tables, scales, dtype, rng)
+    blocks, pairs = _blocks(slots, block_rows), []
+    for number, (_, _, slot) in enumerate(blocks):
+        num_pairs = -(-depths[slot] * RANK_ROWS // PAIR_ROWS) if slot >= 0 else 0
+        pairs += [(number, pair) for pair in range(num_pairs)]
+    wrong = [(0, min(len(slots), block_rows), slot) for slot in range(len(ranks))]
+    work = LoRAWork(
+        arena=arena,
+        blocks=_int32(blocks + wrong),
+        pairs=_int32(pairs + [(len(blocks) + i, 0) for i in range(len(wrong))]),
+        counts=_int32([len(blocks), len(pairs)]),
+        tile_tables=torch.tensor([table.data_ptr() for table in tables]),
+        scales=torch.tensor([scale.data_ptr() for scale in scales]),
+        depths=_int32(depths),
+        block_rows=block_rows,
+        max_rank=max_rank,
+    )
+    return LoRACase(work, modules, list(slots), tables + scales)
+
+
+def assert_loses_no_more(
+    ours: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor, factor: float = 2
+) -> None:
+    """Than torch in the same dtype, with some bits of float32 for another order of sums."""
+    allowed = (torchs.double() - exact).abs().max() * factor + 1e-6 * exact.abs().max()
+    assert (ours.double() - exact).abs().max() <= allowed
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def reference_expanded(y: torch.Tensor, x: torch.Tensor, case: LoRACase, site: Site):
+    """y with the adapters' part, by `kernels.reference`."""
+    expanded = y.clone()
+    reference.expand(expanded, reference.shrink(x, case.work, site))
+    return expanded
+
+
+def _modules(
+    ranks: Ranks,
+    features: Mapping[int, tuple[int, int]],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+) -> dict[tuple[int, int], Module]:
+    modules = {}
+    for (layer, projection), rank in sorted(ranks.items()):
+        if projection in features:
+            inputs, outputs = features[projection]
+            a = (torch.randn(rank, inputs, generator=rng) / inputs**0.5).to(dtype)
+            b = (torch.randn(rank, outputs, generator=rng) / rank**0.5).to(dtype)
+            modules[layer, projection] = Module(a, b, 0.5 + len(modules) / 4)
+    return modules
+
+
+def _place_tiles(
+    modules: Sequence[Mapping[tuple[int, int], Module]],
+    tables: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    dtype: torch.dtype,
+    rng: torch.Generator,
+) -> torch.Tensor:
+    """The arena; fills the tables."""
+    unit = ADDRESS_UNIT_BYTES // dtype.itemsize
+    tiles = []
+    for slot, of_slot in enumerate(modules):
+        for (layer, projection), m in of_slot.items():
+            scales[slot][layer, projection] = m.scale
+            for index in range(-(-len(m.a) // RANK_ROWS)):
+                rows = slice(index * RANK_ROWS, (index + 1) * RANK_ROWS)
+                tile = torch.cat([_padded(m.a[rows]).flatten(), _padded(m.b[rows]).flatten()])
+                tiles.append((slot, layer, projection, index, tile))
+    at, places = 1, []
+    for number in torch.randperm(len(tiles), generator=rng).tolist():
+        places.append((number, at))
+        at += -(-len(tiles[number][4]) // unit) + number % 2
+    arena = torch.full((2, -(-(at + 1) // 2) * unit), torch.nan, dtype=dtype)
+    for number, at in places:
+        slot, layer, projection, index, tile = tiles[number]
+        tables[slot][layer, projection, index] = at
+        arena.view(-1)[at * unit : at * unit + len(tile)] = tile
+    return arena
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """To a whole tile, with zeros, as the packer does it."""
+    return torch.cat([rows, rows.new_zeros(RANK_ROWS - len(rows), rows.shape[1])])
+
+
+def _blocks(slots: Sequence[int], block_rows: int) -> list[tuple[int, int, int]]:
+    """(first token, tokens, slot), with one that has no tokens."""
+    blocks: list[tuple[int, int, int]] = []
+    for token, slot in enumerate(slots):
+        first, count, last = blocks[-1] if blocks else (0, 0, None)
+        if slot == last and count < block_rows:
+            blocks[-1] = first, count + 1, slot
+        else:
+            blocks.append((token, 1, slot))
+    return [*blocks[:1], (len(slots), 0, 0), *blocks[1:]]
+
+
+def _int32(values: Sequence[object]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
