@@ -13,13 +13,12 @@ import transformers
 
 from bench.checkpoint import make_checkpoint
 from bench.outcome import Outcome
-from engine.__main__ import build_core
+from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AbortRequests, AddRequest, RequestOutput, SamplingParams, StepOutputs
 from engine.models.config import DecoderConfig
 from engine.weights import load_config
-from engine.wire import write_vocabulary
 from lora.layout import Layout
 
 DEVICE, DTYPE, THREADS = "cpu", torch.float32, 1
@@ -54,8 +53,6 @@ class EngineFactory:
         self.vocab_size = checkpoint.vocab_size
         config = DecoderConfig.parse(load_config(self.model_dir))
         self.layout = Layout.of(config.shape, DTYPE.itemsize)
-        self.vocabulary_path = folder / "vocabulary"
-        write_vocabulary(self.vocabulary_path, [b""] * self.vocab_size)
         self._num_engines = 0
 
     def make(self, *, arena_tokens: int, swap_tokens: int = 0, **settings: Any) -> EngineCore:
@@ -67,7 +64,7 @@ class EngineFactory:
             data_dir=str(data_dir),
             model_dir=str(self.model_dir),
             base_revision="bench",
-            vocabulary_path=str(self.vocabulary_path),
+            vocabulary_path="",
             eos_token_ids=(0,),
             adapter_cache_dir=str(data_dir / "adapters"),
             fetcher_socket=str(data_dir / "no-fetcher.sock"),
@@ -78,7 +75,7 @@ class EngineFactory:
             threads=THREADS,
             **settings,
         )
-        core, _ = build_core(config, f"bench-{self._num_engines}")
+        core, _ = build_core(config, f"bench-{self._num_engines}", [])
         run(core, [Ask(prompt_token_ids=(1,) * _WARM_UP, max_tokens=_WARM_UP)])
         return core
 

@@ -1,6 +1,7 @@
 """What an engine is started with. Frozen; derived sizes are computed where they are used."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.fairness import SchedulingPolicy
 
@@ -37,9 +38,12 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
-    device and dtype may be "auto", and max_model_len, max_num_batched_tokens,
-    max_sum_ranks_per_step and swap_bytes None: `engine.__main__` replaces them by what the machine,
+    memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
+    quantization: "fp8", the base model's weights on a GPU.   kv_cache_dtype: "auto" or "fp8".
+    device and dtype may be "auto", and arena_bytes, max_model_len, max_num_batched_tokens,
+    max_sum_ranks_per_step and swap_bytes None: `engine.build` replaces them by what the machine,
     the checkpoint and the arena give.   swap_bytes: host memory for the KV of preempted requests.
+    sliding_window: of the model, filled in by `engine.build`.
     fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
     max_pinned_share: of the arena's slabs, for adapters that the operator pins.
     """
@@ -53,9 +57,13 @@ class EngineConfig:
     fetcher_socket: str
     device: str
     dtype: str
-    arena_bytes: int
+    arena_bytes: int | None
     threads: int
     max_model_len: int | None
+    memory_utilization: float = 0.9
+    quantization: Literal["fp8"] | None = None
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    sliding_window: int | None = None
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -96,5 +104,6 @@ class EngineConfig:
             scheduling_policy=self.scheduling_policy,
             prefix_caching=self.prefix_caching,
             public_prefixes=self.public_prefixes,
+            sliding_window=self.sliding_window,
             base_revision=self.base_revision,
         )

@@ -1,4 +1,4 @@
-"""Runs batches on a device: inputs, forward, sampling, and its own count of what it did."""
+"""Runs batches on the CPU: inputs, forward, sampling, and its own count of what it did."""
 
 import time
 from collections import deque
@@ -39,9 +39,7 @@ class ModelRunner:
         self.inputs = InputBuilder(arena, form, tables)
         self.meter = meter
         # Memory that nothing was written to yet is not taken from the host.
-        self.swap = torch.empty(
-            num_swap_slots, arena.shape[1], dtype=torch.uint8, pin_memory=arena.is_cuda
-        )
+        self.swap = torch.empty(num_swap_slots, arena.shape[1], dtype=torch.uint8)
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
         self._finished: deque[StepTokens] = deque()
 
@@ -52,16 +50,10 @@ class ModelRunner:
         num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
         slots, slabs = self.swap[:num_slabs], self.arena[:num_slabs]
         slabs.copy_(slots.zero_())  # the first touch of fresh memory costs more than a copy
-        self._synchronize()
         start = time.perf_counter()
         slots.copy_(slabs)
         slabs.copy_(slots)
-        self._synchronize()
         return 2 * slabs.nbytes / (time.perf_counter() - start)
-
-    def _synchronize(self) -> None:
-        if self.arena.is_cuda:
-            torch.cuda.synchronize()
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:

@@ -21,6 +21,7 @@ from kernels.work import (
 )
 
 FP8 = torch.float8_e4m3fn
+_PREFILL_QUERIES = 16
 FP8_MAX = 448.0
 
 
@@ -142,6 +143,13 @@ def decode_attention(
         if end > first:
             token, length = int(work.query_starts[row]), int(work.seq_lens[row])
             out[token] = _attend(q[token : token + 1], kv, work, row, length - 1, window)[0]
+
+
+def prefill_queries(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Queries of a tile of `prefill_attention`, for AttentionWork; any number means the same."""
+    return _PREFILL_QUERIES
 
 
 def prefill_attention(

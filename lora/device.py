@@ -7,12 +7,21 @@ allowed, and find two accesses that nothing orders.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 Stream = Any
 Event = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device."""
+
+    free_bytes: int
+    total_bytes: int
 
 
 class Device(Protocol):
@@ -47,6 +56,9 @@ class Device(Protocol):
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that copies can read and write while the host goes on."""
+
+    def measure(self, work: Callable[[], None]) -> Memory:
+        """Do `work`; how much would be left while it takes the most."""
 
 
 class CudaDevice:
@@ -92,3 +104,14 @@ class CudaDevice:
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def measure(self, work: Callable[[], None]) -> Memory:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        work()
+        torch.cuda.synchronize(self.torch_device)
+        peak = torch.cuda.max_memory_reserved(self.torch_device)
+        torch.cuda.empty_cache()
+        kept = torch.cuda.memory_reserved(self.torch_device)
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return Memory(free - (peak - kept), total)

@@ -41,7 +41,7 @@ class Settings(BaseModel):
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)
-    max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/__main__.py
+    max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/build.py
     max_waiting: int = Field(1024, ge=1)
     max_sum_ranks_per_step: int | None = Field(None, ge=1)  # a tenth of the step's bytes
     max_skips: int = Field(64, ge=0)
@@ -49,9 +49,12 @@ class Settings(BaseModel):
     prefix_caching: bool = True
     # System messages and beginnings of prompts whose KV all tenants share on the base model.
     public_prompts: tuple[str, ...] = ()
-    swap_bytes: int | None = Field(None, ge=0)  # by device, see engine/__main__.py
+    swap_bytes: int | None = Field(None, ge=0)  # by device, see engine/build.py
     block_size: int = Field(16, ge=16)
-    arena_bytes: int = Field(1 << 30, ge=1 << 20)
+    arena_bytes: int | None = Field(None, ge=1 << 20)  # 1 GiB; on a GPU what is left of its memory
+    memory_utilization: float = Field(0.9, gt=0, lt=1)  # of a GPU's memory
+    quantization: Literal["fp8"] | None = None  # of the base model's weights, on a GPU
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
 
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)

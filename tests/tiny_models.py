@@ -150,4 +150,4 @@ def packed_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter
     source.write_bytes(data)
     with target.open("wb") as file:
         pack(source, digest, form, file)
-    return read_packed(target, digest, form, pin=False)
+    return read_packed(target, digest, form)

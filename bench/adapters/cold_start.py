@@ -112,7 +112,7 @@ class _Way:
         self._loader.place(self.ref, packed, slabs)
         self._wait()
         placed = time.perf_counter()
-        in_memory = read_packed(self.path, self.ref.digest, self._form, pin=False)
+        in_memory = read_packed(self.path, self.ref.digest, self._form)
         read = time.perf_counter()
         self._loader.place(self.ref, in_memory, slabs)
         self._wait()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.in_process import DEVICE, DTYPE, THREADS, EngineFactory
-from engine.__main__ import build_core
+from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from lora.packed import PackedForm
@@ -41,7 +41,7 @@ class Tiers:
             data_dir=str(data_dir),
             model_dir=str(factory.model_dir),
             base_revision=BASE_REVISION,
-            vocabulary_path=str(factory.vocabulary_path),
+            vocabulary_path="",
             eos_token_ids=(0,),
             adapter_cache_dir=str(self.cache),
             fetcher_socket=str(self.socket),
@@ -52,7 +52,7 @@ class Tiers:
             threads=THREADS,
             **settings,
         )
-        core, _ = build_core(config, data_dir.name)
+        core, _ = build_core(config, data_dir.name, [])
         return core
 
     def forget(self) -> None:

@@ -43,6 +43,13 @@ def serve(
     arena_bytes: Annotated[
         int | None, typer.Option(help="Memory for KV and adapters together.")
     ] = None,
+    memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of a GPU's memory to take, without --arena-bytes.")
+    ] = None,
+    quantization: Annotated[
+        str | None, typer.Option(help="fp8: the base model's weights, on a GPU.")
+    ] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of the longest request, answer included.")
     ] = None,

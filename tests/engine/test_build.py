@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from engine.__main__ import resolve_device, resolve_max_model_len
+from engine.build import resolve_device, resolve_max_model_len
 from engine.config import EngineConfig
 from engine.models.config import DecoderConfig
 

@@ -1,0 +1,165 @@
+"""An engine put together: device, weights, arena, adapters, scheduler, runner, journal."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.backend import Backend, cpu_backend
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import UnsupportedModel
+from engine.journal import Journal
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.scheduler import Scheduler
+from engine.swap import PreemptionCosts, SwapSpace
+from engine.weights import load_config
+from lora.arena import Arena
+from lora.layout import Layout
+from lora.loader import ThreadLoader
+from lora.manager import AdapterManager
+from lora.packed import PackedForm
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_MAX_MODEL_LEN = 8192
+_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
+"""Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (74 of 78 GFLOP/s),
+and decodes wait for a chunk of 0.4 s instead of 1.4 s (135M shape, one thread; bench/LOG.md).
+"""
+_ARENA_BYTES = {"cpu": 1 << 30, "cuda": None}
+"""None: what is left of the device's memory."""
+_SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+_LEAST_SUM_RANKS = 256
+_RANK_SHARE = 0.1
+"""Of the bytes that a step reads anyway, the weights: what all its adapters together may add."""
+
+
+def resolve_device(config: EngineConfig) -> EngineConfig:
+    """`config` with what "auto", and no wish at all, stand for on this machine."""
+    device, dtype = config.device, config.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else _half_dtype(Path(config.model_dir))
+    step_tokens = config.max_num_batched_tokens or _STEP_TOKENS[device]
+    swap_bytes = _SWAP_BYTES[device] if config.swap_bytes is None else config.swap_bytes
+    arena_bytes = _ARENA_BYTES[device] if config.arena_bytes is None else config.arena_bytes
+    return replace(
+        config,
+        device=device,
+        dtype=dtype,
+        max_num_batched_tokens=step_tokens,
+        swap_bytes=swap_bytes,
+        arena_bytes=arena_bytes,
+    )
+
+
+def _half_dtype(model_dir: Path) -> str:
+    """The checkpoint's own 16-bit type; `torch_dtype` is how transformers 4 spelled it."""
+    checkpoint = load_config(model_dir)
+    saved = checkpoint.get("dtype") or checkpoint.get("torch_dtype")
+    return str(saved) if saved in ("float16", "bfloat16") else "bfloat16"
+
+
+def resolve_max_model_len(
+    config: EngineConfig, model_config: DecoderConfig, num_tokens: int | None = None
+) -> EngineConfig:
+    """Without a wish: what the model was made for, within reason and the arena's tokens, where
+    these are known before.
+    """
+    if config.max_model_len is not None:
+        return config
+    longest = min(model_config.max_position_embeddings, _DEFAULT_MAX_MODEL_LEN)
+    longest = longest if num_tokens is None else min(longest, num_tokens)
+    return replace(config, max_model_len=longest)
+
+
+def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -> EngineConfig:
+    """Without a wish: a tenth of the step's bytes; small models, all adapters to them, get more."""
+    if config.max_sum_ranks_per_step is not None:
+        return config
+    rank_bytes = layout.bytes_per_rank
+    sum_ranks = max(_LEAST_SUM_RANKS, int(_RANK_SHARE * weight_bytes / rank_bytes))
+    return replace(config, max_sum_ranks_per_step=sum_ranks)
+
+
+def build_core(
+    config: EngineConfig, engine_id: str, vocabulary: Sequence[bytes]
+) -> tuple[EngineCore, EngineConfig]:
+    """The engine, and the config without open ends.   vocabulary: token id -> bytes.
+
+    Raises UnsupportedModel and ArenaTooSmall.
+    """
+    config = resolve_device(config)
+    model_config = DecoderConfig.parse(load_config(Path(config.model_dir)))
+    config = replace(config, sliding_window=model_config.sliding_window)
+    layout = _layout(config, model_config)
+    form = PackedForm(layout, config.dtype, config.base_revision)
+    config, backend = _backend(config, model_config, form)
+    adapters = _adapters(config, form, backend)
+    config = resolve_sum_ranks(config, layout, backend.weight_bytes)
+    data_dir = Path(config.data_dir)
+    num_slots = (config.swap_bytes or 0) // layout.slab_bytes
+    runner = backend.make_runner(adapters.tables, TokenMeter(data_dir / "meter"), num_slots)
+    swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
+    words = [*vocabulary, *[b""] * (model_config.vocab_size - len(vocabulary))]
+    scheduler = Scheduler(config.scheduler, layout, adapters, words, config.eos_token_ids, swap)
+    journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+    num_slabs = len(backend.slabs)
+    logger.info(
+        "%d slabs of %d kB, %d KV tokens, %s on %s",
+        num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
+        config.device,
+    )  # fmt: skip
+    return EngineCore(scheduler, runner, journal, config.max_unsettled_records), config
+
+
+def _layout(config: EngineConfig, model_config: DecoderConfig) -> Layout:
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    kv_itemsize = 1 if config.kv_cache_dtype == "fp8" else dtype.itemsize
+    return Layout.of(model_config.shape, dtype.itemsize, config.block_size, kv_itemsize)
+
+
+def _backend(
+    config: EngineConfig, model_config: DecoderConfig, form: PackedForm
+) -> tuple[EngineConfig, Backend]:
+    if config.device == "cuda":
+        # Where there is no GPU there is no Triton either.
+        from engine.gpu.backend import gpu_backend
+
+        config = resolve_max_model_len(config, model_config)
+        return config, gpu_backend(config, model_config, form)
+    if config.quantization or config.kv_cache_dtype != "auto":
+        raise UnsupportedModel(
+            "FP8 weights and FP8 KV are for GPUs: leave out quantization and "
+            "kv_cache_dtype, or take device cuda"
+        )
+    assert config.arena_bytes is not None
+    num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
+    config = resolve_max_model_len(config, model_config, num_tokens)
+    return config, cpu_backend(config, model_config, form)
+
+
+def _adapters(config: EngineConfig, form: PackedForm, backend: Backend) -> AdapterManager:
+    loader = ThreadLoader(
+        Path(config.adapter_cache_dir),
+        Path(config.fetcher_socket),
+        form,
+        backend.slabs,
+        device=backend.device,
+        timeout_s=config.fetch_timeout_s,
+    )
+    return AdapterManager(
+        Arena(len(backend.slabs)),
+        loader,
+        host_cache_bytes=config.host_cache_bytes,
+        disk_cache_bytes=config.disk_cache_bytes,
+        arena_is_host=backend.device is None,
+        max_fetches=config.max_fetches,
+        prefetch_per_tenant=config.prefetch_per_tenant,
+        max_pinned_share=config.max_pinned_share,
+    )

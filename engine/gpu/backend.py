@@ -1,0 +1,113 @@
+"""A CUDA device to compute on: the model in its memory, and an arena in what is left."""
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.backend import Backend
+from engine.config import EngineConfig
+from engine.errors import UnsupportedModel
+from engine.gpu.decoder import GpuDecoder
+from engine.gpu.inputs import StepLimits
+from engine.gpu.profile import count_slabs
+from engine.gpu.runner import GpuRunner
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.segments import Tables
+from engine.weights import load_weights
+from kernels.reference import FP8
+from lora.device import CudaDevice, Device
+from lora.packed import PackedForm
+
+logger = logging.getLogger(__name__)
+
+_LEAST_CAPABILITY = 80
+_LEAST_FP8_CAPABILITY = 89
+
+
+def gpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedForm) -> Backend:
+    """On the first CUDA device. Raises UnsupportedModel."""
+    from kernels.gpu import ops
+    from kernels.gpu.launch import capability
+
+    if not torch.cuda.is_available():
+        raise UnsupportedModel("device cuda: torch finds no CUDA device here; take device cpu")
+    there = torch.device("cuda", 0)
+    torch.cuda.set_device(there)
+    check_capability(capability(there), config)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    weights = load_weights(Path(config.model_dir), torch.device("cpu"), dtype)
+    return assemble(config, model_config, form, weights, CudaDevice(there), ops)
+
+
+def check_capability(capability: int, config: EngineConfig) -> None:
+    """capability: 90 for 9.0. Raises UnsupportedModel."""
+    if capability < _LEAST_CAPABILITY:
+        raise UnsupportedModel(
+            f"this GPU has compute capability {capability / 10}; {_LEAST_CAPABILITY / 10} is the "
+            "least that is served: take device cpu"
+        )
+    if "fp8" in (config.quantization, config.kv_cache_dtype) and capability < _LEAST_FP8_CAPABILITY:
+        raise UnsupportedModel(
+            f"FP8 wants compute capability {_LEAST_FP8_CAPABILITY / 10}, this GPU has "
+            f"{capability / 10}: leave out quantization and kv_cache_dtype"
+        )
+
+
+def assemble(
+    config: EngineConfig,
+    model_config: DecoderConfig,
+    form: PackedForm,
+    weights: Mapping[str, torch.Tensor],
+    device: Device,
+    kernels: Any,
+) -> Backend:
+    """weights, kernels: see GpuDecoder. Raises UnsupportedModel."""
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
+    limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
+    model = GpuDecoder(
+        model_config, weights, limits.max_model_len, device, kernels, config.quantization
+    )
+    slab_bytes = form.layout.slab_bytes
+    if config.arena_bytes is None:
+        num_slabs = count_slabs(model, form, kv_dtype, limits, config.memory_utilization)
+    else:
+        num_slabs = config.arena_bytes // slab_bytes
+    slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)
+
+    def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> GpuRunner:
+        runner = GpuRunner(model, slabs, form, kv_dtype, tables, meter, limits, num_swap_slots)
+        start = time.monotonic()
+        runner.capture_graphs()
+        logger.info("graphs captured in %.1f s", time.monotonic() - start)
+        return runner
+
+    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+    return Backend(slabs, device, weight_bytes, make_runner)
+
+
+def step_limits(
+    config: EngineConfig,
+    model_config: DecoderConfig,
+    kernels: Any,
+    dtype: torch.dtype,
+    there: torch.device,
+) -> StepLimits:
+    """What a step may be, and how the prefill attention wants to have it cut."""
+    assert config.max_model_len is not None, "not resolved yet"
+    assert config.max_num_batched_tokens is not None, "not resolved yet"
+    shape = model_config.shape
+    return StepLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        prefill_queries=kernels.prefill_queries(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, there
+        ),
+        sliding_window=config.sliding_window,
+    )

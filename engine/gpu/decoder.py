@@ -1,0 +1,186 @@
+"""The decoder of `engine.models.decoder` on a device: fused projections, kernels, no host syncs.
+
+What adapters add is shrunk beside the base model's products and expanded inside the kernels that
+come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.gpu.inputs import StepInputs
+from engine.gpu.linear import Linear, Quantization, fuse
+from engine.models.checkpoint import Checkpoint, LayerWeights
+from engine.models.config import DecoderConfig
+from kernels.work import Delta, HeadNorms, Site
+from lora.device import Device
+from lora.layout import PROJECTIONS
+
+_QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """In the order in which a token meets them."""
+
+    input_norm: torch.Tensor
+    qkv: Linear
+    head_norms: HeadNorms | None
+    o: Linear
+    post_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutputs:
+    """What steps write, and the next one reads. One for an engine: graphs know its addresses.
+
+    tokens: [rows] int32, chosen ones; negative where a row failed.   finite: [T] int32, 0 for
+    tokens whose numbers are not.   logits: [rows, vocab] float32.
+    """
+
+    tokens: torch.Tensor
+    finite: torch.Tensor
+    logits: torch.Tensor
+
+
+class GpuDecoder:
+    """weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
+
+    kernels: `kernels.gpu.ops`, or `kernels.reference` where there is no GPU.
+    Raises UnsupportedModel where Checkpoint does.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, torch.Tensor],
+        max_model_len: int,
+        device: Device,
+        kernels: Any,
+        quantization: Quantization | None = None,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.kernels = kernels
+        self._quantization = quantization
+        there = device.torch_device
+        checkpoint = Checkpoint(config, weights)
+        self.embedding = checkpoint.embedding.to(there)
+        tied = config.tie_word_embeddings
+        self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
+        self.layers = [self._place(layer) for layer in checkpoint.layers]
+        self.norm = checkpoint.norm.to(there)
+        self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
+
+    def _place(self, layer: LayerWeights) -> _Layer:
+        there = self.device.torch_device
+
+        def of(projections: tuple[int, ...]) -> Linear:
+            return fuse(
+                [layer.projections[p] for p in projections],
+                [layer.biases[p] for p in projections],
+                there,
+                self._quantization,
+                self.kernels,
+            )
+
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            eps = self.config.rms_norm_eps
+            norms = HeadNorms(layer.q_norm.to(there), layer.k_norm.to(there), eps)
+        return _Layer(
+            input_norm=layer.input_norm.to(there),
+            qkv=of(_QKV),
+            head_norms=norms,
+            o=of(_O),
+            post_norm=layer.post_norm.to(there),
+            gate_up=of(_GATE_UP),
+            down=of(_DOWN),
+            window=layer.window,
+        )
+
+    def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> None:
+        """Write the KV of all tokens, `out.finite`, and the first rows of `out.logits`.
+
+        kv: [slabs, layers, 2, kv heads, block_size, head_dim].
+        """
+        kernels, eps = self.kernels, self.config.rms_norm_eps
+        finite = out.finite[: len(inputs.input_ids)].fill_(1)
+        residual = kernels.embed(self.embedding, inputs.input_ids, inputs.sources, out.tokens)
+        x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
+        next_norms = [layer.input_norm for layer in self.layers[1:]]
+        for index, layer in enumerate(self.layers):
+            x = self._attention(index, layer, x, inputs, kv[:, index], finite)
+            x = kernels.add_rms_norm(residual, x, layer.post_norm, eps)
+            x = self._mlp(index, layer, x, inputs)
+            if index < len(next_norms):
+                x = kernels.add_rms_norm(residual, x, next_norms[index], eps)
+        # Nothing turns a NaN of the residual stream into a number again: the last one tells.
+        x = kernels.add_rms_norm(residual, x, self.norm, eps, finite)
+        out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
+
+    def _attention(
+        self,
+        index: int,
+        layer: _Layer,
+        x: torch.Tensor,
+        inputs: StepInputs,
+        kv: torch.Tensor,
+        finite: torch.Tensor,
+    ) -> torch.Tensor:
+        kernels, shape = self.kernels, self.config.shape
+        delta = self._shrink(x, inputs, index, _QKV)
+        qkv = layer.qkv(x)
+        positions = self.cos, self.sin, inputs.positions
+        kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta())
+        q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
+        if len(inputs.attention.prefill_items):
+            kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
+        return self._project(layer.o, out.flatten(1), inputs, index, _O)
+
+    def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
+        delta = self._shrink(x, inputs, index, _GATE_UP)
+        gate_up = layer.gate_up(x)
+        return self._project(
+            layer.down, self.kernels.silu_mul(gate_up, delta()), inputs, index, _DOWN
+        )
+
+    def _project(
+        self,
+        linear: Linear,
+        x: torch.Tensor,
+        inputs: StepInputs,
+        layer: int,
+        projections: tuple[int, ...],
+    ) -> torch.Tensor:
+        """A projection with what adapters add to it."""
+        shrunk = self._shrink(x, inputs, layer, projections)
+        y = linear(x)
+        if (delta := shrunk()) is not None:
+            self.kernels.expand(y, delta)
+        return y
+
+    def _shrink(
+        self, x: torch.Tensor, inputs: StepInputs, layer: int, projections: tuple[int, ...]
+    ) -> Callable[[], Delta | None]:
+        """Begin to shrink x beside what follows; the answer waits for it."""
+        if (work := inputs.lora) is None:
+            return lambda: None
+        features = [self.config.shape.features(projection) for projection in projections]
+        out_features = tuple(width for _, width in features)
+        site = Site(layer, projections, features[0][0], out_features, len(PROJECTIONS))
+        done: list[Delta] = []
+        join = self.device.beside(lambda: done.append(self.kernels.shrink(x, work, site)))
+
+        def take() -> Delta:
+            join()
+            return done.pop()
+
+        return take

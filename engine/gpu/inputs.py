@@ -1,0 +1,409 @@
+"""A step as ints in one block of memory that goes to the device in one copy, and as tensors there.
+
+The places of numbers depend on the step's shape only, so that a captured graph finds them again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.request import PENDING_TOKEN
+from engine.segments import Tables, find_firsts, find_segments
+from kernels.work import PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
+from lora.batch import DeviceTables, Segment
+from lora.packed import PackedForm
+
+Ints = npt.NDArray[np.int32]
+
+MAX_RANK = 256
+"""Of an adapter; what the registry takes at most (registry/validate.py)."""
+
+_ALIGNED_INTS = 4
+_DECODE_BLOCK_ROWS, _PREFILL_BLOCK_ROWS = 16, 64
+_LEAST_PREFILL_SEGMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """prefill_queries: queries of a tile of the prefill attention.   sliding_window: the widest."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    prefill_queries: int
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What decides where everything lies. num_tokens, num_rows: with padding.
+
+    block_rows, max_rank: see LoRAWork; 0 in a step without adapters.
+    """
+
+    num_tokens: int
+    num_rows: int
+    block_rows: int = 0
+    max_rank: int = 0
+
+    @classmethod
+    def of_decodes(cls, num_rows: int, has_lora: bool) -> "StepShape":
+        """For any adapters, where there are some."""
+        if not has_lora:
+            return cls(num_rows, num_rows)
+        return cls(num_rows, num_rows, _DECODE_BLOCK_ROWS, MAX_RANK)
+
+    @property
+    def has_lora(self) -> bool:
+        return self.block_rows > 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step on the device. See `kernels.reference.embed` for input_ids and sources.
+
+    input_ids, sources, positions, slots: [T] int32.   logits_indices: [rows] int32, the tokens
+    whose logits are wanted.
+    """
+
+    input_ids: torch.Tensor
+    sources: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    logits_indices: torch.Tensor
+    attention: AttentionWork
+    lora: LoRAWork | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What of a step the host remembers until its tokens come back.
+
+    num_ints: of the block that was filled.   num_prefill_items: of the attention's.
+    due: numbers of the rows that choose a token, in the order of `logits_indices`.
+    sources: of these, which of the step before's tokens is their last one; -1 where it is known.
+    segments: they keep the adapters' tables in memory.
+    """
+
+    shape: StepShape
+    num_ints: int
+    num_prefill_items: int
+    due: Sequence[int]
+    sources: Sequence[int]
+    segments: Sequence[Segment]
+    adapter_digests: Mapping[int, str]
+
+
+class StepBuilder:
+    """Fills blocks of ints with steps. One for an engine.
+
+    arena: [slabs, slab_bytes] uint8 on the device.
+    decode_shape: (rows, has adapters) -> the shape to give a step of decodes, or None to fit it.
+    """
+
+    def __init__(
+        self,
+        limits: StepLimits,
+        form: PackedForm,
+        arena: torch.Tensor,
+        tables: Tables,
+        decode_shape: Callable[[int, bool], StepShape | None],
+    ) -> None:
+        self.limits = limits
+        self.layout = form.layout
+        self.base_revision = form.base_revision
+        self.tables = tables
+        self.decode_shape = decode_shape
+        self.adapters = arena.view(getattr(torch, form.dtype))
+        self._max_blocks = self.layout.num_blocks(limits.max_model_len)
+        self._by_shape: dict[StepShape, _Places] = {}
+
+    @property
+    def most_ints(self) -> int:
+        """Of any step."""
+        rows = self.limits.max_num_seqs
+        num_tokens = max(self.limits.max_num_batched_tokens, rows)
+        largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS, MAX_RANK)
+        return _aligned(self._places(largest).blocks_start + rows * self._max_blocks)
+
+    def build(
+        self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
+    ) -> StepPlan:
+        """Fill `memory`.   previous: (request_id, index) -> its place among the tokens that the
+        step before chooses.
+        """
+        rows = batch.rows
+        firsts = find_firsts(rows)
+        segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
+        shape = self._shape(rows, firsts[-1], segments)
+        return self._fill(shape, rows, firsts, segments, digests, memory, previous)
+
+    def build_empty(self, shape: StepShape, memory: Ints) -> StepPlan:
+        """A step of this shape that is padding only."""
+        return self._fill(shape, (), [0], [], {}, memory, {})
+
+    def _fill(
+        self,
+        shape: StepShape,
+        rows: Sequence[ScheduledRow],
+        firsts: Sequence[int],
+        segments: Sequence[Segment],
+        digests: Mapping[int, str],
+        memory: Ints,
+        previous: Mapping[tuple[str, int], int],
+    ) -> StepPlan:
+        places = self._places(shape)
+        due = [number for number, row in enumerate(rows) if row.sampling is not None]
+        places.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
+        self._put_tokens(rows, firsts, memory, places, previous)
+        num_prefill_items = self._put_attention(rows, firsts, memory, places)
+        if shape.has_lora:
+            _put_lora(segments, firsts[-1], shape, memory, places)
+        return StepPlan(
+            shape=shape,
+            num_ints=_aligned(self._put_blocks(rows, memory, places)),
+            num_prefill_items=num_prefill_items,
+            due=due,
+            sources=[_source(rows[number], previous) for number in due],
+            segments=segments,
+            adapter_digests=digests,
+        )
+
+    def views(self, shape: StepShape, ints: torch.Tensor, num_prefill_items: int) -> StepInputs:
+        """A step of this shape, as it lies in `ints` on the device."""
+        places = self._places(shape)
+
+        def field(name: str) -> torch.Tensor:
+            return ints[places.of(name)]
+
+        return StepInputs(
+            input_ids=field("input_ids"),
+            sources=field("sources"),
+            positions=field("positions"),
+            slots=field("slots"),
+            logits_indices=field("logits_indices"),
+            attention=AttentionWork(
+                query_starts=field("query_starts"),
+                seq_lens=field("seq_lens"),
+                block_starts=field("block_starts"),
+                blocks=ints[places.blocks_start :][: shape.num_rows * self._max_blocks],
+                decode_items=field("decode_items").view(-1, 2),
+                num_decode_items=field("num_decode_items"),
+                decode_ranges=field("decode_ranges").view(-1, 2),
+                prefill_items=field("prefill_items").view(-1, 2)[:num_prefill_items],
+                prefill_queries=self.limits.prefill_queries,
+            ),
+            lora=self._lora_work(shape, field) if shape.has_lora else None,
+        )
+
+    def _lora_work(self, shape: StepShape, field: Callable[[str], torch.Tensor]) -> LoRAWork:
+        return LoRAWork(
+            arena=self.adapters,
+            blocks=field("lora_blocks").view(-1, 3),
+            pairs=field("lora_pairs").view(-1, 2),
+            counts=field("lora_counts"),
+            tile_tables=field("tile_tables").view(torch.int64),
+            scales=field("scales").view(torch.int64),
+            depths=field("depths"),
+            block_rows=shape.block_rows,
+            max_rank=shape.max_rank,
+        )
+
+    def _places(self, shape: StepShape) -> "_Places":
+        if shape not in self._by_shape:
+            self._by_shape[shape] = _Places(shape, self.limits)
+        return self._by_shape[shape]
+
+    def _shape(
+        self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
+    ) -> StepShape:
+        if num_tokens == len(rows):
+            shape = self.decode_shape(len(rows), bool(segments))
+            if shape is not None:
+                return shape
+        if not segments:
+            return StepShape(num_tokens, len(rows))
+        longest = max(segment.end - segment.start for segment in segments)
+        is_long = longest >= _LEAST_PREFILL_SEGMENT
+        pairs = max(segment.tables.num_pairs for segment in segments)
+        return StepShape(
+            num_tokens,
+            len(rows),
+            _PREFILL_BLOCK_ROWS if is_long else _DECODE_BLOCK_ROWS,
+            PAIR_ROWS * pairs,
+        )
+
+    def _put_tokens(
+        self,
+        rows: Sequence[ScheduledRow],
+        firsts: Sequence[int],
+        memory: Ints,
+        places: "_Places",
+        previous: Mapping[tuple[str, int], int],
+    ) -> None:
+        size = self.layout.block_size
+        sources = [-1] * firsts[-1]
+        positions: list[int] = []
+        slots: list[int] = []
+        for row, end in zip(rows, firsts[1:], strict=True):
+            if row.token_ids[-1] == PENDING_TOKEN:
+                sources[end - 1] = previous[row.request_id, row.index]
+            own = range(row.start, row.start + len(row.token_ids))
+            positions += own
+            slots += [row.block_ids[p // size] * size + p % size for p in own]
+        places.put(memory, "input_ids", [token for row in rows for token in row.token_ids])
+        places.put(memory, "sources", sources, padding=-1)
+        places.put(memory, "positions", positions)
+        places.put(memory, "slots", slots, padding=-1)
+
+    def _put_attention(
+        self, rows: Sequence[ScheduledRow], firsts: Sequence[int], memory: Ints, places: "_Places"
+    ) -> int:
+        """Who attends to what; the number of prefill items."""
+        decodes: list[tuple[int, int]] = []
+        prefills: list[tuple[int, int]] = []
+        ranges = []
+        for number, row in enumerate(rows):
+            first = len(decodes)
+            if len(row.token_ids) == 1:
+                decodes += [(number, split) for split in self._splits(row.start + 1)]
+            else:
+                tiles = -(-len(row.token_ids) // self.limits.prefill_queries)
+                prefills += [(number, tile) for tile in range(tiles)]
+            ranges.append((first, len(decodes)) if len(decodes) > first else (0, 0))
+        places.put(memory, "query_starts", firsts, padding=firsts[-1])
+        places.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
+        places.put(memory, "decode_ranges", ranges)
+        places.put_some(memory, "decode_items", decodes)
+        places.put(memory, "num_decode_items", len(decodes))
+        places.put_some(memory, "prefill_items", prefills)
+        return len(prefills)
+
+    def _splits(self, seq_len: int) -> range:
+        """Of a decode's keys, those that its widest window reaches."""
+        window = self.limits.sliding_window or seq_len
+        return range(max(0, seq_len - window) // SPLIT_KEYS, -(-seq_len // SPLIT_KEYS))
+
+    def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, places: "_Places") -> int:
+        """Every row's blocks, one after the other; where they end."""
+        starts, at = [], 0
+        for row in rows:
+            needed = self.layout.num_blocks(row.start + len(row.token_ids))
+            begin = places.blocks_start + at
+            memory[begin : begin + needed] = row.block_ids[:needed]
+            starts.append(at)
+            at += needed
+        places.put(memory, "block_starts", starts)
+        return places.blocks_start + at
+
+
+class _Places:
+    """Where the numbers of one shape lie. The rows' blocks come last: there may be many, or few."""
+
+    def __init__(self, shape: StepShape, limits: StepLimits) -> None:
+        self._places: dict[str, slice] = {}
+        self.blocks_start = 0
+        for name, size in _sizes(shape, limits).items():
+            self._places[name] = slice(self.blocks_start, self.blocks_start + size)
+            self.blocks_start = _aligned(self.blocks_start + size)
+
+    def of(self, name: str) -> slice:
+        return self._places[name]
+
+    def put(self, memory: Ints, name: str, values: npt.ArrayLike, padding: int = 0) -> None:
+        """Fill a place with `values`, and what is left of it with `padding`."""
+        memory[self.of(name)][self.put_some(memory, name, values) :] = padding
+
+    def put_some(self, memory: Ints, name: str, values: npt.ArrayLike) -> int:
+        """As put, where a count says how many they are: what is behind them is left alone."""
+        ints = np.asarray(values, dtype=np.int32).reshape(-1)
+        memory[self.of(name)][: len(ints)] = ints
+        return len(ints)
+
+
+def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
+    """How many ints there are of everything, at most."""
+    tokens, rows = shape.num_tokens, shape.num_rows
+    sizes = {
+        **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
+        **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
+        "query_starts": rows + 1,
+        "decode_ranges": 2 * rows,
+        "decode_items": 2 * rows * -(-limits.max_model_len // SPLIT_KEYS),
+        "num_decode_items": 1,
+        "prefill_items": 2 * (tokens // limits.prefill_queries + rows),
+    }
+    if shape.has_lora:
+        # A row has tokens before its adapter's first one, and after it.
+        num_blocks = 2 * rows + tokens // shape.block_rows
+        sizes |= {
+            "lora_blocks": 3 * num_blocks,
+            "lora_pairs": 2 * num_blocks * (shape.max_rank // PAIR_ROWS),
+            "lora_counts": 2,
+            "depths": rows,
+            "tile_tables": 2 * rows,
+            "scales": 2 * rows,
+        }
+    return sizes
+
+
+def _put_lora(
+    segments: Sequence[Segment], num_tokens: int, shape: StepShape, memory: Ints, places: _Places
+) -> None:
+    slots: dict[int, int] = {}
+    tables: list[DeviceTables] = []
+    for segment in segments:
+        if id(segment.tables) not in slots:
+            slots[id(segment.tables)] = len(tables)
+            tables.append(segment.tables)
+    runs = [(s.start, s.end, slots[id(s.tables)]) for s in segments]
+    blocks = _cut(_with_base(runs, num_tokens), shape.block_rows)
+    pairs = [
+        (block, pair)
+        for block, (_, _, slot) in enumerate(blocks)
+        if slot >= 0
+        for pair in range(tables[slot].num_pairs)
+    ]
+    places.put_some(memory, "lora_blocks", blocks)
+    places.put_some(memory, "lora_pairs", pairs)
+    places.put(memory, "lora_counts", (len(blocks), len(pairs)))
+    places.put(memory, "depths", [table.tile_table.shape[2] for table in tables])
+    for name, addresses in (
+        ("tile_tables", [table.tile_table.data_ptr() for table in tables]),
+        ("scales", [table.scales.data_ptr() for table in tables]),
+    ):
+        places.put(memory, name, np.asarray(addresses, dtype=np.int64).view(np.int32))
+
+
+def _with_base(runs: Sequence[tuple[int, int, int]], num_tokens: int) -> list[tuple[int, int, int]]:
+    """(start, end, slot) of all tokens: what lies between the adapters' is the base model's."""
+    whole, at = [], 0
+    for start, end, slot in (*runs, (num_tokens, num_tokens, -1)):
+        if start > at:
+            whole.append((at, start, -1))
+        if end > start:
+            whole.append((start, end, slot))
+        at = end
+    return whole
+
+
+def _cut(runs: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
+    """(first token, tokens, slot) of blocks of at most `most` tokens."""
+    return [
+        (first, min(most, end - first), slot)
+        for start, end, slot in runs
+        for first in range(start, end, most)
+    ]
+
+
+def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:
+    is_pending = bool(row.output_token_ids) and row.output_token_ids[-1] == PENDING_TOKEN
+    return previous[row.request_id, row.index] if is_pending else -1
+
+
+def _aligned(num_ints: int) -> int:
+    return -(-num_ints // _ALIGNED_INTS) * _ALIGNED_INTS

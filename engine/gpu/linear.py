@@ -1,0 +1,68 @@
+"""Projections of the base model on a device: in the model's dtype, or with weights in FP8."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.nn.functional import linear
+
+Quantization = Literal["fp8"]
+
+
+class Linear(Protocol):
+    """x @ weight.T + bias.   x: [T, in].   Result: [T, out] in x's dtype."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class DenseLinear:
+    """weight: [out, in].   bias: [out]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class Fp8Linear:
+    """Weights as e4m3 with a float32 scale for each output, inputs quantised token by token, so
+    that no token depends on its neighbours. The product is torch's `_scaled_mm`.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Any) -> None:
+        self.weight, scale = kernels.quantize_fp8(weight)
+        self.scale, self.bias, self.kernels = scale.T.contiguous(), bias, kernels
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        values, scale = self.kernels.quantize_fp8(x)
+        return torch._scaled_mm(
+            values,
+            self.weight.T,
+            scale_a=scale,
+            scale_b=self.scale,
+            bias=self.bias,
+            out_dtype=x.dtype,
+        )
+
+
+def fuse(
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    device: torch.device,
+    quantization: Quantization | None,
+    kernels: Any,
+) -> Linear:
+    """Projections of one input as one, their outputs side by side, on `device`."""
+    weight = torch.cat([weight.to(device) for weight in weights])
+    bias = None
+    if any(given is not None for given in biases):
+        bias = torch.cat(
+            [
+                weight.new_zeros(len(part)) if given is None else given.to(device)
+                for part, given in zip(weights, biases, strict=True)
+            ]
+        )
+    if quantization is None:
+        return DenseLinear(weight, bias)
+    return Fp8Linear(weight, bias, kernels)

@@ -1,0 +1,93 @@
+"""How much of a device's memory is left for the arena: what the largest steps take is measured."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.errors import UnsupportedModel
+from engine.gpu.decoder import GpuDecoder
+from engine.gpu.inputs import MAX_RANK, StepLimits
+from engine.gpu.runner import GpuRunner
+from engine.messages import SamplingParams
+from engine.meter import TokenMeter
+from kernels.tiles import RANK_ROWS
+from lora.batch import DeviceTables
+from lora.layout import PROJECTIONS
+from lora.packed import PackedForm
+
+_KEY = "the largest adapter"
+
+
+def count_slabs(
+    model: GpuDecoder,
+    form: PackedForm,
+    kv_dtype: torch.dtype,
+    limits: StepLimits,
+    memory_utilization: float,
+) -> int:
+    """Slabs that fit beside weights and steps in a share of the device's memory.
+
+    Raises UnsupportedModel where not even one does.
+    """
+    slab_bytes = form.layout.slab_bytes
+    memory = model.device.measure(_largest_steps(model, form, kv_dtype, limits))
+    num_slabs = int(memory.free_bytes - (1 - memory_utilization) * memory.total_bytes) // slab_bytes
+    if num_slabs < 1:
+        raise UnsupportedModel(
+            f"weights and steps leave no room for an arena in {memory_utilization:.0%} of the "
+            f"device's {memory.total_bytes >> 20} MiB: take quantization fp8, a smaller "
+            "max_num_batched_tokens, or a larger memory_utilization"
+        )
+    return num_slabs
+
+
+def _largest_steps(
+    model: GpuDecoder, form: PackedForm, kv_dtype: torch.dtype, limits: StepLimits
+) -> Callable[[], None]:
+    """Runs a step of as many tokens and one of as many rows as there may be, all with an adapter of
+    the highest rank, in an arena of one slab: what they compute is nobody's.
+    """
+    layout, there = form.layout, model.device.torch_device
+
+    def run() -> None:
+        slabs = torch.zeros(1, layout.slab_bytes, dtype=torch.uint8, device=there)
+        places = layout.shape.num_layers, len(PROJECTIONS)
+        table = torch.zeros(*places, MAX_RANK // RANK_ROWS, dtype=torch.int32, device=there)
+        tables = DeviceTables(_KEY, form.base_revision, table, torch.zeros(*places, device=there))
+        with tempfile.TemporaryDirectory() as folder:
+            meter = TokenMeter(Path(folder) / "meter")
+            runner = GpuRunner(model, slabs, form, kv_dtype, lambda _: (0, tables), meter, limits)
+            for lengths in (_prefill_lengths(limits), [1] * limits.max_num_seqs):
+                rows = tuple(_row(i, length, layout.num_blocks) for i, length in enumerate(lengths))
+                runner.launch(Batch(1, rows))
+                runner.collect()
+
+    return run
+
+
+def _prefill_lengths(limits: StepLimits) -> list[int]:
+    """Of rows that take all tokens of a step."""
+    lengths: list[int] = []
+    left = limits.max_num_batched_tokens
+    while left and len(lengths) < limits.max_num_seqs:
+        lengths.append(min(left, limits.max_model_len))
+        left -= lengths[-1]
+    return lengths
+
+
+def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> ScheduledRow:
+    return ScheduledRow(
+        request_id=str(number),
+        token_ids=(0,) * length,
+        start=0,
+        block_ids=(0,) * num_blocks(length),
+        adapter_key=_KEY,
+        adapter_digest=_KEY,
+        adapter_generation=0,
+        sampling=SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
+        seed=0,
+        num_output_tokens=0,
+    )

@@ -1,0 +1,255 @@
+"""Runs steps on a device, one behind the scheduler: while a step runs, the next one is planned.
+
+Nothing here waits for the device but `collect`. A step is one copy of plain ints to the device, a
+captured graph where there is one for its shape, the choice of tokens, and one copy back; a token
+that the step before is still choosing is read on the device. Host memory of a step is used again
+when the step has been collected.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from engine.batch import BAD_LOGITS, Batch, StepTokens, Transfer
+from engine.gpu.decoder import GpuDecoder, StepOutputs
+from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape
+from engine.gpu.sampler import Logprobs, SamplingInputs, choose
+from engine.meter import TokenMeter
+from engine.runner import fail_rows
+from engine.segments import Tables
+from lora.device import Event
+from lora.packed import PackedForm
+
+_MEASURED_SLABS = 64
+_INTS_PER_SAMPLED_ROW = 64
+"""Room for a row's parameters; what grows with its tokens is counted apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Host memory for one step under way. ints: to the device.   results: tokens, finite flags."""
+
+    ints: torch.Tensor
+    results: torch.Tensor
+    logprobs: Logprobs
+
+    @property
+    def memory(self) -> Ints:
+        view: Ints = self.ints.numpy()
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step under way. event: everything that it gives back has arrived."""
+
+    batch: Batch
+    plan: StepPlan
+    sampling: SamplingInputs
+    slot: _Slot
+    event: Event
+
+
+class GpuRunner:
+    """arena: [slabs, slab_bytes] uint8 on the model's device.   form: of the adapters in it.
+
+    kv_dtype: of the KV in it.   num_swap_slots: KV blocks that preemption may keep on the host.
+    """
+
+    lag = 1
+
+    def __init__(
+        self,
+        model: GpuDecoder,
+        arena: torch.Tensor,
+        form: PackedForm,
+        kv_dtype: torch.dtype,
+        tables: Tables,
+        meter: TokenMeter,
+        limits: StepLimits,
+        num_swap_slots: int = 0,
+    ) -> None:
+        self.model, self.device, self.kernels = model, model.device, model.kernels
+        self.arena, self.meter, self.limits = arena, meter, limits
+        self.graphs = DecodeGraphs(limits.max_num_seqs)
+        self.builder = StepBuilder(limits, form, arena, tables, self.graphs.shape)
+        layout = form.layout
+        self.kv = arena.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
+        self.swap = self.device.pinned(num_swap_slots, arena.shape[1], dtype=torch.uint8)
+        there = self.device.torch_device
+        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
+        num_results = limits.max_num_seqs + most_tokens
+        self._results = torch.zeros(num_results, dtype=torch.int32, device=there)
+        vocab = model.config.vocab_size
+        self.out = StepOutputs(
+            tokens=self._results[: limits.max_num_seqs],
+            finite=self._results[limits.max_num_seqs :],
+            logits=torch.zeros(limits.max_num_seqs, vocab, device=there),
+        )
+        num_ints = self._most_ints(vocab, num_swap_slots)
+        self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
+        self._logprobs = Logprobs.empty(limits.max_num_seqs, partial(torch.empty, device=there))
+        self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
+        self._launched: deque[_Step] = deque()
+        # Of the newest step: (request_id, index) -> its place among the tokens chosen.
+        self._chosen_at: dict[tuple[str, int], int] = {}
+        self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
+
+    def _most_ints(self, vocab: int, num_swap_slots: int) -> int:
+        """Of a step, its transfers and its sampling: a row names each token it has seen twice."""
+        per_row = _INTS_PER_SAMPLED_ROW + 3 * min(self.limits.max_model_len, vocab)
+        sampling = self.limits.max_num_seqs * per_row
+        return self.builder.most_ints + 4 * num_swap_slots + sampling
+
+    def _make_slot(self, num_ints: int, num_results: int) -> _Slot:
+        return _Slot(
+            self.device.pinned(num_ints, dtype=torch.int32),
+            self.device.pinned(num_results, dtype=torch.int32),
+            Logprobs.empty(self.limits.max_num_seqs, self.device.pinned),
+        )
+
+    def _measure_copies(self) -> float:
+        """Bytes a second between arena and swap space, there and back."""
+        num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
+        ids = torch.arange(num_slabs, dtype=torch.int32, device=self.device.torch_device)
+        seconds = 0.0
+        for _ in range(2):  # the first touch of fresh memory costs more than a copy
+            start = time.perf_counter()
+            self._copy_slabs(self.swap, ids, self.arena, ids)
+            self._copy_slabs(self.arena, ids, self.swap, ids)
+            self.device.synchronize(self.device.record(self.device.compute))
+            seconds = time.perf_counter() - start
+        return 2 * num_slabs * self.arena.shape[1] / seconds
+
+    # ---- graphs ----
+
+    @torch.inference_mode()
+    def capture_graphs(self) -> None:
+        """Of every shape of a step of decodes. Before the first step: it writes into slab 0."""
+        memory = self._slots[0].memory
+
+        def capture(shape: StepShape) -> "partial[None]":
+            self.builder.build_empty(shape, memory)
+            self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
+            self.device.synchronize(self.device.record(self.device.compute))
+            replay = self.device.capture(self._forward(shape, num_prefill_items=0))
+            return partial(replay)
+
+        self.graphs.capture(capture)
+
+    def _forward(self, shape: StepShape, num_prefill_items: int) -> "partial[None]":
+        inputs = self.builder.views(shape, self._ints, num_prefill_items)
+        return partial(self.model.run, inputs, self.kv, self.out)
+
+    # ---- steps ----
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> None:
+        """See engine.core.Runner."""
+        assert self._slots, "more steps are under way than there is memory for"
+        slot = self._slots.popleft()
+        plan = self.builder.build(batch, slot.memory, self._chosen_at)
+        rows = [batch.rows[number] for number in plan.due]
+        sampling = SamplingInputs.of(rows, plan.sources, self.model.config.vocab_size)
+        moves = list(_moves(batch.transfers))
+        packed = [*(ids for _, ids in moves), sampling.pack()] if rows else [i for _, i in moves]
+        places = _append(slot.memory, plan.num_ints, packed)
+        compute, end = self.device.compute, places[-1].stop if places else plan.num_ints
+        self.device.copy(compute, self._ints[:end], slot.ints[:end])
+        for (is_out, _), place in zip(moves, places, strict=False):
+            self._transfer(is_out, self._ints[place].view(2, -1))
+        if batch.rows:
+            graph = self.graphs.find(plan.shape)
+            self.device.submit(compute, graph or self._forward(plan.shape, plan.num_prefill_items))
+        if rows:
+            self._choose(sampling, self._ints[places[-1]], slot)
+        if batch.rows:
+            num_results = self.limits.max_num_seqs + plan.shape.num_tokens
+            self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
+        event = self.device.record(compute)
+        self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
+        self._launched.append(_Step(batch, plan, sampling, slot, event))
+
+    def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
+        """ids: [2, n], blocks and their slots of the swap space."""
+        blocks, slots = ids
+        if is_out:
+            self._copy_slabs(self.swap, slots, self.arena, blocks)
+        else:
+            self._copy_slabs(self.arena, blocks, self.swap, slots)
+
+    def _copy_slabs(self, *work: torch.Tensor) -> None:
+        self.device.submit(self.device.compute, partial(self.kernels.copy_slabs, *work))
+
+    def _choose(self, sampling: SamplingInputs, ints: torch.Tensor, slot: _Slot) -> None:
+        logits = self.out.logits[: sampling.num_rows]
+        work, penalties = sampling.unpack(ints, self.out.tokens)
+        compute = self.device.compute
+
+        def choose_tokens() -> None:
+            choose(
+                self.kernels,
+                logits,
+                work,
+                penalties,
+                sampling,
+                ints,
+                self.out.tokens,
+                self._logprobs,
+            )
+
+        self.device.submit(compute, choose_tokens)
+        for target, source in zip(
+            slot.logprobs.used(sampling), self._logprobs.used(sampling), strict=True
+        ):
+            self.device.copy(compute, target, source)
+
+    def collect(self) -> StepTokens:
+        """See engine.core.Runner."""
+        step = self._launched.popleft()
+        with torch.inference_mode():
+            self.device.synchronize(step.event)
+            tokens = self._read(step)
+        self._slots.append(step.slot)
+        return tokens
+
+    def _read(self, step: _Step) -> StepTokens:
+        rows, due = step.batch.rows, step.plan.due
+        results, most_rows = step.slot.results.tolist(), self.limits.max_num_seqs
+        sampled: list[int | None] = [None] * len(rows)
+        for number, token in zip(due, results, strict=False):
+            sampled[number] = BAD_LOGITS if token < 0 else token
+        token_ids = fail_rows(step.batch, results[most_rows:], sampled)
+        prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
+        num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
+        named = step.slot.logprobs.read(step.sampling)
+        return StepTokens(
+            token_ids,
+            {due[i]: logprobs for i, logprobs in named.items() if token_ids[due[i]] != BAD_LOGITS},
+            step.plan.adapter_digests,
+        )
+
+
+def _moves(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, Ints]]:
+    """(is_out, [2, n] blocks and slots) of neighbours that go the same way: one launch each."""
+    for is_out, run in groupby(transfers, lambda transfer: transfer.is_out):
+        pairs = [(transfer.block_id, transfer.slot) for transfer in run]
+        yield is_out, np.asarray(pairs, dtype=np.int32).T
+
+
+def _append(memory: Ints, at: int, packed: Sequence[Ints]) -> list[slice]:
+    """Put these behind each other from `at` on, aligned; where they lie."""
+    places = []
+    for ints in packed:
+        memory[at : at + ints.size] = ints.reshape(-1)
+        places.append(slice(at, at + ints.size))
+        at += -(-ints.size // 4) * 4
+    return places

@@ -1,0 +1,267 @@
+"""Choosing tokens without waiting for the device: what `engine.sampler` does, in two halves.
+
+The host packs what rows ask for into plain ints, which travel with the step. On the device, kernels
+choose; a token that the step before is still choosing is looked up there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.batch import ScheduledRow
+from engine.messages import SamplingParams, TokenLogprobs
+from engine.sampler import uniform
+from kernels.work import PenaltyWork, SamplingWork
+
+MOST_TOP_LOGPROBS = 20
+"""Of one token: there is room for no more."""
+
+_COLDEST = 1e-5
+"""Below it a temperature is greedy, as in `engine.sampler`."""
+
+Array = npt.NDArray[Any]
+Fields = dict[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """What the rows of a step ask for, on the host.
+
+    choice, penalties: fields of SamplingWork and of PenaltyWork, `previous` apart; where nobody
+    has penalties or a bias, there are none.   told: [n] int32, the rows that asked for logprobs.
+    top_counts: how many of the likeliest tokens each of those wants to be named.
+    """
+
+    num_rows: int
+    choice: Fields
+    penalties: Fields
+    told: npt.NDArray[np.int32]
+    top_counts: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[ScheduledRow], sources: Sequence[int], vocab_size: int
+    ) -> "SamplingInputs":
+        """rows: all with `sampling`.   sources: which of the step before's tokens is their last
+        one, PENDING_TOKEN in the row; -1 where it is known.
+        """
+        params = [row.sampling for row in rows if row.sampling is not None]
+        assert len(params) == len(rows) == len(sources)
+        told = [i for i, p in enumerate(params) if p.logprobs is not None]
+        most = min(MOST_TOP_LOGPROBS, vocab_size)
+        return cls(
+            num_rows=len(rows),
+            choice=_choice(rows, params, vocab_size),
+            penalties=_penalties(rows, params, sources, vocab_size),
+            told=np.array(told, dtype=np.int32),
+            top_counts=tuple(min(params[i].logprobs or 0, most) for i in told),
+        )
+
+    @property
+    def depth(self) -> int:
+        """How many of the likeliest tokens are looked up for every row that is told any."""
+        return max(self.top_counts, default=0)
+
+    def pack(self) -> npt.NDArray[np.int32]:
+        """All in one. The float64 ones come first: they keep the alignment of what it is put in."""
+        return np.concatenate([array.view(np.int32) for _, array in self._fields()])
+
+    def unpack(
+        self, ints: torch.Tensor, previous: torch.Tensor
+    ) -> tuple[SamplingWork, PenaltyWork | None]:
+        """Views of the packed ints on the device.   ints: 8 bytes aligned.   previous: [..] int32,
+        tokens of the step before.
+        """
+        work = self._views(ints)
+        choice = {name: work[name] for name in self.choice}
+        penalties = {name: work[name] for name in self.penalties}
+        if not penalties:
+            return SamplingWork(**choice), None
+        return SamplingWork(**choice), PenaltyWork(**penalties, previous=previous)
+
+    def told_rows(self, ints: torch.Tensor) -> torch.Tensor:
+        """`told`, of the packed ints on the device."""
+        return self._views(ints)["told"]
+
+    def _views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
+        views, at = {}, 0
+        for name, array in self._fields():
+            end = at + array.nbytes // 4
+            views[name] = ints[at:end].view(getattr(torch, array.dtype.name))
+            at = end
+        return views
+
+    def _fields(self) -> Iterator[tuple[str, Array]]:
+        yield from self.choice.items()
+        yield from self.penalties.items()
+        yield "told", self.told
+
+
+def _choice(
+    rows: Sequence[ScheduledRow], params: Sequence[SamplingParams], vocab_size: int
+) -> Fields:
+    numbers = [uniform(row.seed, row.num_output_tokens) for row in rows]
+    warm = [p.temperature if p.temperature >= _COLDEST else 0.0 for p in params]
+    return {
+        "min_p": np.array([p.min_p for p in params], dtype=np.float64),
+        "top_p": np.array([p.top_p for p in params], dtype=np.float64),
+        "uniform": np.array(numbers, dtype=np.float64),
+        "temperature": np.array(warm, dtype=np.float32),
+        "top_k": np.array([min(p.top_k, vocab_size) for p in params], dtype=np.int32),
+    }
+
+
+def _penalties(
+    rows: Sequence[ScheduledRow],
+    params: Sequence[SamplingParams],
+    sources: Sequence[int],
+    vocab_size: int,
+) -> Fields:
+    if not any(p.has_penalties or p.logit_bias for p in params):
+        return {}
+    seen = [_seen(row, p, vocab_size) for row, p in zip(rows, params, strict=True)]
+    bias = [_bias(p, vocab_size) for p in params]
+    pending = [s if p.has_penalties else -1 for s, p in zip(sources, params, strict=True)]
+    return {
+        "entry_starts": _starts(seen),
+        "entry_tokens": np.concatenate([tokens for tokens, _ in seen]),
+        "entry_counts": np.concatenate([counts for _, counts in seen]),
+        "pending": np.array(pending, dtype=np.int32),
+        "repetition": np.array([p.repetition_penalty for p in params], dtype=np.float32),
+        "frequency": np.array([p.frequency_penalty for p in params], dtype=np.float32),
+        "presence": np.array([p.presence_penalty for p in params], dtype=np.float32),
+        "bias_starts": _starts(bias),
+        "bias_tokens": np.concatenate([tokens for tokens, _ in bias]),
+        "bias": np.concatenate([values for _, values in bias]),
+    }
+
+
+def _seen(row: ScheduledRow, params: SamplingParams, vocab_size: int) -> tuple[Array, Array]:
+    """The distinct tokens that penalties speak of, and how often each was said."""
+    repeats = params.repetition_penalty != 1.0
+    prompt = row.prompt_token_ids if repeats else ()
+    output = row.output_token_ids if params.has_penalties else ()
+    # A pending token is no token of the vocabulary yet.
+    tokens, places = np.unique(np.array(prompt + output, dtype=np.int64), return_inverse=True)
+    counts = np.bincount(places[len(prompt) :], minlength=len(tokens))
+    is_known = (tokens >= 0) & (tokens < vocab_size)
+    return tokens[is_known].astype(np.int32), counts[is_known].astype(np.int32)
+
+
+def _bias(params: SamplingParams, vocab_size: int) -> tuple[Array, Array]:
+    total: dict[int, float] = {}
+    for token, value in params.logit_bias:
+        if 0 <= token < vocab_size:
+            total[token] = total.get(token, 0.0) + value
+    return np.array([*total], dtype=np.int32), np.array([*total.values()], dtype=np.float32)
+
+
+def _starts(pairs: Sequence[tuple[Array, Array]]) -> npt.NDArray[np.int32]:
+    return np.cumsum([0, *(len(tokens) for tokens, _ in pairs)], dtype=np.int32)
+
+
+# ---- logprobs ----
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Room for what rows are told: on the device, and on the host.
+
+    chosen: [rows] float32, of the chosen tokens.   top_values: float32, top_ids: int64, of the
+    likeliest ones, [told rows, depth] from the first element on.
+    """
+
+    chosen: torch.Tensor
+    top_values: torch.Tensor
+    top_ids: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
+        """make: as `torch.empty`, of a size and a dtype."""
+        num_tops = num_rows * MOST_TOP_LOGPROBS
+        return cls(
+            make(num_rows, dtype=torch.float32),
+            make(num_tops, dtype=torch.float32),
+            make(num_tops, dtype=torch.int64),
+        )
+
+    def used(self, inputs: SamplingInputs) -> list[torch.Tensor]:
+        """The parts that this step fills; none if nobody is told anything."""
+        told, tops = len(inputs.told), len(inputs.told) * inputs.depth
+        parts = [self.chosen[:told], self.top_values[:tops], self.top_ids[:tops]]
+        return [part for part in parts if len(part)]
+
+    def read(self, inputs: SamplingInputs) -> dict[int, TokenLogprobs]:
+        """By row, in host memory. Of a row without a token it means nothing."""
+        shape = len(inputs.told), inputs.depth
+        chosen = self.chosen[: shape[0]].tolist()
+        values = self.top_values[: shape[0] * shape[1]].view(shape).tolist()
+        ids = self.top_ids[: shape[0] * shape[1]].view(shape).tolist()
+        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+        return {
+            row: TokenLogprobs(logprob=logprob, top=top[:count])
+            for row, logprob, top, count in zip(
+                inputs.told.tolist(), chosen, tops, inputs.top_counts, strict=True
+            )
+        }
+
+
+# ---- on the device ----
+
+
+def choose(
+    ops: ModuleType,
+    logits: torch.Tensor,
+    work: SamplingWork,
+    penalties: PenaltyWork | None,
+    inputs: SamplingInputs,
+    ints: torch.Tensor,
+    tokens: torch.Tensor,
+    logprobs: Logprobs,
+) -> None:
+    """A token for each row into `tokens`, BAD_LOGITS where a logit is not finite, and `logprobs` of
+    the raw logits where they were asked for. Nothing here waits for the device.
+
+    ops: `kernels.reference`, or `kernels.gpu.ops`.   logits: [rows, vocab] float32, changed in
+    place by bias and penalties.   work, penalties: `inputs` unpacked from `ints`.
+    tokens: [..] int32, may be what `penalties` call previous.
+    """
+    told = inputs.told_rows(ints)
+    raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
+    if penalties is not None:
+        ops.adjust_logits(logits, penalties)
+    tokens[: inputs.num_rows] = ops.sample(logits, work)
+    if raw is not None:
+        _tell(raw, tokens.index_select(0, told), inputs, logprobs)
+
+
+def _tell(
+    raw: torch.Tensor, tokens: torch.Tensor, inputs: SamplingInputs, logprobs: Logprobs
+) -> None:
+    """raw: [told rows, vocab] logprobs.   tokens: [told rows], those chosen."""
+    told, depth = len(raw), inputs.depth
+    chosen = tokens.clamp(min=0).long()[:, None]
+    logprobs.chosen[:told] = raw.gather(1, chosen).squeeze(1)
+    if depth:
+        ids = _likeliest(raw, depth)
+        logprobs.top_ids[: told * depth] = ids.flatten()
+        logprobs.top_values[: told * depth] = raw.gather(1, ids).flatten()
+
+
+def _likeliest(logprobs: torch.Tensor, k: int) -> torch.Tensor:
+    """Ids of the k highest of each row, falling; of equal ones the lower first.   [rows, k] int64.
+
+    `topk` leaves open which of equal values it takes, so it is given values that differ: the bits
+    of the logprob, ordered as it is, and below them the id.
+    """
+    bits = logprobs.view(torch.int32)
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    last = logprobs.shape[1] - 1
+    ids = torch.arange(last, -1, -1, device=logprobs.device)
+    top = torch.topk((ordered << 32) | ids, k).values
+    return last - (top & 0xFFFFFFFF)

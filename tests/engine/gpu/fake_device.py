@@ -1,0 +1,189 @@
+"""A device that does everything late, in any order that its streams and events allow, and tells on
+two accesses to one slab that nothing orders.
+
+Order is what happens-before says, by vector clocks: the host's, and one of every stream. Work takes
+over what the host and its stream know when it is submitted; the host learns what an event knows
+when it waits for it. What touches a slab says so while it runs, and by then the clocks are fixed.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+Clock = dict[int, int]
+
+
+class Race(AssertionError):
+    """Two accesses to a slab, one of them a write, with nothing that orders them."""
+
+
+@dataclass(eq=False)
+class FakeStream:
+    number: int
+    clock: Clock = field(default_factory=dict)
+    queue: deque = field(default_factory=deque)
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    stream: FakeStream
+    clock: Clock
+    is_done: bool = False
+
+
+@dataclass(eq=False)
+class _Work:
+    run: Callable[[], None]
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class _Access:
+    """By the `number`-th work of a stream. what: for the message."""
+
+    stream: int
+    number: int
+    what: str
+
+    def is_before(self, clock: Clock) -> bool:
+        return clock.get(self.stream, 0) >= self.number
+
+
+class FakeDevice:
+    """arena: [slabs, slab_bytes] uint8; copies to and from it are accesses to its slabs.
+
+    eagerness: how likely some work is done while nobody waits for it.
+    """
+
+    torch_device = torch.device("cpu")
+
+    def __init__(self, arena: torch.Tensor, seed: int = 0, eagerness: float = 0.3) -> None:
+        self.arena = arena
+        self.eagerness = eagerness
+        self.num_accesses = 0
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._host: Clock = {}
+        self._streams: list[FakeStream] = []
+        self._writes: dict[int, _Access] = {}
+        self._reads: dict[int, list[_Access]] = {}
+        self._running: tuple[FakeStream, Clock] | None = None
+        self._late: list[Callable[[], None]] = []
+        self.compute = self.stream()
+
+    # ---- lora.device.Device ----
+
+    def stream(self) -> FakeStream:
+        with self._lock:
+            self._streams.append(FakeStream(len(self._streams)))
+            return self._streams[-1]
+
+    def submit(self, stream: FakeStream, work: Callable[[], None]) -> None:
+        with self._lock:
+            _merge(stream.clock, self._host)
+            stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
+            stream.queue.append(_Work(work, dict(stream.clock)))
+            self._wander()
+
+    def copy(self, stream: FakeStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        def work() -> None:
+            self.touch(self._slabs_of(source), is_write=False, what="copy")
+            self.touch(self._slabs_of(target), is_write=True, what="copy")
+            target.copy_(source)
+
+        self.submit(stream, work)
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        with self._lock:
+            event = FakeEvent(stream, dict(stream.clock))
+            stream.queue.append(event)
+        return event
+
+    def synchronize(self, event: FakeEvent) -> None:
+        with self._lock:
+            while not event.is_done:
+                self._run_one(event.stream)
+            _merge(self._host, event.clock)
+
+    def beside(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Now, or as late as somebody waits for it."""
+        if self._random.random() < 0.5:
+            work()
+            return lambda: None
+        self._late.append(work)
+
+        def join() -> None:
+            self._late.remove(work)
+            work()
+
+        return join
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.submit(self.compute, work)
+        self.synchronize(self.record(self.compute))
+        return work
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    # ---- what work says of itself ----
+
+    def touch(self, slabs: set[int], is_write: bool, what: str) -> None:
+        """The work that runs now reads or writes these slabs. Raises Race."""
+        assert self._running is not None, "slabs are touched by submitted work only"
+        stream, clock = self._running
+        access = _Access(stream.number, clock[stream.number], what)
+        for slab in slabs:
+            self.num_accesses += 1
+            before = [self._writes[slab]] if slab in self._writes else []
+            before += self._reads.get(slab, []) if is_write else []
+            for other in before:
+                if not other.is_before(clock):
+                    raise Race(f"slab {slab}: {access} and {other} are not ordered")
+            if is_write:
+                self._writes[slab], self._reads[slab] = access, []
+            else:
+                self._reads.setdefault(slab, []).append(access)
+
+    def forget(self) -> None:
+        """Accesses until now, say of a warm-up."""
+        self._writes.clear()
+        self._reads.clear()
+
+    # ---- doing it ----
+
+    def _wander(self) -> None:
+        """Whatever may run now does, or does not."""
+        while self._random.random() < self.eagerness:
+            streams = [stream for stream in self._streams if stream.queue]
+            if not streams or self._running is not None:
+                return
+            self._run_one(self._random.choice(streams))
+
+    def _run_one(self, stream: FakeStream) -> None:
+        work = stream.queue.popleft()
+        if isinstance(work, FakeEvent):
+            work.is_done = True
+            return
+        self._running = stream, work.clock
+        try:
+            work.run()
+            assert not self._late, "nothing waits for what was begun beside"
+        finally:
+            self._running = None
+
+    def _slabs_of(self, tensor: torch.Tensor) -> set[int]:
+        size = self.arena.shape[1]
+        start = tensor.data_ptr() - self.arena.data_ptr()
+        if not 0 <= start < self.arena.nbytes:
+            return set()
+        return set(range(start // size, -(-(start + tensor.nbytes) // size)))
+
+
+def _merge(clock: Clock, other: Clock) -> None:
+    for stream, number in other.items():
+        clock[stream] = max(clock.get(stream, 0), number)

@@ -1,0 +1,223 @@
+"""The device's decoder on the kernels' torch meaning, beside the CPU's decoder, step by step."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.gpu.decoder import GpuDecoder, StepOutputs
+from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
+from engine.inputs import InputBuilder
+from engine.messages import SamplingParams
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
+from engine.request import PENDING_TOKEN
+from engine.weights import load_config, load_weights
+from kernels import reference
+from lora.batch import DeviceTables
+from lora.layout import Layout
+from lora.packed import PackedForm
+from registry.base_model import BaseModel
+from tests.engine.gpu.fake_device import FakeDevice
+from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+
+CPU = torch.device("cpu")
+NUM_SLABS = 64
+LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128, prefill_queries=8)
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "tied": False},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+
+
+class World:
+    """A tiny model twice, each with an arena, and adapters that lie in both."""
+
+    def __init__(self, folder, dtype=torch.float32, **options):
+        model_dir = save_model(folder / "model", dtype=dtype, **options)
+        self.config = DecoderConfig.parse(load_config(model_dir))
+        self.layout = Layout.of(self.config.shape, dtype.itemsize)
+        self.form = PackedForm(self.layout, str(dtype).removeprefix("torch."), "base-1")
+        self.arenas = torch.zeros(2, NUM_SLABS, self.layout.slab_bytes, dtype=torch.uint8)
+        self.tables = {}
+        self.free = list(range(NUM_SLABS))
+        random.Random(1).shuffle(self.free)
+        self._place(model_dir, folder, r=4, lora_alpha=16)
+        self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
+        self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
+        weights = load_weights(model_dir, CPU, dtype)
+        self.torch_model = Decoder(self.config, weights, LIMITS.max_model_len)
+        self.torch_inputs = InputBuilder(
+            self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
+        )
+        self.device = FakeDevice(self.arenas[1])
+        self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, reference)
+        window = replace(LIMITS, sliding_window=self.config.sliding_window)
+        self.graphs = DecodeGraphs(LIMITS.max_num_seqs)
+        self.builder = StepBuilder(
+            window, self.form, self.arenas[1], lambda key: (0, self.tables[key][1]),
+            self.graphs.shape,
+        )  # fmt: skip
+        kv = self.arenas[1].view(dtype)[:, : self.layout.kv_block_elems]
+        self.kv = kv.unflatten(1, self.layout.kv_shape)
+        self.ints = torch.full((self.builder.most_ints,), 10**6, dtype=torch.int32)
+        self.out = StepOutputs(
+            torch.zeros(8, dtype=torch.int32),
+            torch.zeros(64, dtype=torch.int32),
+            torch.full((8, self.config.vocab_size), torch.nan),
+        )
+
+    def _place(self, model_dir, folder, **spec):
+        name = f"a{len(self.tables)}"
+        adapter_dir = save_adapter(model_dir, folder / name, seed=len(self.tables), **spec)
+        base = BaseModel.load(model_dir, "tiny", folder / "cache")
+        packed = packed_adapter(canonical_bytes(adapter_dir, base), self.form, folder / "packed")
+        slabs = [self.free.pop() for _ in range(packed.num_slabs)]
+        tables = []
+        for arena in self.arenas:
+            packed.copy_to(arena, slabs)
+            tables.append(DeviceTables.of(packed, self.layout, slabs, arena))
+        self.tables[name] = tables
+
+    def row(self, name, tokens, start, blocks, adapter=None, **fields):
+        digest = self.tables[adapter][0].digest if adapter else None
+        sampling = SamplingParams(max_tokens=1)
+        return ScheduledRow(
+            name, tuple(tokens), start, tuple(blocks), adapter, digest, 0, sampling, 0, 0, **fields
+        )
+
+    def torch_step(self, batch):
+        inputs = self.torch_inputs.build(batch)
+        return self.torch_model.forward(inputs.input_ids, inputs.positions, inputs)
+
+    def step(self, batch, previous=None):
+        """(logits of its rows, finite flags of its tokens, its plan)."""
+        plan = self.builder.build(batch, self.ints.numpy(), previous or {})
+        inputs = self.builder.views(plan.shape, self.ints, plan.num_prefill_items)
+        self.out.logits.fill_(torch.nan)
+        self.device.submit(self.device.compute, lambda: self.model.run(inputs, self.kv, self.out))
+        self.device.synchronize(self.device.record(self.device.compute))
+        return self.out.logits[: len(plan.due)], self.out.finite[: batch.num_tokens], plan
+
+
+@pytest.fixture(autouse=True)
+def inference():
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+
+
+def make_batches(world, chance):
+    """Prefills in chunks, decodes and both, on scattered blocks; four sequences."""
+    size, sequences = world.layout.block_size, []
+    for number, adapter in enumerate([None, *world.tables]):
+        blocks = [world.free.pop() for _ in range(-(-100 // size))]
+        tokens = [chance.randrange(250) for _ in range(100)]
+        sequences.append((f"s{number}", tokens, blocks, adapter))
+    chunks = [[(0, 7), (0, 1), (0, 30), (0, 2)], [(7, 8), (1, 40), (30, 31), (2, 9)]]
+    ends = [8, 40, 31, 9]
+    for _ in range(30):
+        lengths = [chance.choice([1, 1, 1, 3]) for _ in ends]
+        chunks.append([(end, end + n) for end, n in zip(ends, lengths, strict=True)])
+        ends = [end + n for end, n in zip(ends, lengths, strict=True)]
+        if max(ends) > 90:
+            break
+    for step, spans in enumerate(chunks, 1):
+        rows = [
+            world.row(name, tokens[a:b], a, blocks, adapter)
+            for (name, tokens, blocks, adapter), (a, b) in zip(sequences, spans, strict=True)
+        ]
+        yield Batch(step, tuple(rows))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
+    world = World(tmp_path, family=family, **FAMILIES[family])
+    shapes = set()
+    for batch in make_batches(world, random.Random(2)):
+        expected, _ = world.torch_step(batch)
+        logits, finite, plan = world.step(batch)
+        shapes.add(plan.shape)
+        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
+        assert finite.all()
+    assert len(shapes) > 3, "decodes, prefills and both were among them"
+
+
+def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
+    world = World(tmp_path)
+    blocks = [world.free.pop() for _ in range(3)]
+    world.step(Batch(1, (world.row("a", [1, 2, 3], 0, blocks, "a0"),)))
+    known, _, _ = world.step(Batch(2, (world.row("a", [77], 3, blocks, "a0"),)))
+    known = known.clone()
+    world.out.tokens[:4] = torch.tensor([5, 6, 77, 8])
+    row = world.row("a", [PENDING_TOKEN], 3, blocks, "a0")
+    pending, _, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
+    assert torch.equal(pending, known)
+    world.out.tokens[2] = -1
+    _, finite, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
+    assert finite.all(), "what a failed row chose is no token, and no fault of the next step"
+
+
+def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
+    world = World(tmp_path, tied=False)
+    world.model.embedding[13] = torch.inf
+    mine, other = ([world.free.pop() for _ in range(2)] for _ in range(2))
+    rows = (world.row("a", [1, 13, 2], 0, mine), world.row("b", [5, 6], 0, other, "a1"))
+    logits, finite, _ = world.step(Batch(1, rows))
+    assert finite.tolist() == [1, 0, 1, 1, 1] or finite.tolist() == [1, 0, 0, 1, 1]
+    assert logits[1].isfinite().all()
+    assert world.kv.isfinite().all()
+
+
+def test_padding_rows_write_nothing_and_change_nothing(tmp_path):
+    world = World(tmp_path)
+    blocks = [[world.free.pop() for _ in range(2)] for _ in range(3)]
+    for number, own in enumerate(blocks):
+        world.step(Batch(1, (world.row(f"s{number}", [3, 1, 4, 1, 5], 0, own, "a2"),)))
+    before = world.arenas[1].clone()
+    rows = tuple(world.row(f"s{n}", [9], 5, own, "a2") for n, own in enumerate(blocks))
+    logits, _, plan = world.step(Batch(2, rows))
+    assert plan.shape == StepShape.of_decodes(4, has_lora=True), "one row is padding"
+    changed = (world.arenas[1] != before).any(dim=1).nonzero().flatten().tolist()
+    assert sorted(changed) == sorted({own[5 // world.layout.block_size] for own in blocks})
+    assert (logits - logits[0]).abs().max() < 1e-5
+
+
+def test_an_empty_step_of_a_shape_touches_no_slab(tmp_path):
+    world = World(tmp_path)
+    before = world.arenas[1].clone()
+    for has_lora in (True, False):
+        shape = StepShape.of_decodes(4, has_lora)
+        world.builder.build_empty(shape, world.ints.numpy())
+        world.model.run(world.builder.views(shape, world.ints, 0), world.kv, world.out)
+    assert torch.equal(world.arenas[1], before)
+
+
+@pytest.mark.parametrize(("adapter_start", "applied"), [(0, True), (4, True), (9, False)])
+def test_an_activated_lora_applies_from_its_start(tmp_path, adapter_start, applied):
+    world = World(tmp_path)
+    blocks = [world.free.pop() for _ in range(2)]
+    tokens = [9, 8, 7, 6, 5, 4, 3]
+    batch = Batch(
+        1,
+        (
+            world.row("b", [1, 2], 0, [world.free.pop()]),
+            world.row("a", tokens, 0, blocks, "a0", adapter_start=adapter_start),
+        ),
+    )
+    expected, _ = world.torch_step(batch)
+    logits, _, plan = world.step(batch)
+    assert bool(plan.adapter_digests) == applied
+    assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
+
+
+def test_another_adapter_in_the_arena_is_refused(tmp_path):
+    world = World(tmp_path)
+    row = replace(world.row("a", [1], 0, [0], "a0"), adapter_digest="other")
+    with pytest.raises(AssertionError, match="another adapter lies in the arena"):
+        world.step(Batch(1, (row,)))
