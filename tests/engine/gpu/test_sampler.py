@@ -1,0 +1,182 @@
+"""The device's choices against `engine.sampler`: same rows, same tokens, same logprobs."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import sampler
+from engine.batch import BAD_LOGITS, ScheduledRow
+from engine.gpu.sampler import MOST_TOP_LOGPROBS, Logprobs, SamplingInputs, choose
+from engine.messages import SamplingParams
+from engine.request import PENDING_TOKEN
+from kernels import reference
+from kernels.gpu import sampling as kernels
+
+VOCAB = 133
+MOST_ROWS = 9
+POISON = -(2**31)
+
+
+def make_row(*, prompt=(), output=(), seed=0, **params) -> ScheduledRow:
+    return ScheduledRow(
+        request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
+        adapter_digest=None, adapter_generation=0,
+        sampling=SamplingParams(max_tokens=9, **params), seed=seed,
+        num_output_tokens=len(output), prompt_token_ids=tuple(prompt),
+        output_token_ids=tuple(output),
+    )  # fmt: skip
+
+
+def make_logits(rows, vocab=VOCAB, seed=0):
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def chosen(logits, rows, *, sources=None, previous=(), ops=reference):
+    """As engine.sampler.choose, by way of packed ints that lie between others."""
+    inputs = SamplingInputs.of(rows, sources or [-1] * len(rows), logits.shape[1])
+    packed = inputs.pack()
+    ints = torch.full((len(packed) + 8,), POISON, dtype=torch.int32)
+    ints[4:-4] = torch.from_numpy(packed)
+    tokens = torch.full((MOST_ROWS,), POISON, dtype=torch.int32)
+    tokens[: len(previous)] = torch.tensor(previous, dtype=torch.int32)
+    there, here = (Logprobs.empty(MOST_ROWS, torch.empty) for _ in range(2))
+    work, penalties = inputs.unpack(ints[4:-4], tokens)
+    choose(ops, logits, work, penalties, inputs, ints[4:-4], tokens, there)
+    for target, source in zip(here.used(inputs), there.used(inputs), strict=True):
+        target.copy_(source)
+    assert (tokens[max(len(rows), len(previous)) :] == POISON).all()
+    named = here.read(inputs)
+    token_ids = tokens[: len(rows)].tolist()
+    return token_ids, {i: told for i, told in named.items() if token_ids[i] != BAD_LOGITS}
+
+
+token = st.integers(0, VOCAB - 1)
+any_row = st.builds(
+    make_row,
+    prompt=st.lists(token, max_size=9),
+    output=st.lists(token, max_size=9),
+    seed=st.integers(0, 2**64 - 1),
+    temperature=st.sampled_from([0.0, 1e-300, 9.9e-6, 1.1e-5, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 5, 200, 2**40]),
+    top_p=st.sampled_from([1.0, 0.05, 0.9]),
+    min_p=st.sampled_from([0.0, 0.01, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, -1.0, 0.5]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    logit_bias=st.dictionaries(
+        st.integers(-3, VOCAB + 5) | st.just(2**40), st.floats(-20, 20, width=32), max_size=5
+    ).map(lambda bias: tuple(bias.items())),
+    logprobs=st.sampled_from([None, 0, 3, MOST_TOP_LOGPROBS]),
+)
+
+
+@given(st.lists(any_row, min_size=1, max_size=MOST_ROWS), st.integers(0, 1000))
+@settings(max_examples=200, deadline=None)
+def test_tokens_and_logprobs_are_those_of_the_cpu(rows, seed):
+    logits = make_logits(len(rows), seed=seed)
+    assert chosen(logits.clone(), rows) == sampler.choose(logits.clone(), rows)
+
+
+@pytest.mark.parametrize("known", [5, 0, VOCAB - 1])
+def test_a_pending_token_counts_as_if_it_were_known(known):
+    options = {"prompt": (5, 7), "presence_penalty": 1.0, "logit_bias": ((5, 2.0),)}
+    for penalties in ({"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}):
+        row = make_row(output=(3, 5, known), seed=4, top_p=0.95, **options, **penalties)
+        pending = dataclasses.replace(row, output_token_ids=(3, 5, PENDING_TOKEN))
+        rows, unknown = [make_row(), row, row], [make_row(), pending, pending]
+        wanted, ours = make_logits(3), make_logits(3)
+        tokens, _ = sampler.choose(wanted, rows)
+        assert chosen(ours, unknown, sources=[0, 2, 2], previous=[9, 9, known])[0] == tokens
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_a_row_without_penalties_does_not_look_for_its_pending_token():
+    rows = [make_row(logit_bias=((3, 1.0),)), make_row(output=(4,), presence_penalty=1.0)]
+    inputs = SamplingInputs.of(rows, [0, 1], VOCAB)
+    assert inputs.penalties["pending"].tolist() == [-1, 1]
+
+
+def test_where_nobody_has_penalties_there_is_no_work_for_them():
+    inputs = SamplingInputs.of([make_row(), make_row(temperature=0.0)], [0, 1], VOCAB)
+    ints = torch.from_numpy(inputs.pack())
+    assert inputs.unpack(ints, torch.zeros(2, dtype=torch.int32))[1] is None
+
+
+def test_unpacked_work_is_views_of_the_packed_ints():
+    rows = [make_row(output=(1, 2), presence_penalty=1.0, min_p=0.25)] * 3
+    inputs = SamplingInputs.of(rows, [-1] * 3, VOCAB)
+    ints = torch.from_numpy(inputs.pack())
+    previous = torch.zeros(3, dtype=torch.int32)
+    work, penalties = inputs.unpack(ints, previous)
+    assert penalties.previous is previous
+    storage = ints.untyped_storage().data_ptr()
+    for part in (work.min_p, work.uniform, work.top_k, penalties.entry_tokens, penalties.bias):
+        assert part.untyped_storage().data_ptr() == storage
+    assert work.min_p.tolist() == [0.25] * 3
+    assert work.uniform.tolist() == [sampler.uniform(0, 2)] * 3
+
+
+def test_entries_are_distinct_and_those_of_the_prompt_are_not_counted():
+    row = make_row(prompt=(9, 2, 500), output=(2, 4, 2), repetition_penalty=2.0)
+    fields = SamplingInputs.of([row], [-1], VOCAB).penalties
+    entries = zip(fields["entry_tokens"].tolist(), fields["entry_counts"].tolist(), strict=True)
+    assert dict(entries) == {2: 2, 4: 1, 9: 0}
+    assert fields["entry_starts"].tolist() == [0, 3]
+
+
+def test_of_equal_logprobs_the_lower_token_is_named_first():
+    logits = torch.zeros(2, VOCAB)
+    logits[0, [100, 50, 7]] = torch.tensor([2.0, 2.0, 1.0])
+    _, named = chosen(logits, [make_row(logprobs=5, temperature=0.0)] * 2)
+    assert [token for token, _ in named[0].top] == [50, 100, 7, 0, 1]
+    assert [token for token, _ in named[1].top] == [0, 1, 2, 3, 4]
+
+
+def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
+    rows = [make_row(logprobs=1, top_p=0.5, presence_penalty=1.0, output=(7,), seed=3)] * 3
+    for bad in (math.nan, math.inf, -math.inf):
+        logits = make_logits(3)
+        wanted = chosen(logits.clone(), rows)
+        logits[1, 7] = bad
+        token_ids, logprobs = chosen(logits, rows)
+        assert token_ids == [wanted[0][0], BAD_LOGITS, wanted[0][2]]
+        assert logprobs == {0: wanted[1][0], 2: wanted[1][2]}
+
+
+def test_more_logprobs_than_the_vocabulary_has_are_all_of_them():
+    _, logprobs = chosen(make_logits(1, vocab=4), [make_row(logprobs=20)])
+    assert sorted(token for token, _ in logprobs[0].top) == [0, 1, 2, 3]
+
+
+def test_no_rows_are_no_tokens_and_no_logprobs():
+    assert chosen(make_logits(0), []) == ([], {})
+
+
+def test_a_bias_given_twice_is_added_twice():
+    logits = torch.zeros(1, VOCAB)
+    chosen(logits, [make_row(logit_bias=((3, 1.0), (3, 2.5)))])
+    assert logits[0, 3].item() == 3.5
+
+
+def test_the_gpus_kernels_choose_what_the_references_do():
+    rows = [
+        make_row(temperature=0.0, prompt=(1, 2), repetition_penalty=1.3, logprobs=2),
+        make_row(seed=1, top_p=0.9, output=(4, 4, PENDING_TOKEN), frequency_penalty=0.7),
+        make_row(seed=2, top_k=9, temperature=0.7, logit_bias=((3, 4.0), (VOCAB, 9.0))),
+        make_row(seed=3, min_p=0.05, logprobs=0),
+    ]
+    logits, pending = make_logits(4), {"sources": [-1, 2, -1, -1], "previous": [1, 2, 3]}
+    ours = chosen(logits.clone(), rows, **pending, ops=kernels)
+    assert ours == chosen(logits.clone(), rows, **pending)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_float64_numbers_come_first_so_that_they_are_aligned(count):
+    packed = SamplingInputs.of([make_row(min_p=0.5)] * count, [-1] * count, VOCAB).pack()
+    assert packed.dtype == np.int32
+    assert packed[: 2 * count].view(np.float64).tolist() == [0.5] * count
