@@ -5,14 +5,20 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.lora import TILE_ROWS, add_expanded, first_line, rows_of, tile_line
+from kernels.gpu.lora import (
+    TILE_ROWS,
+    add_expanded,
+    first_line,
+    num_fused_programs,
+    rows_of,
+    tile_line,
+)
 from kernels.work import Delta
 
 _PLAIN_COLUMNS = 1024
 
 _COLUMNS = 128
 _WARPS = 4
-_PROGRAMS = 8
 
 
 @triton.jit
@@ -125,7 +131,7 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
         _silu_mul[grid](out, gate_up, gate_up.stride(0), WIDTH=width, BLOCK_N=_PLAIN_COLUMNS)
         return out
     work, site = delta.work, delta.site
-    _silu_mul_expand[(launch.num_programs(gate_up.device, _PROGRAMS),)](
+    _silu_mul_expand[(num_fused_programs(gate_up.device, work.block_rows),)](
         out,
         gate_up,
         delta.planes,

@@ -27,9 +27,11 @@ _ROWS_OF_SMALL_BLOCK = 16
 _SHRINK = {16: (128, 4, 4), 64: (128, 4, 3)}
 _SHRINK_PROGRAMS = 6
 
+# Programs of a multiprocessor, by most tokens of a block: no more than its registers hold at once,
+# or the last ones would run when all others are through.
+_EXPAND_PROGRAMS = {16: 6, 64: 4}
 _EXPAND_COLUMNS = 128
 _EXPAND_WARPS = 4
-_EXPAND_PROGRAMS = 8
 
 
 # ---- parts: of the expanding kernels, too ----
@@ -310,6 +312,13 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     return Delta(planes[:1], work, site)
 
 
+def num_fused_programs(device: torch.device, block_rows: int) -> int:
+    """Of a kernel that expands on the way, as many as registers hold at once: see the configs."""
+    if block_rows > _ROWS_OF_SMALL_BLOCK:
+        return launch.num_programs(device, 3)
+    return launch.num_programs(device, 4 if launch.capability(device) < 90 else 5)
+
+
 def first_line(site: Site) -> int:
     """Of the site's in a tile table, or in the scales."""
     return site.layer * site.num_projections + site.projections[0]
@@ -395,7 +404,7 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
     """
     work, site = delta.work, delta.site
     out_0, out_1, out_2 = (*site.out_features, 0, 0)[:3]
-    _expand[(launch.num_programs(y.device, _EXPAND_PROGRAMS),)](
+    _expand[(launch.num_programs(y.device, _EXPAND_PROGRAMS[work.block_rows]),)](
         y,
         delta.planes,
         work.arena,

@@ -13,6 +13,7 @@ from kernels.gpu.lora import (
     dot,
     first_line,
     load_planes,
+    num_fused_programs,
     pair_mask,
     pair_offsets,
     place_of,
@@ -28,7 +29,7 @@ _FP8_MAX = tl.constexpr(448.0)
 
 _PLAIN_ROWS = 16
 _WARPS = 4
-_PROGRAMS = 8
+_PLAIN_PROGRAMS = 8
 
 
 @triton.jit
@@ -93,11 +94,50 @@ def _normed(low, high, weight, half, half_mask, eps, like, HALF_DIM: tl.constexp
 
 
 @triton.jit
-def _store_kv(at, x, is_finite, mask):
+def _rotated(low, high, cos, sin, position, half, mask, like, HALF_DIM: tl.constexpr):
+    at = position.to(tl.int64)[:, None] * HALF_DIM + half[None, :]
+    c = tl.load(cos + at, mask=mask, other=0.0)
+    s = tl.load(sin + at, mask=mask, other=0.0)
+    return _rounded(low * c - high * s, like), _rounded(high * c + low * s, like)
+
+
+@triton.jit
+def _store_kv(kv, offsets, x, is_finite, mask):
     x = tl.where(is_finite, x, 0.0)
-    if at.dtype.element_ty.is_fp8():
+    if kv.dtype.element_ty.is_fp8():
         x = tl.minimum(tl.maximum(x, -_FP8_MAX), _FP8_MAX)
-    tl.store(at, x.to(at.dtype.element_ty), mask=mask)
+    tl.store(kv + offsets, x.to(kv.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _store_head(
+    kv,
+    finite,
+    slots,
+    low,
+    high,
+    rows,
+    row_mask,
+    half,
+    half_mask,
+    head_offset,
+    slab_stride,
+    token_stride,
+    HALF_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """A head of k or v, where its tokens live; flags those that are not finite."""
+    # Both comparisons are false for NaN.
+    low_finite, high_finite = tl.abs(low) < float("inf"), tl.abs(high) < float("inf")
+    is_bad = tl.min((low_finite & high_finite).to(tl.int32), axis=1) == 0
+    # Several heads of a token may do so: each writes the same 0.
+    tl.store(finite + rows, tl.zeros(rows.shape, tl.int32), mask=is_bad & row_mask)
+    slot = tl.load(slots + rows, mask=row_mask, other=-1).to(tl.int64)
+    offset = slot // BLOCK_SIZE * slab_stride + slot % BLOCK_SIZE * token_stride + head_offset
+    offsets = offset[:, None] + half[None, :]
+    mask = (slot >= 0)[:, None] & half_mask[None, :]
+    _store_kv(kv, offsets, low, low_finite, mask)
+    _store_kv(kv, offsets + HALF_DIM, high, high_finite, mask)
 
 
 @triton.jit(
@@ -174,7 +214,7 @@ def _rope_store_kv(
         position = tl.load(positions + rows, mask=row_mask, other=0)
         # 0 for a head of q, 1 of k, 2 of v.
         kind = (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
-        kv_head = head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)
+        kv_head = (head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)).to(tl.int64)
         if HAS_DELTA:
             tiles, depth = tile_line(tile_tables, depths, slot, line + kind)
             delta_low, delta_high = _expanded_head(
@@ -202,31 +242,27 @@ def _rope_store_kv(
             elif kind == 1:
                 low, high = _normed(low, high, k_norm, half, half_mask, eps, qkv, HALF_DIM)
         if kind < 2:
-            turn = position.to(tl.int64)[:, None] * HALF_DIM + half[None, :]
-            c = tl.load(cos + turn, mask=mask, other=0.0)
-            s = tl.load(sin + turn, mask=mask, other=0.0)
-            turned = _rounded(low * c - high * s, qkv)
-            high = _rounded(high * c + low * s, qkv)
-            low = turned
+            low, high = _rotated(low, high, cos, sin, position, half, mask, qkv, HALF_DIM)
         if kind == 0:
             tl.store(at, low.to(qkv.dtype.element_ty), mask=mask)
             tl.store(at + HALF_DIM, high.to(qkv.dtype.element_ty), mask=mask)
         else:
-            # Both comparisons are false for NaN.
-            low_finite = tl.abs(low) < float("inf")
-            high_finite = tl.abs(high) < float("inf")
-            both = (low_finite & high_finite).to(tl.int32)
-            is_finite = tl.min(both, axis=1) == 1
-            zeros = tl.zeros((ROWS,), tl.int32)
-            # Several heads of a token may do so: each writes the same 0.
-            tl.store(finite + rows, zeros, mask=row_mask & (is_finite == 0))
-            place = tl.load(slots + rows, mask=row_mask, other=-1).to(tl.int64)
-            mask = mask & (place >= 0)[:, None]
-            offset = place // BLOCK_SIZE * slab_stride + place % BLOCK_SIZE * token_stride
-            offset += (kind - 1) * kv_stride + kv_head * head_stride
-            target = kv + offset[:, None] + half[None, :]
-            _store_kv(target, low, low_finite, mask)
-            _store_kv(target + HALF_DIM, high, high_finite, mask)
+            _store_head(
+                kv,
+                finite,
+                slots,
+                low,
+                high,
+                rows,
+                row_mask,
+                half,
+                half_mask,
+                (kind - 1) * kv_stride + kv_head * head_stride,
+                slab_stride,
+                token_stride,
+                HALF_DIM,
+                BLOCK_SIZE,
+            )
 
 
 def rope_store_kv(
@@ -251,8 +287,13 @@ def rope_store_kv(
     _, _, kv_heads, block_size, dim = kv.shape
     q_heads = qkv.shape[1] // dim - 2 * kv_heads
     work = delta.work if delta else None
-    rows = min(work.block_rows, TILE_ROWS) if work else _PLAIN_ROWS
-    _rope_store_kv[(launch.num_programs(qkv.device, _PROGRAMS),)](
+    if work:
+        rows = min(work.block_rows, TILE_ROWS)
+        num_programs = num_fused_programs(qkv.device, work.block_rows)
+    else:
+        rows = _PLAIN_ROWS
+        num_programs = launch.num_programs(qkv.device, _PLAIN_PROGRAMS)
+    _rope_store_kv[(num_programs,)](
         qkv,
         kv,
         cos,
