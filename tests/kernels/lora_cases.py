@@ -104,9 +104,10 @@ def make_case(
         blocks=_int32(blocks + wrong),
         pairs=_int32(pairs + [(len(blocks) + i, 0) for i in range(len(wrong))]),
         counts=_int32([len(blocks), len(pairs)]),
-        tile_tables=torch.tensor([table.data_ptr() for table in tables]),
+        # What lies before slot 0 would make an adapter of slot -1.
+        tile_tables=torch.tensor([table.data_ptr() for table in (tables[0], *tables)])[1:],
         scales=torch.tensor([scale.data_ptr() for scale in scales]),
-        depths=_int32(depths),
+        depths=_int32([depths[0], *depths])[1:],
         block_rows=block_rows,
         max_rank=max_rank,
     )
