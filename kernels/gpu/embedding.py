@@ -7,7 +7,8 @@ import triton.language as tl
 from kernels.gpu.rows import row_tile
 
 
-@triton.jit
+# Ids lie in what a step packs, at any address.
+@triton.jit(do_not_specialize_on_alignment=["input_ids", "sources", "previous"])
 def _embed_kernel(
     out, table, input_ids, sources, previous, table_stride, DIM: tl.constexpr, TILE: tl.constexpr
 ):

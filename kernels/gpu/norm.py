@@ -7,7 +7,7 @@ import triton.language as tl
 from kernels.gpu.rows import row_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["finite"])
 def _rms_norm_kernel(
     out,
     residual,

@@ -45,7 +45,13 @@ def _penalized(value, count, repetition, frequency, presence):
     return value - (count.to(tl.float32) * frequency + tl.where(count > 0, presence, 0.0))
 
 
-@triton.jit
+# What a step packs lies at any address: no kernel of its own for what happens to be aligned.
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "entry_starts", "entry_tokens", "entry_counts", "pending", "previous", "repetition",
+        "frequency", "presence", "bias_starts", "bias_tokens", "bias",
+    ]
+)  # fmt: skip
 def _adjust_kernel(
     logits,
     entry_starts,
@@ -261,7 +267,9 @@ def _draw(
 # ---- sampling ----
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["temperature", "min_p", "top_p", "top_k", "uniform"]
+)  # fmt: skip
 def _sample_kernel(
     tokens,
     logits,

@@ -9,7 +9,8 @@ _WARPS = 8
 """32 KiB by 256 threads: eight times 16 bytes of each are on their way at once."""
 
 
-@triton.jit
+# Ids lie in what a step packs, at any address.
+@triton.jit(do_not_specialize_on_alignment=["target_ids", "source_ids"])
 def _copy_kernel(
     target,
     target_ids,
