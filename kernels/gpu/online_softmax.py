@@ -1,0 +1,131 @@
+"""The inner loop of attention: an online softmax (Milakov and Gimelshein, arXiv 1805.02867), in
+base 2, over tiles of keys of paged KV.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load(
+    kv,
+    blocks,
+    slab_stride,
+    head,
+    keys,
+    live,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """K and V at positions `keys` where `live`, [keys, PAD_DIM] each; zeros elsewhere."""
+    block = tl.load(blocks + keys // BLOCK_SIZE, mask=live, other=0)
+    rows = block.to(tl.int64) * slab_stride + (head * BLOCK_SIZE + keys % BLOCK_SIZE) * DIM
+    dims = tl.arange(0, PAD_DIM)
+    at = kv + rows[:, None] + dims[None, :]
+    mask = live[:, None]
+    if DIM < PAD_DIM:
+        mask = mask & (dims < DIM)[None, :]
+    k = tl.load(at, mask=mask, other=0.0)
+    v = tl.load(at + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
+    return k, v
+
+
+@triton.jit
+def _dot(a, b, acc, UPCAST: tl.constexpr):
+    if UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def fold(
+    acc,
+    top,
+    total,
+    q,
+    positions,
+    kv,
+    blocks,
+    slab_stride,
+    head,
+    scale,
+    first,
+    end,
+    begin,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    SHARED_CAST: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """(acc, top, total), the state of an online softmax of q's rows, after keys of [first, end).
+
+    positions: of q's rows.   begin: positions before it are not read.
+    MASKED: some rows do not see some keys. Else nothing is spent on that, a third of a tile's
+    instructions.   TRANSPOSED: acc is [dim, rows], a sum of V^T P^T.
+    SHARED_CAST: K and V are cast a tile ahead, and handed to the next iteration. Where they are
+    cast as they are used, each warp casts all of them, or WGMMA takes them from registers.
+    """
+    if SHARED_CAST:
+        keys = first + tl.arange(0, KEYS)
+        live = (keys >= begin) & (keys < end)
+        k, v = _load(kv, blocks, slab_stride, head, keys, live, KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE)
+        k = k.to(q.dtype)
+        v = v.to(q.dtype)
+    for start in range(first, end, KEYS):
+        keys = start + tl.arange(0, KEYS)
+        live = tl.full((KEYS,), True, tl.int1)
+        if MASKED:
+            live = (keys >= begin) & (keys < end)
+        if SHARED_CAST:
+            ahead = keys + KEYS
+            next_k, next_v = _load(
+                kv,
+                blocks,
+                slab_stride,
+                head,
+                ahead,
+                ahead < end,
+                KV_HEADS,
+                DIM,
+                PAD_DIM,
+                BLOCK_SIZE,
+            )
+        else:
+            k, v = _load(
+                kv, blocks, slab_stride, head, keys, live, KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE
+            )
+            k = k.to(q.dtype)
+            v = v.to(q.dtype)
+        scores = _dot(q, tl.trans(k), None, UPCAST)
+        if MASKED:
+            visible = live[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        base = new_top
+        if MASKED:
+            # Of a row that has seen nothing yet: -inf - -inf is NaN.
+            base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.math.exp2(scores * scale - base[:, None])
+        keep = tl.math.exp2(top - base)
+        total = total * keep + tl.sum(weights, 1)
+        weights = weights.to(q.dtype)
+        if TRANSPOSED:
+            acc = _dot(tl.trans(v), tl.trans(weights), acc * keep[None, :], UPCAST)
+        else:
+            acc = _dot(weights, v, acc * keep[:, None], UPCAST)
+        top = new_top
+        if SHARED_CAST:
+            k = next_k.to(q.dtype)
+            v = next_v.to(q.dtype)
+    return acc, top, total

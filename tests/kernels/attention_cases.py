@@ -1,0 +1,115 @@
+"""Sequences in paged KV, and a step's queries on them: what tests of attention kernels work on."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import reference
+from kernels.gpu.attention import prefill_queries
+from kernels.work import SPLIT_KEYS, AttentionWork
+from tests.kernels.lora_cases import assert_loses_no_more
+
+Attend = Callable[..., None]
+
+_GARBAGE = 10**9
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """q: [T, heads, head_dim], a view of [T, heads + 2 * kv heads, head_dim]."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    work: AttentionWork
+
+    def run(self, attend: Attend, window: int | None = None) -> torch.Tensor:
+        """What it makes of NaN, in a view whose rows are not neighbours."""
+        wide = torch.full_like(self.q, torch.nan).repeat(1, 2, 1)
+        out = wide[:, : self.q.shape[1]]
+        attend(out, self.q, self.kv, self.work, window)
+        assert wide[:, self.q.shape[1] :].isnan().all()
+        return out
+
+    def check(self, name: str, attend: Attend, window: int | None = None, factor: int = 2) -> None:
+        """That it loses no more than torch in the same dtype, and writes the same tokens."""
+        refer: Attend = getattr(reference, name)
+        exact = AttentionCase(self.q.double(), self.kv.double(), self.work).run(refer, window)
+        torchs, ours = self.run(refer, window), self.run(attend, window)
+        written = ~exact.isnan()
+        assert torch.equal(~ours.isnan(), written)
+        assert_loses_no_more(ours[written], torchs[written], exact[written], factor)
+
+    def row(self, index: int) -> torch.Tensor:
+        """Indices of a row's tokens."""
+        return torch.arange(*self.work.query_starts[index : index + 2].tolist())
+
+
+def make_case(
+    rows: Sequence[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
+    num_spare: int = 3,
+    kv: torch.Tensor | None = None,
+) -> AttentionCase:
+    """rows: (positions, tokens of this step) each; (0, 1) is padding.
+
+    A sequence's numbers depend on its length only. Its blocks are scattered, KV is NaN elsewhere.
+    num_spare: blocks of nobody, and items that do not count.   kv: memory to use, of enough slabs.
+    """
+    depths = [-(-length // block_size) for length, _ in rows]
+    slabs = sum(depths) + num_spare
+    if kv is None:
+        kv = torch.full((slabs, 3, 2, kv_heads, block_size, dim), torch.nan)
+        kv = kv.to(kv_dtype or dtype)[:, 1]
+    free = torch.randperm(slabs, generator=torch.Generator().manual_seed(len(rows))).tolist()
+    tables = [[free.pop() for _ in range(depth)] for depth in depths]
+    queries = []
+    for (length, count), table in zip(rows, tables, strict=True):
+        rng = torch.Generator().manual_seed(length)
+        pairs = torch.randn(2, kv_heads, length, dim, generator=rng).to(kv.dtype)
+        for index, block in enumerate(table):
+            part = pairs[:, :, index * block_size : (index + 1) * block_size]
+            kv[block, :, :, : part.shape[2]] = part
+        queries.append(torch.randn(max(length, 1), heads + 2 * kv_heads, dim, generator=rng))
+        queries[-1] = queries[-1][-count:]
+    q = torch.cat(queries).to(dtype)[:, :heads]
+    tile = prefill_queries(heads, kv_heads, dim, dtype, q.device)
+    return AttentionCase(q, kv, _work(rows, tables, num_spare, tile))
+
+
+def _work(
+    rows: Sequence[tuple[int, int]], tables: list[list[int]], num_spare: int, tile: int
+) -> AttentionWork:
+    query_starts, block_starts = [0], [0]
+    decode_items, decode_ranges, prefill_items = [], [], []
+    for index, (length, count) in enumerate(rows):
+        query_starts.append(query_starts[-1] + count)
+        block_starts.append(block_starts[-1] + len(tables[index]))
+        first = len(decode_items)
+        if count == 1:
+            decode_items += [(index, split) for split in range(-(-length // SPLIT_KEYS))]
+        else:
+            prefill_items += [(index, number) for number in range(-(-count // tile))]
+        end = len(decode_items)
+        decode_ranges.append((first, end) if end > first else (0, 0))
+    return AttentionWork(
+        query_starts=_ints(query_starts),
+        seq_lens=_ints([length for length, _ in rows]),
+        block_starts=_ints(block_starts[:-1]),
+        blocks=_ints([block for table in tables for block in table] + [_GARBAGE]),
+        decode_items=_ints(decode_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
+        num_decode_items=_ints([len(decode_items)]),
+        decode_ranges=_ints(decode_ranges),
+        prefill_items=_ints(prefill_items).view(-1, 2),
+        prefill_queries=tile,
+    )
+
+
+def _ints(values: Sequence[object]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

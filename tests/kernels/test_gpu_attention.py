@@ -1,0 +1,181 @@
+"""Attention on paged KV in Triton's interpreter, against `kernels.reference` and float64."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.gpu.attention import decode_attention, prefill_attention, prefill_queries
+from kernels.gpu.launch import assume_capability
+from kernels.reference import FP8
+from tests.kernels.attention_cases import make_case
+from tests.kernels.far_rows import far_rows
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+WINDOWS = pytest.mark.parametrize("window", [None, 1, 5, 700])
+GROUPS = pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"),
+    [(2, 2, 64), (3, 1, 80), (8, 2, 32), (7, 1, 96), (8, 1, 16), (17, 1, 16), (4, 1, 128)],
+)
+
+LENGTHS = [1, 16, 17, 511, 512, 513, 1100]
+CHUNKS = [(2, 2), (33, 33), (17, 2), (23, 7), (86, 70), (301, 1), (333, 33), (1100, 5)]
+"""(positions, tokens): they begin at 0, 0, 15, 16, 16, .., and one is a decode."""
+
+
+@pytest.fixture(autouse=True)
+def empty_memory_is_nan() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# ---- decode ----
+
+
+@DTYPES
+@WINDOWS
+def test_a_decode_sees_its_own_positions_and_no_others(dtype, window):
+    rows = [(length, 1) for length in LENGTHS]
+    make_case(rows, dtype=dtype).check("decode_attention", decode_attention, window)
+
+
+@GROUPS
+def test_a_decode_has_any_group_of_heads_and_head_dim(heads, kv_heads, dim):
+    case = make_case([(40, 1), (7, 1)], heads=heads, kv_heads=kv_heads, dim=dim, block_size=32)
+    case.check("decode_attention", decode_attention)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_decodes_leave_prefills_and_padding_alone(window):
+    case = make_case([(50, 1), (0, 1), (40, 9), (600, 1), (0, 1)], dtype=torch.float16)
+    case.check("decode_attention", decode_attention, window)
+    out = case.run(decode_attention)
+    assert out[1:11].isnan().all()
+    assert out[12].isnan().all()
+
+
+def test_a_decode_alone_has_the_bits_it_has_among_others():
+    rows = [(1100, 1), (3, 3), (513, 1), (60, 1)]
+    together = make_case(rows, dtype=torch.float16).run(decode_attention)
+    for token, length in ((0, 1100), (4, 513), (5, 60)):
+        alone = make_case([(length, 1)], dtype=torch.float16, num_spare=0).run(decode_attention)
+        assert torch.equal(alone[0], together[token])
+
+
+def test_items_that_do_not_count_change_nothing():
+    case = make_case([(700, 1), (30, 1)])
+    count = int(case.work.num_decode_items)
+    cut = replace(case.work, decode_items=case.work.decode_items[:count])
+    expected = replace(case, work=cut).run(decode_attention)
+    assert torch.equal(case.run(decode_attention), expected)
+    no_rows = replace(
+        case.work,
+        num_decode_items=torch.zeros(1, dtype=torch.int32),
+        decode_ranges=torch.zeros(2, 2, dtype=torch.int32),
+    )
+    assert replace(case, work=no_rows).run(decode_attention).isnan().all()
+
+
+def test_more_splits_than_are_reduced_at_a_time_are_all_weighed():
+    make_case([(9000, 1)], heads=1, kv_heads=1).check("decode_attention", decode_attention)
+
+
+# ---- prefill ----
+
+
+@DTYPES
+@WINDOWS
+def test_a_prefill_sees_positions_up_to_its_own_and_no_others(dtype, window):
+    make_case(CHUNKS, dtype=dtype).check("prefill_attention", prefill_attention, window)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@GROUPS
+def test_a_prefill_has_any_group_of_heads_and_head_dim(heads, kv_heads, dim, window):
+    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "block_size": 32}
+    case = make_case([(40, 40), (170, 30)], dtype=torch.float16, **shape)
+    case.check("prefill_attention", prefill_attention, window)
+
+
+def test_prefills_leave_decodes_and_padding_alone():
+    case = make_case([(50, 1), (40, 9), (0, 1)], dtype=torch.float16)
+    case.check("prefill_attention", prefill_attention)
+    out = case.run(prefill_attention)
+    assert out[0].isnan().all()
+    assert out[10].isnan().all()
+
+
+def test_a_prefill_alone_has_the_bits_it_has_among_others():
+    case = make_case(CHUNKS, dtype=torch.float16)
+    together = case.run(prefill_attention)
+    for index in (1, 4, 6):
+        alone = make_case([CHUNKS[index]], dtype=torch.float16, num_spare=0).run(prefill_attention)
+        assert torch.equal(alone, together[case.row(index)])
+
+
+@pytest.mark.parametrize("window", [None, 50])
+def test_chunks_of_a_prompt_give_what_the_whole_gives(window):
+    rows = [(150, 150)]
+    whole = make_case(rows, dtype=torch.float16)
+    whole.check("prefill_attention", prefill_attention, window)
+    expected = whole.run(prefill_attention, window)
+    last = make_case([(150, 37)], dtype=torch.float16).run(prefill_attention, window)
+    assert (last - expected[-37:]).abs().max() <= 2e-3 * expected.abs().max()
+
+
+def test_a_tile_has_no_more_rows_than_there_are_for_its_heads():
+    for heads, kv_heads in ((32, 8), (28, 4), (9, 3), (71, 1)):
+        rows = prefill_queries(heads, kv_heads, 64, torch.float16, torch.device("cpu"))
+        assert 1 <= rows * (heads // kv_heads) <= 128
+
+
+# ---- both ----
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_every_architecture_s_tiles_compute_the_same(capability, dim):
+    with assume_capability(capability):
+        case = make_case([(200, 1), (230, 70)], heads=2, kv_heads=1, dim=dim, dtype=torch.float16)
+        case.check("decode_attention", decode_attention, 100)
+        case.check("prefill_attention", prefill_attention, 100)
+
+
+@pytest.mark.parametrize("capability", [89, 90, 100])
+@pytest.mark.parametrize("window", [None, 30])
+def test_kv_may_be_e4m3(capability, window):
+    with assume_capability(capability):
+        rows = [(600, 1), (150, 40), (17, 1)]
+        case = make_case(rows, dim=80, dtype=torch.float16, kv_dtype=FP8)
+        case.check("decode_attention", decode_attention, window)
+        case.check("prefill_attention", prefill_attention, window)
+
+
+def test_bfloat16_is_right_but_for_rounding_which_the_interpreter_does_not_do():
+    case = make_case([(600, 1), (150, 40)], dtype=torch.bfloat16)
+    case.check("decode_attention", decode_attention, factor=6)
+    case.check("prefill_attention", prefill_attention, factor=6)
+
+
+def test_kv_beyond_2_to_the_31_elements_is_found():
+    heads, block_size, dim = 2, 16, 16
+    near = make_case([(40, 1), (50, 20)], num_spare=0)
+    far = far_rows(len(near.kv), near.kv[0].numel(), torch.float32)
+    kv = far.view(len(near.kv), 2, heads, block_size, dim)
+    case = make_case([(40, 1), (50, 20)], num_spare=0, kv=kv)
+    for attend in (decode_attention, prefill_attention):
+        written = near.run(attend)
+        assert torch.equal(case.run(attend).nan_to_num(), written.nan_to_num())
+
+
+def test_tokens_beyond_2_to_the_31_elements_are_found():
+    near = make_case([(40, 1), (50, 20), (9, 1)])
+    tokens, heads, dim = near.q.shape
+    q = far_rows(tokens, heads * dim, torch.float32).view(tokens, heads, dim)
+    q[:] = near.q
+    for attend in (decode_attention, prefill_attention):
+        out = far_rows(tokens, heads * dim, torch.float32).view(tokens, heads, dim)
+        attend(out, q, near.kv, near.work)
+        assert torch.equal(out, near.run(attend).nan_to_num())
