@@ -45,6 +45,8 @@ def test_parts_of_slabs_leave_their_rests_alone():
 
 def test_slabs_past_32_bits_are_their_own():
     slabs = far_rows(5, 16, torch.int32).view(torch.uint8)
-    slabs[4] = 7
-    copy_slabs(slabs, ints(3), slabs, ints(4))
-    assert slabs[:, 0].tolist() == [0, 0, 0, 7, 7]
+    slabs[0], slabs[3] = 1, 2
+    copy_slabs(slabs, ints(4), slabs, ints(3))
+    copy_slabs(slabs, ints(1), slabs, ints(4))
+    copy_slabs(slabs, ints(4), slabs, ints(0))
+    assert slabs[:, 0].tolist() == [1, 2, 0, 2, 1]
