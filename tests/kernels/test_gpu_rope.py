@@ -233,9 +233,10 @@ def test_the_fused_form_is_the_plain_expand_and_then_the_plain_form():
 
 
 def test_a_block_far_beyond_2_to_the_31_elements_is_found():
-    torch.use_deterministic_algorithms(False)  # Only two blocks are ever touched.
-    step = make_step(3, 16, torch.float16)
-    num_slabs, slab_elems = len(step.kv), 2**31 + 64
+    torch.use_deterministic_algorithms(False)  # Only three blocks are ever touched.
+    step = make_step(5, 16, torch.float16)
+    # A stride of 32 bits: a product with one of 64 would be wide by itself.
+    num_slabs, slab_elems = len(step.kv), 2**30 + 64
     memory = torch.empty(num_slabs * slab_elems, dtype=torch.float16)
     strides = (slab_elems, *step.kv[0].contiguous().stride())
     far = memory.as_strided(step.kv.shape, strides)
