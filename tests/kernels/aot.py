@@ -1,0 +1,269 @@
+"""What a GPU would be given, without one: kernels compiled as their host functions launch them.
+
+A host function of `kernels.gpu` is called with tensors in host memory. Triton finds a device of the
+wanted architecture, so signature, specialisations and options are its own; nothing is launched, and
+what it compiled is looked at. Kernels are the compiler's or the interpreter's from their definition
+on, so all this happens in processes of its own: `python -m tests.kernels.aot` answers a JSON line
+for each that it is sent.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from kernels.gpu.launch import assume_capability
+
+KIB = 1024
+SHARED_LIMIT_BYTES = {
+    80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB,
+}  # fmt: skip
+"""Of a block, by compute capability: CUDA C++ Programming Guide, technical specifications."""
+
+_PROCESSES = 2
+_READY = "ready"
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+_RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
+# What ptxas makes of these has the same width and kind: reading its output takes longer than all
+# compiling before it.
+_LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
+_ASYNC_LOAD = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], \[[^;]*?\], (\w+)")
+_MMA = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
+# Its accumulator is the first list of registers; a second one is its left operand.
+_REGISTER_A_WGMMA = re.compile(r"wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{")
+
+
+class Task(NamedTuple):
+    """A case, by its name, with tensors of a dtype, for a device."""
+
+    case: str
+    dtype: str
+    arch: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One specialisation of a kernel: what was asked for, and what became of it.
+
+    arguments: type of each, `=value` where it is constant, `%16` where it is known to divide.
+    stack_bytes: what did not fit into registers.
+    mma: how many instructions of each kind.   register_a_wgmma: those among them whose left operand
+    lies in registers.   loads: how many global loads of each size in bytes.
+    """
+
+    kernel: str
+    arguments: dict[str, str]
+    num_warps: int
+    num_stages: int
+    grid: tuple[int, ...]
+    registers: int
+    shared_bytes: int
+    tensor_columns: int
+    stack_bytes: int
+    mma: dict[str, int]
+    register_a_wgmma: int
+    loads: dict[int, int]
+
+
+class CompileError(Exception):
+    """A case that could not be compiled."""
+
+
+Answer = list[Compiled] | CompileError
+
+
+# ---- in the process that compiles ----
+
+
+class _Device:
+    """As much of a Triton driver as compiling needs."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return self._arch  # kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def launches(arch: int) -> Iterator[list[Compiled]]:
+    """Collects what is launched on a device of that architecture, in order, instead of doing so."""
+    found: list[Compiled] = []
+    run = JITFunction.run
+
+    def compile_only(
+        kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any
+    ) -> CompiledKernel:
+        compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        found.append(_inspect(compiled, grid))
+        return compiled
+
+    driver.set_active(_Device(arch))
+    with mock.patch.object(JITFunction, "run", compile_only), assume_capability(arch):
+        yield found
+
+
+def _inspect(kernel: CompiledKernel, grid: tuple[int, ...]) -> Compiled:
+    registers, stack, local = _resources(kernel.asm["cubin"])
+    ptx = kernel.asm["ptx"]
+    return Compiled(
+        kernel=kernel.src.fn.__name__,
+        arguments=dict(_arguments(kernel)),
+        num_warps=kernel.metadata.num_warps,
+        num_stages=kernel.metadata.num_stages,
+        grid=tuple(grid),
+        registers=registers,
+        shared_bytes=kernel.metadata.shared,
+        tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
+        stack_bytes=stack + local,
+        mma=dict(Counter(_MMA.findall(ptx))),
+        register_a_wgmma=len(_REGISTER_A_WGMMA.findall(ptx)),
+        loads=dict(Counter(_load_sizes(ptx))),
+    )
+
+
+def _arguments(kernel: CompiledKernel) -> Iterator[tuple[str, str]]:
+    source = kernel.src
+    for index, (name, kind) in enumerate(source.signature.items()):
+        if (index,) in source.constants:
+            yield name, f"={source.constants[index,]}"
+        else:
+            divides = ["tt.divisibility", 16] in source.attrs.get((index,), [])
+            yield name, f"{kind}%16" if divides else kind
+
+
+def _load_sizes(ptx: str) -> Iterator[int]:
+    for count, bits in _LOAD.findall(ptx):
+        yield int(count or 1) * int(bits) // 8
+    for size in _ASYNC_LOAD.findall(ptx):
+        yield int(size, 0)
+
+
+def _resources(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, bytes of stack and of local memory."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = (str(_CUOBJDUMP), "--dump-resource-usage", file.name)
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (found,) = _RESOURCES.findall(usage)
+    registers, stack, local = (int(number) for number in found)
+    return registers, stack, local
+
+
+def _serve(calls: Mapping[str, Callable[[torch.dtype], object]]) -> None:
+    _say(_READY)
+    for line in sys.stdin:
+        task = Task(*json.loads(line))
+        answer: object
+        try:
+            with launches(task.arch) as found, redirect_stdout(sys.stderr):
+                calls[task.case](getattr(torch, task.dtype))
+            answer = [asdict(compiled) for compiled in found]
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        _say(answer)
+
+
+def _say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+# ---- in the process that asks ----
+
+
+def compile_tasks(tasks: Iterable[Task], cache_dir: Path) -> dict[Task, Answer]:
+    """Of each task what it launches. What compilers gave is kept in `cache_dir`."""
+    waiting: SimpleQueue[Task] = SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(cache_dir)}
+    with ThreadPoolExecutor(_PROCESSES) as pool:
+        parts = [pool.submit(_work_off, waiting, env) for _ in range(_PROCESSES)]
+    return {task: answer for part in parts for task, answer in part.result()}
+
+
+def _work_off(waiting: "SimpleQueue[Task]", env: Mapping[str, str]) -> list[tuple[Task, Answer]]:
+    answers: list[tuple[Task, Answer]] = []
+    while not waiting.empty():
+        with _start(env) as process:
+            for task in _drain(waiting):
+                answer = _ask(process, task)
+                answers.append((task, _read(answer)))
+                if not answer:
+                    break
+            assert process.stdin is not None
+            process.stdin.close()
+    return answers
+
+
+def _start(env: Mapping[str, str]) -> "subprocess.Popen[str]":
+    command, pipe = (sys.executable, "-m", "tests.kernels.aot"), subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, text=True)
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise RuntimeError(f"no compiling process, it returned {process.wait()}")
+    return process
+
+
+def _drain(waiting: "SimpleQueue[Task]") -> Iterator[Task]:
+    while True:
+        try:
+            yield waiting.get_nowait()
+        except Empty:
+            return
+
+
+def _ask(process: "subprocess.Popen[str]", task: Task) -> str:
+    """The line that it answers; nothing if it dies."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(task) + "\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def _read(line: str) -> Answer:
+    answer = json.loads(line) if line else "The compiler's process has died."
+    if isinstance(answer, str):
+        return CompileError(answer)
+    found = []
+    for fields in answer:
+        loads = {int(size): count for size, count in fields.pop("loads").items()}
+        grid = tuple(fields.pop("grid"))
+        found.append(Compiled(**fields, loads=loads, grid=grid))
+    return found
+
+
+if __name__ == "__main__":
+    from tests.kernels.aot_cases import CASES, ODD_STEPS
+    from tests.kernels.aot_toys import TOYS
+
+    _serve({case.name: case.call for case in (*CASES, *chain(*ODD_STEPS.values()))} | TOYS)

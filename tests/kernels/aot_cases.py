@@ -1,0 +1,302 @@
+"""Every host function of `kernels.gpu` at the shapes of two models, for `tests.kernels.aot`.
+
+Nothing runs, so no tensor holds anything: lists and tables are as large as an engine makes them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from kernels.gpu import ops
+from kernels.gpu.attention import prefill_queries
+from kernels.reference import FP8
+from kernels.work import (
+    SPLIT_KEYS,
+    AttentionWork,
+    Delta,
+    HeadNorms,
+    LoRAWork,
+    PenaltyWork,
+    SamplingWork,
+    Site,
+)
+from lora.layout import Layout, ModelShape
+
+Call = Callable[[torch.dtype], object]
+
+LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
+QWEN_HALF_B = ModelShape(24, 896, 4864, 14, 2, 64)
+
+DECODE_TOKENS = 64
+PREFILL_TOKENS = 2048
+WINDOW = 4096
+
+_VOCAB = 128256
+_CONTEXT = 8192
+_MAX_RANK = 256
+_NUM_SLOTS = 64
+_LAYER = 3
+_SITES = {"qkv": (0, 1, 2), "o": (3,), "gate_up": (4, 5), "down": (6,)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a host function; `min_arch` is the least that it runs on."""
+
+    name: str
+    call: Call
+    min_arch: int = 80
+
+
+def cases_of(model: str, shape: ModelShape, decode_tokens: int = DECODE_TOKENS) -> list[Case]:
+    """All that a step of a model calls; a step of decodes has that many tokens."""
+    named = [
+        case
+        for cases in (_attention, _lora, _elementwise, _sampling)
+        for case in cases(shape, decode_tokens)
+    ]
+    return [Case(f"{model} {c.name}", c.call, c.min_arch) for c in named]
+
+
+# ---- attention ----
+
+
+def _attention(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
+    for dtype, suffix, min_arch in ((None, "", 80), (FP8, " fp8", 89)):
+        for window, where in ((None, ""), (WINDOW, " window")):
+            decode = partial(_decode_attention, shape, decode_tokens, window, dtype)
+            yield Case(f"decode_attention{where}{suffix}", decode, min_arch)
+            prefill = partial(_prefill_attention, shape, window, dtype)
+            yield Case(f"prefill_attention{where}{suffix}", prefill, min_arch)
+    for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
+        rope = partial(_rope_store_kv, shape, tokens)
+        yield Case(f"rope_store_kv {step}", rope)
+        yield Case(f"rope_store_kv {step} delta", partial(rope, block_rows=rows))
+    rope = partial(_rope_store_kv, shape, decode_tokens, has_norms=True)
+    yield Case("rope_store_kv norms", rope)
+    yield Case("rope_store_kv norms delta", partial(rope, block_rows=16))
+    rope = partial(_rope_store_kv, shape, decode_tokens, kv_dtype=FP8)
+    yield Case("rope_store_kv fp8", rope, 89)
+    yield Case("rope_store_kv fp8 delta", partial(rope, block_rows=16), 89)
+
+
+def _decode_attention(
+    shape: ModelShape,
+    tokens: int,
+    window: int | None,
+    kv_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+) -> None:
+    _, q = _qkv(shape, tokens, dtype)
+    work = _attention_work(shape, tokens, dtype)
+    ops.decode_attention(torch.empty_like(q), q, _kv(shape, kv_dtype or dtype), work, window)
+
+
+def _prefill_attention(
+    shape: ModelShape, window: int | None, kv_dtype: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    _, q = _qkv(shape, PREFILL_TOKENS, dtype)
+    work = _attention_work(shape, 16, dtype)
+    ops.prefill_attention(torch.empty_like(q), q, _kv(shape, kv_dtype or dtype), work, window)
+
+
+def _rope_store_kv(
+    shape: ModelShape,
+    tokens: int,
+    dtype: torch.dtype,
+    *,
+    kv_dtype: torch.dtype | None = None,
+    has_norms: bool = False,
+    block_rows: int | None = None,
+) -> None:
+    dim = shape.head_dim
+    qkv, _ = _qkv(shape, tokens, dtype)
+    norms = HeadNorms(_of(dtype, dim), _of(dtype, dim), 1e-6) if has_norms else None
+    delta = _delta(shape, "qkv", tokens, block_rows, dtype) if block_rows else None
+    turn = (torch.empty(_CONTEXT, dim // 2), torch.empty(_CONTEXT, dim // 2))
+    kv = _kv(shape, kv_dtype or dtype)
+    ops.rope_store_kv(qkv, kv, *turn, *(_ints(tokens) for _ in range(3)), norms, delta)
+
+
+def _qkv(shape: ModelShape, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A projection's output, and the q heads in it."""
+    heads, dim = shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim
+    qkv = _of(dtype, tokens, heads * dim)
+    return qkv, qkv.view(tokens, heads, dim)[:, : shape.num_heads]
+
+
+def _kv(shape: ModelShape, dtype: torch.dtype) -> torch.Tensor:
+    layout = Layout.of(shape, dtype.itemsize)
+    slabs = _of(dtype, 2, layout.slab_bytes // dtype.itemsize)
+    return slabs[:, : layout.kv_block_elems].view(2, *layout.kv_shape)[:, _LAYER]
+
+
+def _attention_work(shape: ModelShape, rows: int, dtype: torch.dtype) -> AttentionWork:
+    queries = prefill_queries(
+        shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, torch.device("cpu")
+    )
+    return AttentionWork(
+        query_starts=_ints(rows + 1),
+        seq_lens=_ints(rows),
+        block_starts=_ints(rows),
+        blocks=_ints(rows * _CONTEXT // 16),
+        decode_items=_ints(rows * _CONTEXT // SPLIT_KEYS, 2),
+        num_decode_items=_ints(1),
+        decode_ranges=_ints(rows, 2),
+        prefill_items=_ints(PREFILL_TOKENS // queries + rows, 2),
+        prefill_queries=queries,
+    )
+
+
+# ---- LoRA ----
+
+
+def _lora(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
+    for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
+        for site in _SITES:
+            shrink = partial(_shrink, shape, site, tokens, rows)
+            yield Case(f"shrink {step} {site}", shrink)
+            expand = partial(_expand, shape, site, tokens, rows)
+            yield Case(f"expand {step} {site}", expand)
+
+
+def _shrink(shape: ModelShape, name: str, tokens: int, block_rows: int, dtype: torch.dtype) -> None:
+    site = _site(shape, name)
+    work = _lora_work(shape, tokens, block_rows, dtype)
+    ops.shrink(_of(dtype, tokens, site.in_features), work, site)
+
+
+def _expand(shape: ModelShape, name: str, tokens: int, block_rows: int, dtype: torch.dtype) -> None:
+    delta = _delta(shape, name, tokens, block_rows, dtype)
+    ops.expand(_of(dtype, tokens, sum(delta.site.out_features)), delta)
+
+
+def _delta(shape: ModelShape, name: str, tokens: int, block_rows: int, dtype: torch.dtype) -> Delta:
+    site = _site(shape, name)
+    planes = torch.empty(site.num_chunks, tokens, len(site.projections) * _MAX_RANK)
+    return Delta(planes, _lora_work(shape, tokens, block_rows, dtype), site)
+
+
+def _site(shape: ModelShape, name: str) -> Site:
+    projections = _SITES[name]
+    features = [shape.features(projection) for projection in projections]
+    return Site(_LAYER, projections, features[0][0], tuple(out for _, out in features))
+
+
+def _lora_work(shape: ModelShape, tokens: int, block_rows: int, dtype: torch.dtype) -> LoRAWork:
+    slab_elems = Layout.of(shape, dtype.itemsize).slab_bytes // dtype.itemsize
+    blocks = tokens // block_rows + _NUM_SLOTS
+    return LoRAWork(
+        arena=_of(dtype, 2, slab_elems),
+        blocks=_ints(blocks, 3),
+        pairs=_ints(blocks * _MAX_RANK // 16, 2),
+        counts=_ints(2),
+        tile_tables=torch.empty(_NUM_SLOTS, dtype=torch.int64),
+        scales=torch.empty(_NUM_SLOTS, dtype=torch.int64),
+        depths=_ints(_NUM_SLOTS),
+        block_rows=block_rows,
+        max_rank=_MAX_RANK,
+    )
+
+
+# ---- norms, activations, embedding ----
+
+
+def _elementwise(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
+    yield Case("embed", partial(_embed, shape, decode_tokens))
+    yield Case("rms_norm", partial(_rms_norm, shape, decode_tokens))
+    yield Case("add_rms_norm", partial(_add_rms_norm, shape, decode_tokens))
+    yield Case("add_rms_norm finite", partial(_add_rms_norm, shape, decode_tokens, is_last=True))
+    yield Case("quantize_fp8", partial(_quantize_fp8, shape, decode_tokens), 89)
+    yield Case("silu_mul", partial(_silu_mul, shape, decode_tokens))
+    for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
+        delta = partial(_silu_mul, shape, tokens, block_rows=rows)
+        yield Case(f"silu_mul {step} delta", delta)
+
+
+def _embed(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
+    table = _of(dtype, _VOCAB, shape.hidden_size)
+    ops.embed(table, _ints(tokens), _ints(tokens), _ints(DECODE_TOKENS))
+
+
+def _rms_norm(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
+    ops.rms_norm(_of(dtype, tokens, shape.hidden_size), _of(dtype, shape.hidden_size), 1e-5)
+
+
+def _add_rms_norm(
+    shape: ModelShape, tokens: int, dtype: torch.dtype, *, is_last: bool = False
+) -> None:
+    residual, x = (_of(dtype, tokens, shape.hidden_size) for _ in range(2))
+    finite = _ints(tokens) if is_last else None
+    ops.add_rms_norm(residual, x, _of(dtype, shape.hidden_size), 1e-5, finite)
+
+
+def _quantize_fp8(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
+    ops.quantize_fp8(_of(dtype, tokens, shape.intermediate_size))
+
+
+def _silu_mul(
+    shape: ModelShape, tokens: int, dtype: torch.dtype, *, block_rows: int | None = None
+) -> None:
+    delta = _delta(shape, "gate_up", tokens, block_rows, dtype) if block_rows else None
+    ops.silu_mul(_of(dtype, tokens, 2 * shape.intermediate_size), delta)
+
+
+# ---- sampling, slabs ----
+
+
+def _sampling(_: ModelShape, rows: int) -> Iterator[Case]:
+    yield Case("adjust_logits", partial(_adjust_logits, rows))
+    yield Case("sample", partial(_sample, rows))
+
+
+def _adjust_logits(rows: int, _: torch.dtype) -> None:
+    work = PenaltyWork(
+        entry_starts=_ints(rows + 1),
+        entry_tokens=_ints(1000),
+        entry_counts=_ints(1000),
+        pending=_ints(rows),
+        previous=_ints(rows),
+        repetition=torch.empty(rows),
+        frequency=torch.empty(rows),
+        presence=torch.empty(rows),
+        bias_starts=_ints(rows + 1),
+        bias_tokens=_ints(300),
+        bias=torch.empty(300),
+    )
+    ops.adjust_logits(torch.empty(rows, _VOCAB), work)
+
+
+def _sample(rows: int, _: torch.dtype) -> None:
+    work = SamplingWork(
+        temperature=torch.empty(rows),
+        min_p=torch.empty(rows, dtype=torch.float64),
+        top_p=torch.empty(rows, dtype=torch.float64),
+        top_k=_ints(rows),
+        uniform=torch.empty(rows, dtype=torch.float64),
+    )
+    ops.sample(torch.empty(rows, _VOCAB), work)
+
+
+def _copy_slabs(dtype: torch.dtype) -> None:
+    slab_bytes = Layout.of(LLAMA_8B, dtype.itemsize).slab_bytes
+    target, source = (torch.empty(2, slab_bytes, dtype=torch.uint8) for _ in range(2))
+    ops.copy_slabs(target, _ints(7), source, _ints(7))
+
+
+def _of(dtype: torch.dtype, *size: int) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype)
+
+
+def _ints(*size: int) -> torch.Tensor:
+    return torch.empty(*size, dtype=torch.int32)
+
+
+LARGE = [*cases_of("8b", LLAMA_8B), Case("copy_slabs", _copy_slabs)]
+SMALL = cases_of("0.5b", QWEN_HALF_B)
+CASES = [*LARGE, *SMALL]
+
+ODD_STEPS = {tokens: cases_of(f"{tokens} decodes 8b", LLAMA_8B, tokens) for tokens in (1, 2)}
+"""Of numbers that Triton compiles anew for: 1, and what 16 does not divide."""
