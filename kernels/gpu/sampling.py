@@ -237,10 +237,10 @@ def _cut(
             else:
                 total = _amount_of_row(logits, peak, scale, floor, False, VOCAB, TILE)
             need = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-            nucleus = _highest_floor(
+            # Tokens of the floor so far reach the need: the new one is not below it.
+            floor = _highest_floor(
                 logits, peak, scale, a, b, c, d, beyond, need, False, VOCAB, TILE
             )
-            floor = tl.maximum(floor, nucleus)
     return floor
 
 

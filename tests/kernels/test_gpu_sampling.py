@@ -165,6 +165,7 @@ PARAMS = [
     {"top_p": 0.05, "temperature": 1.7},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.01, "temperature": 0.8},
     {"top_k": 10**6, "min_p": 1.0},
+    {"top_k": 100, "min_p": 0.3},
 ]
 
 
