@@ -170,12 +170,14 @@ def test_kv_beyond_2_to_the_31_elements_is_found():
         assert torch.equal(case.run(attend).nan_to_num(), written.nan_to_num())
 
 
-def test_tokens_beyond_2_to_the_31_elements_are_found():
-    near = make_case([(40, 1), (50, 20), (9, 1)])
+@pytest.mark.parametrize(
+    ("attend", "rows"),
+    [(decode_attention, [(50, 20), (40, 1)]), (prefill_attention, [(40, 1), (50, 20)])],
+)
+def test_tokens_beyond_2_to_the_31_elements_are_found(attend, rows):
+    near = make_case(rows)  # only the last token lies that far
     tokens, heads, dim = near.q.shape
-    q = far_rows(tokens, heads * dim, torch.float32).view(tokens, heads, dim)
+    q, out = (far_rows(tokens, heads * dim, torch.float32).view(near.q.shape) for _ in range(2))
     q[:] = near.q
-    for attend in (decode_attention, prefill_attention):
-        out = far_rows(tokens, heads * dim, torch.float32).view(tokens, heads, dim)
-        attend(out, q, near.kv, near.work)
-        assert torch.equal(out, near.run(attend).nan_to_num())
+    attend(out, q, near.kv, near.work)
+    assert torch.equal(out, near.run(attend).nan_to_num())
