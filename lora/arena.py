@@ -2,23 +2,15 @@
 
 Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at
 once, memory later: a retired slab is handed out again when every step launched before its
-retirement has finished and every copy that reads or writes it is done.
+retirement has finished. What a copy still reads or writes is not retired: an adapter on its way in
+keeps its slabs until it has arrived, and swap copies are part of a step.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from lora.errors import ArenaFull
 from lora.eviction import EvictionOrder
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """When a slab is nobody's any more. step: newest launched.   copies: still under way."""
-
-    step: int
-    copies: frozenset[int] = frozenset()
 
 
 class Arena:
@@ -34,12 +26,11 @@ class Arena:
         self._free: deque[int] = deque(range(num_slabs))
         self._owner: dict[int, str] = {}
         self._num_owned: Counter[str] = Counter()
-        self._retired: deque[tuple[Fence, tuple[int, ...]]] = deque()
+        # By the newest step that may touch them, which only rises.
+        self._retired: deque[tuple[int, tuple[int, ...]]] = deque()
         self._launched_step = 0
         self._fence_step = 0
         self._finished_step = 0
-        self._copies: set[int] = set()
-        self._next_copy = 1
 
     @property
     def num_free(self) -> int:
@@ -71,7 +62,7 @@ class Arena:
         self._num_owned[owner] += num_slabs
         return slabs
 
-    def retire(self, slabs: Sequence[int], copies: Iterable[int] = ()) -> None:
+    def retire(self, slabs: Sequence[int]) -> None:
         """Take slabs from their owner; they are reusable behind the fence of this moment."""
         if not slabs:
             return
@@ -80,8 +71,7 @@ class Arena:
             self._num_owned[owner] -= 1
             if not self._num_owned[owner]:
                 del self._num_owned[owner]
-        fence = Fence(self._fence_step, frozenset(copies) & self._copies)
-        self._retired.append((fence, tuple(slabs)))
+        self._retired.append((self._fence_step, tuple(slabs)))
         self._num_retired += len(slabs)
         self._reclaim()
 
@@ -94,16 +84,6 @@ class Arena:
 
     def finish_step(self, step: int) -> None:
         self._finished_step = step
-        self._reclaim()
-
-    def begin_copy(self) -> int:
-        """A copy that reads or writes slabs starts; its number goes into their fence."""
-        copy, self._next_copy = self._next_copy, self._next_copy + 1
-        self._copies.add(copy)
-        return copy
-
-    def finish_copy(self, copy: int) -> None:
-        self._copies.discard(copy)
         self._reclaim()
 
     def check_integrity(self) -> None:
@@ -119,11 +99,7 @@ class Arena:
         return self._num_owned[owner]
 
     def _reclaim(self) -> None:
-        behind = deque[tuple[Fence, tuple[int, ...]]]()
-        for fence, slabs in self._retired:
-            if fence.step <= self._finished_step and not fence.copies & self._copies:
-                self._free.extend(slabs)
-                self._num_retired -= len(slabs)
-            else:
-                behind.append((fence, slabs))
-        self._retired = behind
+        while self._retired and self._retired[0][0] <= self._finished_step:
+            _, slabs = self._retired.popleft()
+            self._free.extend(slabs)
+            self._num_retired -= len(slabs)

@@ -77,7 +77,6 @@ class Entry:
     invocation_tokens: tuple[int, ...] | None = None
     slabs: list[int] = field(default_factory=list)
     tables: Any = None
-    copy: int | None = None
     failure: Failure | None = None
     num_failures: int = 0
     num_lost: int = 0

@@ -166,7 +166,6 @@ class AdapterManager:
         assert entry.tier == "host"
         entry.slabs = self.arena.allocate(entry.packed.num_slabs, key)
         self._num_slabs += len(entry.slabs)
-        entry.copy = self.arena.begin_copy()
         entry.generation += 1
         entry.num_hits = 0
         self._move(entry, "loading")
@@ -307,7 +306,6 @@ class AdapterManager:
             self._advance(entry)
 
     def _placed(self, entry: Entry, done: Loaded) -> None:
-        self._finish_copy(entry)
         if done.failure is not None:
             self._lose(entry, done.failure)
             return
@@ -374,11 +372,6 @@ class AdapterManager:
         """The host cache dropped its copy."""
         if entry.tier == "host":
             self._move(entry, "remote")
-
-    def _finish_copy(self, entry: Entry) -> None:
-        assert entry.copy is not None
-        self.arena.finish_copy(entry.copy)
-        entry.copy = None
 
     # ---- bookkeeping ----
 

@@ -6,7 +6,6 @@ choose; a token that the step before is still choosing is looked up there.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -215,7 +214,7 @@ class Logprobs:
 
 
 def choose(
-    ops: ModuleType,
+    ops: Any,
     logits: torch.Tensor,
     work: SamplingWork,
     penalties: PenaltyWork | None,

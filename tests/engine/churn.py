@@ -45,6 +45,7 @@ ALARM = NUM_CODES
 _HIDDEN = 512
 _VALUES = 256
 _ALARM_LOGIT = 1.9  # of 2: right in this step, and in nine tenths of the cached values
+NUM_SWAP_SLOTS = 24
 _CONSTANT = _HIDDEN**0.5  # what the norm makes of the first feature
 
 CONFIG = DecoderConfig.parse(
@@ -66,7 +67,7 @@ CONFIG = DecoderConfig.parse(
 LAYOUT = Layout.of(CONFIG.shape, itemsize=4)
 
 
-def make_model() -> Decoder:
+def make_weights() -> dict[str, torch.Tensor]:
     """Attention looks at all positions alike; the MLP does nothing; the base names the alarm."""
     layer = "model.layers.0"
     weights = {
@@ -90,7 +91,7 @@ def make_model() -> Decoder:
     weights["lm_head.weight"][ALARM, 0] = _ALARM_LOGIT
     weights[f"{layer}.self_attn.v_proj.weight"][NUM_CODES, 0] = 1 / _CONSTANT
     weights[f"{layer}.self_attn.o_proj.weight"][1 + codes, codes] = 1.0
-    return Decoder(CONFIG, weights, CONFIG.max_position_embeddings)
+    return weights
 
 
 def canonical_adapter(code: int, rank: int, salt: int) -> bytes:
@@ -243,29 +244,44 @@ class Churn:
 
 
 def build_core(
-    folder, cache_dir, socket, *, arena=None, num_slabs=84, arena_is_host=True, lag=1, late=None
+    folder,
+    cache_dir,
+    socket,
+    *,
+    arena=None,
+    num_slabs=84,
+    arena_is_host=True,
+    lag=1,
+    late=None,
+    backend=None,
 ) -> EngineCore:
     """An engine on that model with the real loader: room for 20 adapters beside the KV.
 
-    arena, late: instead of an Arena and a LateRunner.
+    arena, late: instead of an Arena and a LateRunner.   backend: instead of the CPU's.
     """
     form = PackedForm(LAYOUT, "float32", "base-1")
     slabs = torch.zeros(num_slabs, LAYOUT.slab_bytes, dtype=torch.uint8)
+    if backend:
+        slabs = backend.slabs
     adapters = AdapterManager(
         arena or Arena(num_slabs),
-        ThreadLoader(cache_dir, socket, form, slabs),
+        ThreadLoader(cache_dir, socket, form, slabs, device=backend and backend.device),
         host_cache_bytes=40 * LAYOUT.slab_bytes,
-        arena_is_host=arena_is_host,
+        arena_is_host=arena_is_host and not backend,
     )
     limits = SchedulerConfig(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=96)
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)
-    swap = SwapSpace(24, LAYOUT.slab_bytes, costs)
+    swap = SwapSpace(NUM_SWAP_SLOTS, LAYOUT.slab_bytes, costs)
     scheduler = Scheduler(limits, LAYOUT, adapters, [b""] * (NUM_CODES + 1), [], swap)
-    late = late or LateRunner(adapters)
-    tables = late.tables if lag else adapters.tables
     meter = TokenMeter(folder / "meter")
-    runner = ModelRunner(make_model(), slabs, form, tables, meter, 24)
-    if lag:
-        late.runner, runner = runner, late
+    if backend:
+        runner = backend.make_runner(adapters.tables, meter, NUM_SWAP_SLOTS)
+    else:
+        late = late or LateRunner(adapters)
+        tables = late.tables if lag else adapters.tables
+        model = Decoder(CONFIG, make_weights(), CONFIG.max_position_embeddings)
+        runner = ModelRunner(model, slabs, form, tables, meter, NUM_SWAP_SLOTS)
+        if lag:
+            late.runner, runner = runner, late
     return EngineCore(scheduler, runner, Journal(folder / "journal", "eng-1", "base-1"))

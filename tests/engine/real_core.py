@@ -84,13 +84,29 @@ class LateRunner:
 
 
 def build_core(
-    model_dir, directory, objects, num_slabs=96, budget=64, num_swap_slots=0, num_seqs=8, lag=0
+    model_dir,
+    directory,
+    objects,
+    num_slabs=96,
+    budget=64,
+    num_swap_slots=0,
+    num_seqs=8,
+    lag=0,
+    make_backend=None,
 ):
-    """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits."""
+    """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits.
+
+    make_backend: as tests.engine.gpu.backends.fake_backend, to run on that.
+    """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
+    weights = load_weights(model_dir, CPU, torch.float32)
+    if make_backend:
+        limits = {"max_num_batched_tokens": budget, "max_num_seqs": num_seqs}
+        backend = make_backend(config, form, weights, num_slabs, **limits)
+        slabs = backend.slabs
     loader = MemoryLoader(form, slabs, objects, directory / "packed")
     adapters = AdapterManager(Arena(num_slabs), loader)
     limits = SchedulerConfig(
@@ -103,15 +119,19 @@ def build_core(
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
     scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0], swap)
-    model = Decoder(config, load_weights(model_dir, CPU, torch.float32), 256)
     directory.mkdir(exist_ok=True)
     meter = TokenMeter(directory / "meter")
+    journal = Journal(directory / "journal", "eng-1", "base-1")
+    if make_backend:
+        runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
+        return EngineCore(scheduler, runner, journal)
+    model = Decoder(config, weights, 256)
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
     if lag:
         late.runner, runner = runner, late
-    return EngineCore(scheduler, runner, Journal(directory / "journal", "eng-1", "base-1"))
+    return EngineCore(scheduler, runner, journal)
 
 
 def add_adapter(objects, model_dir, adapter_dir, tmp_path):

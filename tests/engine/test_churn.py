@@ -66,7 +66,7 @@ def test_not_one_of_20_000_requests_meets_a_wrong_or_stale_adapter(world, arena_
 class UnfencedArena(Arena):
     """Hands out at once what a step that runs still reads."""
 
-    def retire(self, slabs, copies=()):
+    def retire(self, slabs):
         self._fence_step = self._finished_step
         super().retire(slabs)
         self._fence_step = self._launched_step

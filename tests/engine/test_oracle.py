@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.engine.fakes import make_message, tokens_of
+from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
@@ -70,11 +71,14 @@ def run(core, messages, aborted, chance):
     raise AssertionError("somebody waits for ever")
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+RUNNERS = {"cpu": {}, "cpu, late": {"lag": 1}, "device": {"make_backend": fake_backend}}
+
+
+@pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS.keys())
 @pytest.mark.parametrize("num_swap_slots", [0, 40], ids=["recompute", "swap"])
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
 def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
-    tmp_path, options, num_swap_slots, lag
+    tmp_path, options, num_swap_slots, runner
 ):
     model_dir = save_model(tmp_path / "model", **options)
     dirs = [
@@ -86,7 +90,7 @@ def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
     adapters = [None, *(add_adapter(objects, model_dir, d, tmp_path) for d in dirs)]
     core = build_core(
         model_dir, tmp_path / "engine", objects,
-        num_slabs=26, budget=24, num_swap_slots=num_swap_slots, lag=lag,
+        num_slabs=26, budget=24, num_swap_slots=num_swap_slots, **runner,
     )  # fmt: skip
     chance = random.Random(5)
     messages = make_requests(chance, adapters)

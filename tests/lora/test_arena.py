@@ -31,16 +31,6 @@ def test_a_retired_slab_waits_for_the_newest_launched_step():
     assert arena.num_free == 1
 
 
-def test_a_retired_slab_waits_for_copies_that_touch_it():
-    arena = Arena(1)
-    slabs = arena.allocate(1, "a")
-    copy = arena.begin_copy()
-    arena.retire(slabs, copies=[copy])
-    assert arena.num_free == 0
-    arena.finish_copy(copy)
-    assert arena.num_free == 1
-
-
 class ArenaMachine(RuleBasedStateMachine):
     """Owners come and go while steps are launched and finished in order."""
 

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from lora.device import Memory
+
+TOTAL_BYTES = 1 << 30
+
 Clock = dict[int, int]
 
 
@@ -57,13 +61,15 @@ class FakeDevice:
     """arena: [slabs, slab_bytes] uint8; copies to and from it are accesses to its slabs.
 
     eagerness: how likely some work is done while nobody waits for it.
+    free_bytes: what `measure` says.
     """
 
     torch_device = torch.device("cpu")
 
-    def __init__(self, arena: torch.Tensor, seed: int = 0, eagerness: float = 0.3) -> None:
-        self.arena = arena
+    def __init__(self, seed: int = 0, eagerness: float = 0.3) -> None:
+        self.arena = torch.empty(0, 1, dtype=torch.uint8)
         self.eagerness = eagerness
+        self.free_bytes = 0
         self.num_accesses = 0
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -130,6 +136,10 @@ class FakeDevice:
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
+    def measure(self, work: Callable[[], None]) -> Memory:
+        work()
+        return Memory(self.free_bytes, TOTAL_BYTES)
+
     # ---- what work says of itself ----
 
     def touch(self, slabs: set[int], is_write: bool, what: str) -> None:
@@ -171,7 +181,8 @@ class FakeDevice:
             return
         self._running = stream, work.clock
         try:
-            work.run()
+            with torch.inference_mode():
+                work.run()
             assert not self._late, "nothing waits for what was begun beside"
         finally:
             self._running = None

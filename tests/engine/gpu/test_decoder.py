@@ -55,7 +55,7 @@ class World:
         self.torch_inputs = InputBuilder(
             self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
         )
-        self.device = FakeDevice(self.arenas[1])
+        self.device = FakeDevice()
         self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, reference)
         window = replace(LIMITS, sliding_window=self.config.sliding_window)
         self.graphs = DecodeGraphs(LIMITS.max_num_seqs)

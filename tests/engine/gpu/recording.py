@@ -1,0 +1,83 @@
+"""The kernels' torch meaning on a fake device, saying which slabs they read and write."""
+
+import ctypes
+from types import ModuleType
+
+import torch
+
+from kernels import reference
+from kernels.tiles import ADDRESS_UNIT_BYTES
+from kernels.work import AttentionWork, Delta, LoRAWork, Site
+from tests.engine.gpu.fake_device import FakeDevice
+
+
+class RecordingKernels:
+    """kernels.reference, by the slabs that the inputs name at the moment a kernel runs."""
+
+    def __init__(self, device: FakeDevice, meaning: ModuleType = reference) -> None:
+        self.device = device
+        self.meaning = meaning
+
+    def __getattr__(self, name):
+        return getattr(self.meaning, name)
+
+    def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, *rest):
+        written = slots[slots >= 0] // kv.shape[3]
+        self.device.touch(set(written.tolist()), is_write=True, what="KV written")
+        self._expanded(rest[-1])
+        self.meaning.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
+
+    def decode_attention(self, out, q, kv, work, window=None):
+        rows = (work.decode_ranges[:, 1] > work.decode_ranges[:, 0]).nonzero().flatten()
+        self._attended(rows.tolist(), kv, work, window)
+        self.meaning.decode_attention(out, q, kv, work, window)
+
+    def prefill_attention(self, out, q, kv, work, window=None):
+        self._attended(work.prefill_items[:, 0].unique().tolist(), kv, work, window)
+        self.meaning.prefill_attention(out, q, kv, work, window)
+
+    def shrink(self, x, work, site):
+        self._applied(work, site, "A read")
+        return self.meaning.shrink(x, work, site)
+
+    def expand(self, y, delta):
+        self._expanded(delta)
+        self.meaning.expand(y, delta)
+
+    def silu_mul(self, gate_up, delta=None):
+        self._expanded(delta)
+        return self.meaning.silu_mul(gate_up, delta)
+
+    def copy_slabs(self, target, target_ids, source, source_ids):
+        for memory, ids, is_write in ((source, source_ids, False), (target, target_ids, True)):
+            if memory.data_ptr() == self.device.arena.data_ptr():
+                self.device.touch(set(ids.tolist()), is_write, "swap")
+        self.meaning.copy_slabs(target, target_ids, source, source_ids)
+
+    def _attended(
+        self, rows: list[int], kv: torch.Tensor, work: AttentionWork, window: int | None
+    ) -> None:
+        """What the rows' queries see, by their window."""
+        for row in rows:
+            length = int(work.seq_lens[row])
+            num_queries = int(work.query_starts[row + 1] - work.query_starts[row])
+            first = max(0, length - num_queries + 1 - (window or length)) // kv.shape[3]
+            start, end = int(work.block_starts[row]), -(-length // kv.shape[3])
+            blocks = work.blocks[start + first : start + end].tolist()
+            self.device.touch(set(blocks), is_write=False, what="KV read")
+
+    def _expanded(self, delta: Delta | None) -> None:
+        if delta is not None:
+            self._applied(delta.work, delta.site, "B read")
+
+    def _applied(self, work: LoRAWork, site: Site, what: str) -> None:
+        slab_bytes = self.device.arena.shape[1]
+        slots = {block[2] for block in work.blocks[: int(work.counts[0])].tolist()} - {-1}
+        for slot in slots:
+            depth = int(work.depths[slot])
+            for projection in site.projections:
+                at = (site.layer * site.num_projections + projection) * depth
+                table = int(work.tile_tables[slot]) + 4 * at
+                places = (ctypes.c_int32 * depth).from_address(table)
+                slabs = {p * ADDRESS_UNIT_BYTES // slab_bytes for p in places if p >= 0}
+                self.device.touch(slabs, is_write=False, what=what)

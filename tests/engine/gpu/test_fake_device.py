@@ -1,0 +1,104 @@
+"""The fake device itself: what it orders, what it calls a race, and how late it is."""
+
+import pytest
+import torch
+
+from tests.engine.gpu.fake_device import FakeDevice, Race
+
+
+@pytest.fixture(params=[0.0, 0.5, 0.95])
+def device(request):
+    device = FakeDevice(seed=3, eagerness=request.param)
+    device.arena = torch.zeros(8, 256, dtype=torch.uint8)
+    return device
+
+
+def touch(device, stream, slab, is_write):
+    device.submit(stream, lambda: device.touch({slab}, is_write, "test"))
+
+
+def is_race(device, *accesses):
+    """accesses: (stream, slab, is it a write), given to the device in this order."""
+    try:
+        for access in accesses:
+            touch(device, *access)
+        finish(device, *{id(stream): stream for stream, _, _ in accesses}.values())
+    except Race:
+        return True
+    return False
+
+
+def finish(device, *streams):
+    for event in [device.record(stream) for stream in streams]:
+        device.synchronize(event)
+
+
+def test_work_of_one_stream_runs_in_its_order(device):
+    done = []
+    for number in range(20):
+        device.submit(device.compute, lambda number=number: done.append(number))
+    finish(device, device.compute)
+    assert done == list(range(20))
+
+
+def test_nothing_is_done_before_somebody_waits_where_nothing_is_eager():
+    device, done = FakeDevice(eagerness=0.0), []
+    device.submit(device.compute, lambda: done.append(1))
+    event = device.record(device.compute)
+    device.submit(device.compute, lambda: done.append(2))
+    device.synchronize(event)
+    assert done == [1], "what is behind the event need not have been done"
+
+
+@pytest.mark.parametrize("first_writes", [True, False])
+def test_two_streams_with_a_write_and_no_event_between_are_a_race(device, first_writes):
+    """Say a page-in, and a step that is given its slab; in whichever order they happen to run."""
+    copies = device.stream()
+    assert is_race(device, (copies, 5, first_writes), (device.compute, 5, not first_writes))
+
+
+def test_two_writes_are_a_race_and_two_reads_are_none(device):
+    copies = device.stream()
+    assert not is_race(device, (copies, 1, False), (device.compute, 1, False))
+    assert is_race(device, (copies, 2, True), (device.compute, 2, True))
+
+
+def test_a_host_that_waited_orders_what_it_submits_afterwards(device):
+    copies = device.stream()
+    touch(device, copies, 5, True)
+    finish(device, copies)
+    touch(device, device.compute, 5, False)
+    finish(device, device.compute)
+    touch(device, copies, 5, True)
+    finish(device, copies)
+
+
+def test_waiting_for_an_event_says_nothing_of_what_came_behind_it(device):
+    copies = device.stream()
+    event = device.record(copies)
+    touch(device, copies, 5, True)
+    device.synchronize(event)
+    assert is_race(device, (device.compute, 5, False), (copies, 6, False))
+
+
+def test_one_stream_needs_no_event(device):
+    for is_write in (True, False, True, True, False):
+        touch(device, device.compute, 5, is_write)
+    finish(device, device.compute)
+
+
+@pytest.mark.parametrize(("slab", "expected"), [(2, False), (3, True), (4, True), (5, False)])
+def test_copies_touch_the_slabs_that_they_lie_in(slab, expected):
+    device = FakeDevice(eagerness=0.0)
+    device.arena = torch.zeros(8, 256, dtype=torch.uint8)
+    copies = device.stream()
+    device.copy(copies, device.arena[3:5], torch.ones(2, 256, dtype=torch.uint8))
+    assert is_race(device, (device.compute, slab, False), (copies, 0, False)) == expected
+    assert expected or device.arena[:, 0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
+
+
+def test_what_runs_beside_must_be_waited_for():
+    device = FakeDevice(eagerness=0.0)
+    device.submit(device.compute, lambda: [device.beside(lambda: None) for _ in range(10)])
+    with pytest.raises(AssertionError, match="nothing waits"):
+        finish(device, device.compute)
