@@ -28,8 +28,10 @@ from lora.device import Event
 from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64
-_INTS_PER_SAMPLED_ROW = 64
-"""Room for a row's parameters; what grows with its tokens is counted apart."""
+_INTS_PER_SAMPLED_ROW = 16 + 2 * 1024
+"""Room for a row's parameters and its biases (1024 at most, server/openai.py); what grows with its
+tokens is counted apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,8 @@ class GpuRunner:
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 
     def _most_ints(self, vocab: int, num_swap_slots: int) -> int:
-        """Of a step, its transfers and its sampling: a row names each token it has seen twice."""
-        per_row = _INTS_PER_SAMPLED_ROW + 3 * min(self.limits.max_model_len, vocab)
+        """Of a step, its transfers and its sampling: a token that was seen, and how often."""
+        per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
         sampling = self.limits.max_num_seqs * per_row
         return self.builder.most_ints + 4 * num_swap_slots + sampling
 

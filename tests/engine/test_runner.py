@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, ScheduledRow
+from engine.gpu.runner import GpuRunner
 from engine.inputs import InputBuilder
 from engine.models.config import DecoderConfig
 from lora.batch import DeviceTables
@@ -17,6 +18,7 @@ from lora.layout import Layout
 from lora.packed import PackedForm
 from registry.peft_format import WEIGHTS_FILE
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import ALL_TARGETS, LLAMA3_ROPE, save_adapter, save_model
@@ -25,6 +27,15 @@ from tests.tiny_models import ALL_TARGETS, LLAMA3_ROPE, save_adapter, save_model
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
+
+
+RUNNERS = pytest.mark.parametrize(
+    "runner", [{}, {"make_backend": fake_backend}], ids=["cpu", "device"]
+)
+
+
+def kv_of(runner):
+    return runner.kv if isinstance(runner, GpuRunner) else runner.inputs.kv
 
 
 LINEAR_ROPE = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
@@ -114,7 +125,8 @@ def assert_each_gets_its_own(tmp_path, model_dir, specs, num_requests):
     assert num_distinct >= 0.9 * num_requests, "the adapters must be seen to matter"
 
 
-def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_path):
+@RUNNERS
+def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_path, runner):
     model_dir = save_model(tmp_path / "model")
     good = save_adapter(model_dir, tmp_path / "good", seed=1)
     objects: dict[str, bytes] = {}
@@ -124,7 +136,7 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
         # In the keys only: the residual stream stays finite unless the store speaks up.
         "bad": add_adapter(objects, model_dir, overflowing(good, "k_proj"), tmp_path),
     }
-    core = build_core(model_dir, tmp_path / "engine", objects, num_slabs=26, budget=40)
+    core = build_core(model_dir, tmp_path / "engine", objects, num_slabs=26, budget=40, **runner)
     messages = [make_message(f"{n}-{i}", 63, 8, adapters[n]) for i in range(4) for n in adapters]
     for message in messages:
         core.handle("gw", message)
@@ -142,7 +154,7 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
             assert tokens_of(outputs[message.request_id]) == expected
     first_bad = outputs["bad-0"][-1]
     assert first_bad.num_prompt_tokens < 63, "it fails before its prompt is through"
-    assert core.runner.inputs.kv.isfinite().all()
+    assert kv_of(core.runner).isfinite().all()
 
 
 def overflowing(adapter_dir, projection):
@@ -157,9 +169,10 @@ def overflowing(adapter_dir, projection):
     return folder
 
 
-def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path):
+@RUNNERS
+def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path, runner):
     model_dir = save_model(tmp_path / "model", tied=False)
-    core = build_core(model_dir, tmp_path / "engine", {}, num_slabs=16, budget=40)
+    core = build_core(model_dir, tmp_path / "engine", {}, num_slabs=16, budget=40, **runner)
     poison = 7
     core.runner.model.embedding[poison] = torch.nan
     clean = [t for t in make_message("x", 70).prompt_token_ids if t != poison]
@@ -175,7 +188,7 @@ def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path):
             assert outputs[name][-1].stop_cause == "engine_failure"
         else:
             assert tokens_of(outputs[name]) == greedy(oracle, prompt, 8)
-    assert core.runner.inputs.kv.isfinite().all()
+    assert kv_of(core.runner).isfinite().all()
 
 
 def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
@@ -221,10 +234,11 @@ TINY_CONFIG = {
 }
 
 
-def test_logprobs_are_the_models_own_and_reach_who_asked_for_them(tmp_path):
+@RUNNERS
+def test_logprobs_are_the_models_own_and_reach_who_asked_for_them(tmp_path, runner):
     model_dir = save_model(tmp_path / "model")
     # Prompts in chunks beside decodes: a row that chooses a token is rarely where it was before.
-    core = build_core(model_dir, tmp_path / "engine", {}, budget=20)
+    core = build_core(model_dir, tmp_path / "engine", {}, budget=20, **runner)
     messages = [
         make_message(f"r{i}", 5 + 13 * i, 9, logprobs=[None, 0, 3][i % 3], repetition_penalty=1.4)
         for i in range(7)

@@ -37,13 +37,13 @@ def fake_backend(
     model_config: DecoderConfig,
     form: PackedForm,
     weights: dict[str, torch.Tensor],
-    num_slabs: int,
+    num_slabs: int | None,
     device: FakeDevice | None = None,
     **values: object,
 ) -> Backend:
-    """values: of the engine's config."""
+    """num_slabs: None for what is left of the memory.   values: of the engine's config."""
     config = make_config(
-        dtype=form.dtype, arena_bytes=num_slabs * form.layout.slab_bytes,
+        dtype=form.dtype, arena_bytes=num_slabs and num_slabs * form.layout.slab_bytes,
         sliding_window=model_config.sliding_window, **values,
     )  # fmt: skip
     device = device or FakeDevice()

@@ -1,0 +1,174 @@
+"""What the device's runner does by itself; tests.engine.test_{runner,oracle} run it in engines."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.errors import UnsupportedModel
+from engine.gpu.backend import check_capability
+from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.profile import count_slabs
+from engine.messages import SamplingParams
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.weights import load_config, load_weights
+from lora.layout import Layout
+from lora.packed import PackedForm
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.gpu.backends import fake_backend, make_config
+from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
+from tests.engine.real_core import build_core
+from tests.tiny_models import save_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("runner") / "model")
+
+
+def make_params(number):
+    """Of every kind, some with several at once."""
+    options = {
+        "temperature": [0.0, 0.8, 1.3][number % 3],
+        "top_k": [0, 5, 40][number // 2 % 3],
+        "top_p": [1.0, 0.7][number % 2],
+        "min_p": [0.0, 0.05][number // 3 % 2],
+        "repetition_penalty": [1.0, 1.6][number // 2 % 2],
+        "frequency_penalty": [0.0, 0.9][number // 4 % 2],
+        "presence_penalty": [0.0, -0.5, 0.7][number % 3],
+        "logit_bias": [(), ((5, 3.0), (9, -4.0), (10**6, 1.0))][number // 5 % 2],
+        "logprobs": [None, 0, 4][number % 3],
+    }
+    return SamplingParams(max_tokens=14, seed=number, ignore_eos=True, **options)
+
+
+def ask(core):
+    """Requests of all kinds; by id, the tokens and their logprobs."""
+    for number in range(24):
+        message = make_message(f"r{number}", prompt_len=5 + number)
+        core.handle("gw", replace(message, sampling_params=make_params(number), token_lease=14))
+    outputs = run_until_idle(core)
+    logprobs = {
+        name: [entry for output in own for entry in output.logprobs or ()]
+        for name, own in outputs.items()
+    }
+    return {name: tokens_of(own) for name, own in outputs.items()}, logprobs
+
+
+def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
+    tmp_path, model_dir
+):
+    expected, expected_logprobs = ask(build_core(model_dir, tmp_path / "cpu", {}))
+    core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
+    tokens, logprobs = ask(core)
+    assert tokens == expected
+    for name, entries in expected_logprobs.items():
+        assert len(entries) == len(logprobs[name])
+        for mine, theirs in zip(logprobs[name], entries, strict=True):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+def test_it_counts_what_the_cpu_counts(tmp_path, model_dir):
+    for name, options in (("cpu", {"lag": 1}), ("device", {"make_backend": fake_backend})):
+        ask(build_core(model_dir, tmp_path / name, {}, **options))
+    counts = [TokenMeter.read(tmp_path / name / "meter")[:2] for name in ("cpu", "device")]
+    assert counts[0] == counts[1] != (0, 0)
+
+
+def test_steps_of_decodes_run_as_graphs_and_others_do_not(tmp_path, model_dir):
+    core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
+    runner, used = core.runner, []
+    find = runner.graphs.find
+    runner.graphs.find = lambda shape: used.append((shape, find(shape))) or used[-1][1]
+    ask(core)
+    graphs = {shape for shape, graph in used if graph}
+    assert {shape.num_rows for shape in graphs} >= {8}
+    assert all(shape.num_tokens == shape.num_rows for shape in graphs)
+    assert any(graph is None for _, graph in used)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 300])
+def test_every_number_of_rows_has_a_graph_and_none_is_padded_to_twice_its_size(most):
+    graphs = DecodeGraphs(most)
+    assert graphs.sizes == sorted(set(graphs.sizes))
+    for num_rows in range(1, most + 1):
+        shape = graphs.shape(num_rows, has_lora=False)
+        assert num_rows <= shape.num_rows < 2 * num_rows + 1
+    assert graphs.shape(most + 1, has_lora=False) is None
+
+
+# ---- memory, and what cannot be ----
+
+
+def make_backend(model_dir, device, **values):
+    config = DecoderConfig.parse(load_config(model_dir))
+    layout = Layout.of(config.shape, itemsize=4)
+    form = PackedForm(layout, "float32", "base-1")
+    weights = load_weights(model_dir, CPU, torch.float32)
+    return fake_backend(config, form, weights, None, device, **values), layout
+
+
+def test_the_arena_is_what_the_largest_steps_leave_of_a_share_of_the_memory(model_dir):
+    device = FakeDevice(eagerness=1.0)
+    device.free_bytes = TOTAL_BYTES // 4
+    backend, layout = make_backend(model_dir, device, memory_utilization=0.8)
+    left = TOTAL_BYTES // 4 - 0.2 * TOTAL_BYTES
+    assert 0 <= left - len(backend.slabs) * layout.slab_bytes < layout.slab_bytes
+
+
+def test_an_arena_that_has_no_room_is_refused_with_what_to_do(model_dir):
+    device = FakeDevice(eagerness=1.0)
+    device.free_bytes = TOTAL_BYTES // 10
+    with pytest.raises(UnsupportedModel, match="larger memory_utilization"):
+        make_backend(model_dir, device, memory_utilization=0.8)
+
+
+def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
+    seen = []
+
+    class Watching(FakeDevice):
+        def measure(self, work):
+            return super().measure(work)
+
+    device = Watching(eagerness=1.0)
+    device.free_bytes = TOTAL_BYTES
+    backend, layout = make_backend(model_dir, device, max_num_batched_tokens=700)
+    runner = backend.make_runner(lambda key: None, None, 0)
+    run = runner.model.run
+    runner.model.run = lambda inputs, *rest: seen.append(inputs) or run(inputs, *rest)
+    form = PackedForm(layout, "float32", "base-1")
+    count_slabs(runner.model, form, torch.float32, runner.limits, 0.9)
+    assert [len(inputs.input_ids) for inputs in seen] == [700, 16]
+    assert {inputs.lora.max_rank for inputs in seen} == {256}
+    assert [len(inputs.logits_indices) for inputs in seen] == [3, 16]
+
+
+@pytest.mark.parametrize(
+    ("capability", "values", "refusal"),
+    [
+        (75, {}, "least that is served"),
+        (86, {"kv_cache_dtype": "fp8"}, "FP8 wants"),
+        (80, {"quantization": "fp8"}, "FP8 wants"),
+    ],
+)
+def test_a_gpu_that_cannot_is_refused_by_what_it_lacks(capability, values, refusal):
+    with pytest.raises(UnsupportedModel, match=refusal):
+        check_capability(capability, make_config(**values))
+    check_capability(90, make_config(**values))
+
+
+def test_fp8_on_a_cpu_is_refused_before_anything_is_loaded(model_dir, tmp_path):
+    from engine.build import build_core as build
+
+    config = make_config(tmp_path, device="cpu", quantization="fp8", model_dir=str(model_dir))
+    with pytest.raises(UnsupportedModel, match="take device cuda"):
+        build(config, "eng-1", [])
