@@ -16,6 +16,7 @@ from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
+from tests.engine.gpu.fake_device import FakeDevice
 from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
 from tests.watched import forbidden_calls
 
@@ -25,12 +26,14 @@ NUM_SLABS = 64
 class Tiers:
     """A folder as store, a fetcher, a loader, an arena."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, device=None):
         self.folder = folder
         self.store = LocalStorage(folder / "objects")
         self.fetcher = FetcherProcess(folder, (folder / "objects").as_uri())
         self.arena = torch.zeros(NUM_SLABS, FORM.layout.slab_bytes, dtype=torch.uint8)
-        self.loader = ThreadLoader(self.fetcher.cache, self.fetcher.path, FORM, self.arena)
+        self.loader = ThreadLoader(
+            self.fetcher.cache, self.fetcher.path, FORM, self.arena, device=device
+        )
 
     def put(self, seed, key=None):
         data = make_object(seed)
@@ -134,6 +137,26 @@ def wide(packed, num_slabs, folder):
     checksum = hashlib.sha256(data).hexdigest()
     header = replace(packed.header, num_slabs=num_slabs, checksum=checksum)
     return replace(packed, header=header, path=path, slabs_start=0)
+
+
+def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(tmp_path):
+    device = FakeDevice(eagerness=0.0)  # nothing is copied but what somebody waits for
+    tiers = Tiers(tmp_path, device)
+    device.arena = tiers.arena
+    try:
+        ref = tiers.on_disk(1)
+        tiers.loader.load(ref)
+        packed = next_loaded(tiers.loader).value
+        assert packed.host_bytes == packed.size_bytes
+        slabs = list(range(40, 40 + packed.num_slabs))
+        tiers.loader.place(ref, packed, slabs)
+        tables = next_loaded(tiers.loader).value
+    finally:
+        tiers.fetcher.kill()
+    assert torch.equal(tiers.arena[slabs], packed.slabs)
+    assert torch.equal(tables.tile_table, packed.tile_table(FORM.layout, slabs))
+    assert torch.equal(tables.scales, packed.scales)
+    assert (tables.digest, tables.tiles) == (ref.digest, ())
 
 
 def test_reading_a_file_makes_it_the_most_recently_used(tiers):

@@ -38,10 +38,12 @@ FAMILIES = {
 class World:
     """A tiny model twice, each with an arena, and adapters that lie in both."""
 
-    def __init__(self, folder, dtype=torch.float32, **options):
+    def __init__(
+        self, folder, dtype=torch.float32, kv_dtype=torch.float32, kernels=reference, **options
+    ):
         model_dir = save_model(folder / "model", dtype=dtype, **options)
         self.config = DecoderConfig.parse(load_config(model_dir))
-        self.layout = Layout.of(self.config.shape, dtype.itemsize)
+        self.layout = Layout.of(self.config.shape, dtype.itemsize, 32, kv_dtype.itemsize)
         self.form = PackedForm(self.layout, str(dtype).removeprefix("torch."), "base-1")
         self.arenas = torch.zeros(2, NUM_SLABS, self.layout.slab_bytes, dtype=torch.uint8)
         self.tables = {}
@@ -52,18 +54,19 @@ class World:
         self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
         weights = load_weights(model_dir, CPU, dtype)
         self.torch_model = Decoder(self.config, weights, LIMITS.max_model_len)
-        self.torch_inputs = InputBuilder(
-            self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
-        )
+        if kv_dtype == dtype:
+            self.torch_inputs = InputBuilder(
+                self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
+            )
         self.device = FakeDevice()
-        self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, reference)
+        self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, kernels)
         window = replace(LIMITS, sliding_window=self.config.sliding_window)
         self.graphs = DecodeGraphs(LIMITS.max_num_seqs)
         self.builder = StepBuilder(
             window, self.form, self.arenas[1], lambda key: (0, self.tables[key][1]),
             self.graphs.shape,
         )  # fmt: skip
-        kv = self.arenas[1].view(dtype)[:, : self.layout.kv_block_elems]
+        kv = self.arenas[1].view(kv_dtype)[:, : self.layout.kv_block_elems]
         self.kv = kv.unflatten(1, self.layout.kv_shape)
         self.ints = torch.full((self.builder.most_ints,), 10**6, dtype=torch.int32)
         self.out = StepOutputs(
@@ -221,3 +224,29 @@ def test_another_adapter_in_the_arena_is_refused(tmp_path):
     row = replace(world.row("a", [1], 0, [0], "a0"), adapter_digest="other")
     with pytest.raises(AssertionError, match="another adapter lies in the arena"):
         world.step(Batch(1, (row,)))
+
+
+class Rounding:
+    """The reference with a cache that holds what e4m3 can hold, in float32."""
+
+    def __getattr__(self, name):
+        return getattr(reference, name)
+
+    def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, *rest):
+        reference.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
+        blocks = (slots[slots >= 0] // kv.shape[3]).unique()
+        kv[blocks] = kv[blocks].clamp(-448, 448).to(reference.FP8).float()
+
+
+def test_kv_in_fp8_is_kv_rounded_to_it(tmp_path):
+    rounded = World(tmp_path / "rounded", kernels=Rounding())
+    narrow = World(tmp_path / "narrow", kv_dtype=reference.FP8)
+    assert narrow.layout.kv_bytes_per_token < rounded.layout.kv_bytes_per_token
+    batches = zip(
+        make_batches(rounded, random.Random(2)), make_batches(narrow, random.Random(2)), strict=True
+    )
+    for wide_batch, narrow_batch in batches:
+        expected, _, _ = rounded.step(wide_batch)
+        logits, finite, _ = narrow.step(narrow_batch)
+        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
+        assert finite.all()
