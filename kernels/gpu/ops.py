@@ -1,7 +1,7 @@
 """Every kernel, under the names of `kernels.reference`: what a model calls on a GPU."""
 
 from kernels.gpu.activation import silu_mul
-from kernels.gpu.attention import decode_attention, prefill_attention
+from kernels.gpu.attention import decode_attention, prefill_attention, prefill_queries
 from kernels.gpu.embedding import embed
 from kernels.gpu.fp8 import quantize_fp8
 from kernels.gpu.lora import expand, shrink
@@ -18,6 +18,7 @@ __all__ = [
     "embed",
     "expand",
     "prefill_attention",
+    "prefill_queries",
     "quantize_fp8",
     "rms_norm",
     "rope_store_kv",
