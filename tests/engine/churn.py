@@ -38,7 +38,7 @@ from lora.packed import PackedForm
 from registry.peft_format import ModuleScale, lora_names, read_header, write_canonical
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
-from tests.engine.real_core import LateRunner
+from tests.engine.late_runner import LateRunner
 
 NUM_CODES = 255
 ALARM = NUM_CODES

@@ -1,8 +1,6 @@
 """An engine core around a real model, and adapters without files or threads, for tests."""
 
 import hashlib
-from collections import deque
-from dataclasses import replace
 
 import torch
 
@@ -12,7 +10,6 @@ from engine.journal import Journal
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
-from engine.request import PENDING_TOKEN
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
@@ -26,6 +23,7 @@ from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.engine.fakes import FakeLoader
+from tests.engine.late_runner import LateRunner
 from tests.tiny_models import canonical_bytes, packed_adapter
 
 CPU = torch.device("cpu")
@@ -46,41 +44,6 @@ class MemoryLoader(FakeLoader):
         packed.copy_to(self.slabs_memory, slabs)
         tables = DeviceTables.of(packed, self.form.layout, slabs, self.slabs_memory)
         self.done.append(Loaded(ref.object_key, "device", tables))
-
-
-class LateRunner:
-    """Computes a step when it is collected, behind the scheduler's back by one, as a GPU does."""
-
-    lag = 1
-
-    def __init__(self, adapters):
-        self.adapters = adapters
-        self.runner = None
-        self._launched = deque()
-        self._tables = {}
-        self._chosen = {}
-
-    def tables(self, key):
-        """Of the adapters as they lay when the step was launched: fences keep them there."""
-        return self._tables[key]
-
-    def launch(self, batch):
-        tables = {key: self.adapters.tables(key) for key in batch.adapters}
-        self._launched.append((batch, tables))
-
-    def collect(self):
-        batch, self._tables = self._launched.popleft()
-        rows = tuple(self._with_known_tokens(row) for row in batch.rows)
-        self.runner.launch(replace(batch, rows=rows))
-        tokens = self.runner.collect()
-        for row, token in zip(rows, tokens.token_ids, strict=True):
-            self._chosen[row.request_id, row.index] = token
-        return tokens
-
-    def _with_known_tokens(self, row):
-        chosen = self._chosen.get((row.request_id, row.index))
-        known = tuple(chosen if token == PENDING_TOKEN else token for token in row.token_ids)
-        return replace(row, token_ids=known)
 
 
 def build_core(

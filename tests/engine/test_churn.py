@@ -9,7 +9,7 @@ from engine.block_hash import BlockHasher
 from lora.arena import Arena
 from registry.storage import LocalStorage
 from tests.engine.churn import Churn, build_core
-from tests.engine.real_core import LateRunner
+from tests.engine.late_runner import LateRunner
 from tests.lora.factories import FetcherProcess
 
 ALLOWED = {"max_tokens", "aborted", "adapter_missing"}

@@ -1,0 +1,41 @@
+"""A runner that computes behind the scheduler's back, as a device does, around a plain one."""
+
+from collections import deque
+from dataclasses import replace
+
+from engine.request import PENDING_TOKEN
+
+
+class LateRunner:
+    """Computes a step when it is collected, behind the scheduler's back by one, as a GPU does."""
+
+    lag = 1
+
+    def __init__(self, adapters):
+        self.adapters = adapters
+        self.runner = None
+        self._launched = deque()
+        self._tables = {}
+        self._chosen = {}
+
+    def tables(self, key):
+        """Of the adapters as they lay when the step was launched: fences keep them there."""
+        return self._tables[key]
+
+    def launch(self, batch):
+        tables = {key: self.adapters.tables(key) for key in batch.adapters}
+        self._launched.append((batch, tables))
+
+    def collect(self):
+        batch, self._tables = self._launched.popleft()
+        rows = tuple(self._with_known_tokens(row) for row in batch.rows)
+        self.runner.launch(replace(batch, rows=rows))
+        tokens = self.runner.collect()
+        for row, token in zip(rows, tokens.token_ids, strict=True):
+            self._chosen[row.request_id, row.index] = token
+        return tokens
+
+    def _with_known_tokens(self, row):
+        chosen = self._chosen.get((row.request_id, row.index))
+        known = tuple(chosen if token == PENDING_TOKEN else token for token in row.token_ids)
+        return replace(row, token_ids=known)
