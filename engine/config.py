@@ -41,8 +41,9 @@ class EngineConfig:
     memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
     quantization: "fp8", the base model's weights on a GPU.   kv_cache_dtype: "auto" or "fp8".
     device and dtype may be "auto", and arena_bytes, max_model_len, max_num_batched_tokens,
-    max_sum_ranks_per_step and swap_bytes None: `engine.build` replaces them by what the machine,
-    the checkpoint and the arena give.   swap_bytes: host memory for the KV of preempted requests.
+    max_sum_ranks_per_step, host_cache_bytes and swap_bytes None: `engine.build` replaces them by
+    what the machine, the checkpoint and the arena give.
+    swap_bytes: host memory for the KV of preempted requests.
     sliding_window: of the model, filled in by `engine.build`.
     fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
     max_pinned_share: of the arena's slabs, for adapters that the operator pins.
@@ -75,7 +76,7 @@ class EngineConfig:
     public_prefixes: tuple[tuple[int, ...], ...] = ()
     swap_bytes: int | None = None
     disk_cache_bytes: int = 10 << 30
-    host_cache_bytes: int = 256 << 20
+    host_cache_bytes: int | None = None
     prefetch_per_tenant: int = 4
     fetch_timeout_s: float = 60.0
     max_fetches: int = 8

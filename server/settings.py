@@ -58,7 +58,7 @@ class Settings(BaseModel):
     threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
 
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)
-    host_cache_bytes: int = Field(256 << 20, ge=1 << 20)
+    host_cache_bytes: int | None = Field(None, ge=1 << 20)  # by device, see engine/build.py
     prefetch_per_tenant: int = Field(4, ge=1)
     fetch_timeout_s: float = Field(60.0, gt=0)
     max_fetches: int = Field(8, ge=1, le=32)

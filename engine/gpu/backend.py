@@ -31,17 +31,23 @@ _LEAST_FP8_CAPABILITY = 89
 
 def gpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedForm) -> Backend:
     """On the first CUDA device. Raises UnsupportedModel."""
-    from kernels.gpu import ops
-    from kernels.gpu.launch import capability
-
     if not torch.cuda.is_available():
         raise UnsupportedModel("device cuda: torch finds no CUDA device here; take device cpu")
+    try:
+        from kernels.gpu import ops
+        from kernels.gpu.launch import capability
+    except ModuleNotFoundError as missing:
+        raise UnsupportedModel(
+            f"device cuda: there is no {missing.name} here; pip install 'chorale[gpu]'"
+        ) from None
     there = torch.device("cuda", 0)
-    torch.cuda.set_device(there)
+    device = CudaDevice(there)
+    # Weights and arena are filled on the stream that uses them.
+    torch.cuda.set_stream(device.compute)
     check_capability(capability(there), config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     weights = load_weights(Path(config.model_dir), torch.device("cpu"), dtype)
-    return assemble(config, model_config, form, weights, CudaDevice(there), ops)
+    return assemble(config, model_config, form, weights, device, ops)
 
 
 def check_capability(capability: int, config: EngineConfig) -> None:

@@ -78,7 +78,12 @@ def test_a_gpu_runs_the_checkpoints_own_16_bits(tmp_path, saved, dtype):
 
 def test_what_was_given_stays(tmp_path):
     config = make_config(
-        tmp_path, device="cpu", dtype="bfloat16", max_num_batched_tokens=99, swap_bytes=0
+        tmp_path,
+        device="cpu",
+        dtype="bfloat16",
+        max_num_batched_tokens=99,
+        swap_bytes=0,
+        host_cache_bytes=1 << 20,
     )
     assert resolve_device(config) == config
     resolved = dataclasses.replace(config, max_model_len=9, max_sum_ranks_per_step=8)

@@ -175,7 +175,9 @@ def _expand(shape: ModelShape, name: str, tokens: int, block_rows: int, dtype: t
 
 def _delta(shape: ModelShape, name: str, tokens: int, block_rows: int, dtype: torch.dtype) -> Delta:
     site = _site(shape, name)
-    planes = torch.empty(site.num_chunks, tokens, len(site.projections) * _MAX_RANK)
+    # As `shrink` gives them: of large blocks it has summed them.
+    num_planes = site.num_chunks if block_rows == 16 else 1
+    planes = torch.empty(num_planes, tokens, len(site.projections) * _MAX_RANK)
     return Delta(planes, _lora_work(shape, tokens, block_rows, dtype), site)
 
 
