@@ -13,7 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
-from engine.gpu.profile import count_slabs
+from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
@@ -80,10 +80,7 @@ def assemble(
         model_config, weights, limits.max_model_len, device, kernels, config.quantization
     )
     slab_bytes = form.layout.slab_bytes
-    if config.arena_bytes is None:
-        num_slabs = count_slabs(model, form, kv_dtype, limits, config.memory_utilization)
-    else:
-        num_slabs = config.arena_bytes // slab_bytes
+    num_slabs = fit_slabs(run_largest_steps(model, form, kv_dtype, limits), config, slab_bytes)
     slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> GpuRunner:

@@ -20,7 +20,9 @@ from lora.packed import PackedForm
 Ints = npt.NDArray[np.int32]
 
 MAX_RANK = 256
-"""Of an adapter; what the registry takes at most (registry/validate.py)."""
+"""Of an adapter; what the registry takes at most (registry/validate.py). Planes have room for it in
+every step: the true ranks decide what is read and written, and no rank compiles a kernel anew.
+"""
 
 _ALIGNED_INTS = 4
 _DECODE_BLOCK_ROWS, _PREFILL_BLOCK_ROWS = 16, 64
@@ -42,20 +44,16 @@ class StepLimits:
 class StepShape:
     """What decides where everything lies. num_tokens, num_rows: with padding.
 
-    block_rows, max_rank: see LoRAWork; 0 in a step without adapters.
+    block_rows: see LoRAWork; 0 in a step without adapters.
     """
 
     num_tokens: int
     num_rows: int
     block_rows: int = 0
-    max_rank: int = 0
 
     @classmethod
     def of_decodes(cls, num_rows: int, has_lora: bool) -> "StepShape":
-        """For any adapters, where there are some."""
-        if not has_lora:
-            return cls(num_rows, num_rows)
-        return cls(num_rows, num_rows, _DECODE_BLOCK_ROWS, MAX_RANK)
+        return cls(num_rows, num_rows, _DECODE_BLOCK_ROWS if has_lora else 0)
 
     @property
     def has_lora(self) -> bool:
@@ -127,7 +125,7 @@ class StepBuilder:
         """Of any step."""
         rows = self.limits.max_num_seqs
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
-        largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS, MAX_RANK)
+        largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS)
         return _aligned(self._places(largest).blocks_start + rows * self._max_blocks)
 
     def build(
@@ -210,7 +208,7 @@ class StepBuilder:
             scales=field("scales").view(torch.int64),
             depths=field("depths"),
             block_rows=shape.block_rows,
-            max_rank=shape.max_rank,
+            max_rank=MAX_RANK,
         )
 
     def _places(self, shape: StepShape) -> "_Places":
@@ -227,15 +225,9 @@ class StepBuilder:
                 return shape
         if not segments:
             return StepShape(num_tokens, len(rows))
-        longest = max(segment.end - segment.start for segment in segments)
-        is_long = longest >= _LEAST_PREFILL_SEGMENT
-        pairs = max(segment.tables.num_pairs for segment in segments)
-        return StepShape(
-            num_tokens,
-            len(rows),
-            _PREFILL_BLOCK_ROWS if is_long else _DECODE_BLOCK_ROWS,
-            PAIR_ROWS * pairs,
-        )
+        is_long = any(s.end - s.start >= _LEAST_PREFILL_SEGMENT for s in segments)
+        block_rows = _PREFILL_BLOCK_ROWS if is_long else _DECODE_BLOCK_ROWS
+        return StepShape(num_tokens, len(rows), block_rows)
 
     def _put_tokens(
         self,
@@ -342,7 +334,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
         num_blocks = 2 * rows + tokens // shape.block_rows
         sizes |= {
             "lora_blocks": 3 * num_blocks,
-            "lora_pairs": 2 * num_blocks * (shape.max_rank // PAIR_ROWS),
+            "lora_pairs": 2 * num_blocks * (MAX_RANK // PAIR_ROWS),
             "lora_counts": 2,
             "depths": rows,
             "tile_tables": 2 * rows,

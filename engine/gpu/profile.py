@@ -1,4 +1,7 @@
-"""How much of a device's memory is left for the arena: what the largest steps take is measured."""
+"""How much of a device's memory is left for the arena: what the largest steps take is measured.
+
+They also have every kernel compiled that a step outside of the graphs may need.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import MAX_RANK, StepLimits
@@ -15,40 +19,39 @@ from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from kernels.tiles import RANK_ROWS
 from lora.batch import DeviceTables
+from lora.device import Memory
 from lora.layout import PROJECTIONS
 from lora.packed import PackedForm
 
 _KEY = "the largest adapter"
 
 
-def count_slabs(
-    model: GpuDecoder,
-    form: PackedForm,
-    kv_dtype: torch.dtype,
-    limits: StepLimits,
-    memory_utilization: float,
-) -> int:
-    """Slabs that fit beside weights and steps in a share of the device's memory.
+def fit_slabs(memory: Memory, config: EngineConfig, slab_bytes: int) -> int:
+    """Slabs of the arena: those asked for, or what fits into a share of the device's memory.
 
-    Raises UnsupportedModel where not even one does.
+    memory: while the largest steps run. Raises UnsupportedModel where there is no room.
     """
-    slab_bytes = form.layout.slab_bytes
-    memory = model.device.measure(_largest_steps(model, form, kv_dtype, limits))
-    num_slabs = int(memory.free_bytes - (1 - memory_utilization) * memory.total_bytes) // slab_bytes
-    if num_slabs < 1:
+    room = memory.free_bytes - (1 - config.memory_utilization) * memory.total_bytes
+    if config.arena_bytes is not None:
+        room = min(config.arena_bytes, memory.free_bytes)
+    num_slabs = int(room) // slab_bytes
+    wanted = max(1, (config.arena_bytes or 0) // slab_bytes)
+    if num_slabs < wanted:
         raise UnsupportedModel(
-            f"weights and steps leave no room for an arena in {memory_utilization:.0%} of the "
-            f"device's {memory.total_bytes >> 20} MiB: take quantization fp8, a smaller "
-            "max_num_batched_tokens, or a larger memory_utilization"
+            f"weights and steps leave {memory.free_bytes >> 20} of the device's "
+            f"{memory.total_bytes >> 20} MiB, which is too little for the arena: take quantization "
+            "fp8, a smaller max_num_batched_tokens or arena_bytes, or a larger memory_utilization"
         )
     return num_slabs
 
 
-def _largest_steps(
+def run_largest_steps(
     model: GpuDecoder, form: PackedForm, kv_dtype: torch.dtype, limits: StepLimits
-) -> Callable[[], None]:
-    """Runs a step of as many tokens and one of as many rows as there may be, all with an adapter of
-    the highest rank, in an arena of one slab: what they compute is nobody's.
+) -> Memory:
+    """What a step of as many tokens and one of as many rows as there may be leave of the memory.
+
+    All rows have an adapter of the highest rank, penalties and cuts, in an arena of one slab: what
+    they compute is nobody's.
     """
     layout, there = form.layout, model.device.torch_device
 
@@ -65,7 +68,7 @@ def _largest_steps(
                 runner.launch(Batch(1, rows))
                 runner.collect()
 
-    return run
+    return model.device.measure(run)
 
 
 def _prefill_lengths(limits: StepLimits) -> list[int]:
@@ -87,7 +90,7 @@ def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> Schedule
         adapter_key=_KEY,
         adapter_digest=_KEY,
         adapter_generation=0,
-        sampling=SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9),
+        sampling=SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, presence_penalty=1.0),
         seed=0,
         num_output_tokens=0,
     )

@@ -67,8 +67,14 @@ def build_core(
     form = PackedForm(layout, "float32", "base-1")
     weights = load_weights(model_dir, CPU, torch.float32)
     if make_backend:
-        limits = {"max_num_batched_tokens": budget, "max_num_seqs": num_seqs}
-        backend = make_backend(config, form, weights, num_slabs, **limits)
+        backend = make_backend(
+            config,
+            form,
+            weights,
+            max_num_batched_tokens=budget,
+            max_num_seqs=num_seqs,
+            arena_bytes=num_slabs * layout.slab_bytes,
+        )
         slabs = backend.slabs
     loader = MemoryLoader(form, slabs, objects, directory / "packed")
     adapters = AdapterManager(Arena(num_slabs), loader)

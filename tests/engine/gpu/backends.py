@@ -37,15 +37,11 @@ def fake_backend(
     model_config: DecoderConfig,
     form: PackedForm,
     weights: dict[str, torch.Tensor],
-    num_slabs: int | None,
     device: FakeDevice | None = None,
     **values: object,
 ) -> Backend:
-    """num_slabs: None for what is left of the memory.   values: of the engine's config."""
-    config = make_config(
-        dtype=form.dtype, arena_bytes=num_slabs and num_slabs * form.layout.slab_bytes,
-        sliding_window=model_config.sliding_window, **values,
-    )  # fmt: skip
+    """values: of the engine's config."""
+    config = make_config(dtype=form.dtype, sliding_window=model_config.sliding_window, **values)
     device = device or FakeDevice()
     backend = assemble(config, model_config, form, weights, device, RecordingKernels(device))
     device.arena = backend.slabs

@@ -69,7 +69,7 @@ class FakeDevice:
     def __init__(self, seed: int = 0, eagerness: float = 0.3) -> None:
         self.arena = torch.empty(0, 1, dtype=torch.uint8)
         self.eagerness = eagerness
-        self.free_bytes = 0
+        self.free_bytes = TOTAL_BYTES
         self.num_accesses = 0
         self._random = random.Random(seed)
         self._lock = threading.RLock()

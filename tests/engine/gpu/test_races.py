@@ -48,7 +48,8 @@ def world(tmp_path):
         (tmp_path / "engine").mkdir()
         device = device_type(seed, eagerness)
         form = PackedForm(LAYOUT, "float32", "base-1")
-        backend = fake_backend(CONFIG, form, make_weights(), NUM_SLABS, device)
+        arena_bytes = NUM_SLABS * LAYOUT.slab_bytes
+        backend = fake_backend(CONFIG, form, make_weights(), device, arena_bytes=arena_bytes)
         core = build_core(
             tmp_path / "engine", fetcher.cache, fetcher.path, backend=backend, **options
         )

@@ -8,7 +8,7 @@ import torch
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import check_capability
 from engine.gpu.graphs import DecodeGraphs
-from engine.gpu.profile import count_slabs
+from engine.gpu.profile import run_largest_steps
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
@@ -114,7 +114,7 @@ def make_backend(model_dir, device, **values):
     layout = Layout.of(config.shape, itemsize=4)
     form = PackedForm(layout, "float32", "base-1")
     weights = load_weights(model_dir, CPU, torch.float32)
-    return fake_backend(config, form, weights, None, device, **values), layout
+    return fake_backend(config, form, weights, device, **values), layout
 
 
 def test_the_arena_is_what_the_largest_steps_leave_of_a_share_of_the_memory(model_dir):
@@ -132,24 +132,27 @@ def test_an_arena_that_has_no_room_is_refused_with_what_to_do(model_dir):
         make_backend(model_dir, device, memory_utilization=0.8)
 
 
+def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
+    device = FakeDevice(eagerness=1.0)
+    device.free_bytes = 1 << 20
+    backend, layout = make_backend(model_dir, device, arena_bytes=1 << 20)
+    assert len(backend.slabs) == (1 << 20) // layout.slab_bytes
+    with pytest.raises(UnsupportedModel, match="smaller max_num_batched_tokens or arena_bytes"):
+        make_backend(model_dir, device, arena_bytes=2 << 20)
+
+
 def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
     seen = []
-
-    class Watching(FakeDevice):
-        def measure(self, work):
-            return super().measure(work)
-
-    device = Watching(eagerness=1.0)
-    device.free_bytes = TOTAL_BYTES
+    device = FakeDevice(eagerness=1.0)
     backend, layout = make_backend(model_dir, device, max_num_batched_tokens=700)
     runner = backend.make_runner(lambda key: None, None, 0)
     run = runner.model.run
     runner.model.run = lambda inputs, *rest: seen.append(inputs) or run(inputs, *rest)
     form = PackedForm(layout, "float32", "base-1")
-    count_slabs(runner.model, form, torch.float32, runner.limits, 0.9)
+    run_largest_steps(runner.model, form, torch.float32, runner.limits)
     assert [len(inputs.input_ids) for inputs in seen] == [700, 16]
-    assert {inputs.lora.max_rank for inputs in seen} == {256}
     assert [len(inputs.logits_indices) for inputs in seen] == [3, 16]
+    assert all(int(inputs.lora.depths.max()) == 32 for inputs in seen)
 
 
 @pytest.mark.parametrize(
