@@ -1,7 +1,7 @@
 """Sequences in paged KV, and a step's queries on them: what tests of attention kernels work on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -22,6 +22,16 @@ class AttentionCase:
     q: torch.Tensor
     kv: torch.Tensor
     work: AttentionWork
+
+    def placed(self, there: torch.device) -> "AttentionCase":
+        """The same in a device's memory, q and kv in rows that are not neighbours."""
+        tensors = {
+            field.name: getattr(self.work, field.name).to(there)
+            for field in fields(self.work)
+            if field.name != "prefill_queries"
+        }
+        work = replace(self.work, **tensors)
+        return AttentionCase(_apart(self.q, there), _apart(self.kv, there), work)
 
     def run(self, attend: Attend, window: int | None = None) -> torch.Tensor:
         """What it makes of NaN, in a view whose rows are not neighbours."""
@@ -56,10 +66,11 @@ def make_case(
     kv_dtype: torch.dtype | None = None,
     num_spare: int = 3,
     kv: torch.Tensor | None = None,
+    seed: int = 0,
 ) -> AttentionCase:
     """rows: (positions, tokens of this step) each; (0, 1) is padding.
 
-    A sequence's numbers depend on its length only. Its blocks are scattered, KV is NaN elsewhere.
+    A sequence's numbers depend on its length and the seed only. Its blocks are scattered, KV is NaN elsewhere.
     num_spare: blocks of nobody, and items that do not count.   kv: memory to use, of enough slabs.
     """
     depths = [-(-length // block_size) for length, _ in rows]
@@ -71,7 +82,7 @@ def make_case(
     tables = [[free.pop() for _ in range(depth)] for depth in depths]
     queries = []
     for (length, count), table in zip(rows, tables, strict=True):
-        rng = torch.Generator().manual_seed(length)
+        rng = torch.Generator().manual_seed(length + (seed << 32))
         pairs = torch.randn(2, kv_heads, length, dim, generator=rng).to(kv.dtype)
         for index, block in enumerate(table):
             part = pairs[:, :, index * block_size : (index + 1) * block_size]
@@ -81,6 +92,13 @@ def make_case(
     q = torch.cat(queries).to(dtype)[:, :heads]
     tile = prefill_queries(heads, kv_heads, dim, dtype, q.device)
     return AttentionCase(q, kv, _work(rows, tables, num_spare, tile))
+
+
+def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
+    """A copy of it in the first half of rows that are twice as wide."""
+    wide = torch.full((len(part), 2, *part.shape[1:]), torch.nan, device=there).to(part.dtype)
+    wide[:, 0] = part.to(there)
+    return wide[:, 0]
 
 
 def _work(

@@ -1,7 +1,7 @@
 """Adapters in an arena, and a step's tokens on them: what tests of LoRA kernels work on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,12 +37,29 @@ class Module:
 
 @dataclass(frozen=True)
 class LoRACase:
-    """`tables` own the memory that `work` has the addresses of."""
+    """tile_tables, scales: by slot; they own the memory that `work` has the addresses of."""
 
     work: LoRAWork
     modules: list[dict[tuple[int, int], Module]]
     slots: list[int]
-    tables: list[torch.Tensor]
+    tile_tables: list[torch.Tensor]
+    scales: list[torch.Tensor]
+
+    def placed(self, there: torch.device) -> "LoRACase":
+        """The same with its work in a device's memory."""
+        tables, scales = ([t.to(there) for t in part] for part in (self.tile_tables, self.scales))
+        work = replace(
+            self.work,
+            arena=self.work.arena.to(there),
+            blocks=self.work.blocks.to(there),
+            pairs=self.work.pairs.to(there),
+            counts=self.work.counts.to(there),
+            # What lies before slot 0 would make an adapter of slot -1.
+            tile_tables=_addresses([tables[0], *tables]).to(there)[1:],
+            scales=_addresses(scales).to(there),
+            depths=_int32([t.shape[2] for t in (tables[0], *tables)]).to(there)[1:],
+        )
+        return replace(self, work=work, tile_tables=tables, scales=scales)
 
     def exact(self, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
         """y + scale * x @ A.T @ B in float64, nothing rounded on the way."""
@@ -104,14 +121,13 @@ def make_case(
         blocks=_int32(blocks + wrong),
         pairs=_int32(pairs + [(len(blocks) + i, 0) for i in range(len(wrong))]),
         counts=_int32([len(blocks), len(pairs)]),
-        # What lies before slot 0 would make an adapter of slot -1.
-        tile_tables=torch.tensor([table.data_ptr() for table in (tables[0], *tables)])[1:],
-        scales=torch.tensor([scale.data_ptr() for scale in scales]),
-        depths=_int32([depths[0], *depths])[1:],
+        tile_tables=torch.empty(0),
+        scales=torch.empty(0),
+        depths=torch.empty(0),
         block_rows=block_rows,
         max_rank=max_rank,
     )
-    return LoRACase(work, modules, list(slots), tables + scales)
+    return LoRACase(work, modules, list(slots), tables, scales).placed(arena.device)
 
 
 def assert_loses_no_more(
@@ -119,7 +135,8 @@ def assert_loses_no_more(
 ) -> None:
     """Than torch in the same dtype, with some bits of float32 for another order of sums."""
     allowed = (torchs.double() - exact).abs().max() * factor + 1e-6 * exact.abs().max()
-    assert (ours.double() - exact).abs().max() <= allowed
+    lost = (ours.double() - exact).abs().max()
+    assert lost <= allowed, f"{lost:.3g} is lost, {allowed:.3g} may be"
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
@@ -193,6 +210,10 @@ def _blocks(slots: Sequence[int], block_rows: int) -> list[tuple[int, int, int]]
         else:
             blocks.append((token, 1, slot))
     return [*blocks[:1], (len(slots), 0, 0), *blocks[1:]]
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([tensor.data_ptr() for tensor in tensors])
 
 
 def _int32(values: Sequence[object]) -> torch.Tensor:

@@ -175,8 +175,7 @@ def test_a_tile_far_beyond_2_to_the_31_elements_is_found():
     far[-2:] = near
     moved = (len(far) - 2) * near.shape[1] * near.itemsize // 256
     expected = expanded(y, x, case, DOWN)
-    for table in case.tables:
-        if table.dtype == torch.int32:
-            table[table >= 0] += moved
+    for table in case.tile_tables:
+        table[table >= 0] += moved
     moved_case = replace(case, work=replace(case.work, arena=far))
     assert torch.equal(expanded(y, x, moved_case, DOWN), expected)
