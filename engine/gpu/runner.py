@@ -134,7 +134,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Of every shape of a step of decodes. Before the first step: it writes into slab 0."""
+        """Of every shape of a step of decodes. Before the first step."""
         memory = self._slots[0].memory
 
         def capture(shape: StepShape) -> "partial[None]":
