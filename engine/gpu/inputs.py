@@ -118,7 +118,6 @@ class StepBuilder:
         self.decode_shape = decode_shape
         self.adapters = arena.view(getattr(torch, form.dtype))
         self._max_blocks = self.layout.num_blocks(limits.max_model_len)
-        self._by_shape: dict[StepShape, _Places] = {}
 
     @property
     def most_ints(self) -> int:
@@ -126,7 +125,7 @@ class StepBuilder:
         rows = self.limits.max_num_seqs
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
         largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS)
-        return _aligned(self._places(largest).blocks_start + rows * self._max_blocks)
+        return _aligned(_Places(largest, self.limits).blocks_start + rows * self._max_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -154,7 +153,7 @@ class StepBuilder:
         memory: Ints,
         previous: Mapping[tuple[str, int], int],
     ) -> StepPlan:
-        places = self._places(shape)
+        places = _Places(shape, self.limits)
         due = [number for number, row in enumerate(rows) if row.sampling is not None]
         places.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
         self._put_tokens(rows, firsts, memory, places, previous)
@@ -173,7 +172,7 @@ class StepBuilder:
 
     def views(self, shape: StepShape, ints: torch.Tensor, num_prefill_items: int) -> StepInputs:
         """A step of this shape, as it lies in `ints` on the device."""
-        places = self._places(shape)
+        places = _Places(shape, self.limits)
 
         def field(name: str) -> torch.Tensor:
             return ints[places.of(name)]
@@ -210,11 +209,6 @@ class StepBuilder:
             block_rows=shape.block_rows,
             max_rank=MAX_RANK,
         )
-
-    def _places(self, shape: StepShape) -> "_Places":
-        if shape not in self._by_shape:
-            self._by_shape[shape] = _Places(shape, self.limits)
-        return self._by_shape[shape]
 
     def _shape(
         self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
