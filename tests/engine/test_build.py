@@ -1,11 +1,14 @@
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from engine.build import resolve_device, resolve_max_model_len
+from engine.build import build_core, resolve_device, resolve_max_model_len
 from engine.config import EngineConfig
+from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 
 MODEL = {
@@ -74,6 +77,22 @@ def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
 def test_a_gpu_runs_the_checkpoints_own_16_bits(tmp_path, saved, dtype):
     (tmp_path / "config.json").write_text(json.dumps(saved))
     assert resolve_device(make_config(tmp_path, device="cuda")).dtype == dtype
+
+
+def test_a_cpu_needs_no_triton(tmp_path):
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import engine.__main__, engine.gpu.backend\n"
+        "assert not [name for name in sys.modules if name.startswith('kernels.gpu.')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    with pytest.raises(UnsupportedModel, match="take device cpu"):
+        build_core(make_config(tmp_path, device="cuda"), "eng-1", [])
 
 
 def test_what_was_given_stays(tmp_path):
