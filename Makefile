@@ -29,8 +29,8 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: $(VENV)/dev.stamp chromium ## all tests but the slow and the GPU ones [ARGS=...]
-	$(PYTEST) -m "not gpu and not soak" $(ARGS)
+test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
+	$(PYTEST) -m "not soak" $(ARGS)
 
 soak: $(VENV)/dev.stamp ## the slow sweeps
 	$(PYTEST) -m soak $(ARGS)
@@ -38,12 +38,18 @@ soak: $(VENV)/dev.stamp ## the slow sweeps
 bench: $(VENV)/dev.stamp ## a small load over HTTP, one JSON line [BENCH_ARGS=...]
 	@$(BIN)/python -m bench.serve $(BENCH_ARGS)
 
-test-gpu: $(VENV)/dev.stamp ## tests that need a CUDA device
-	$(PYTEST) -m gpu $(ARGS)
+# A GPU machine may have torch and nothing to install from: then its own Python will do.
+test-gpu: ## checks that need a CUDA device; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
+	@if $(PYTHON) -c 'import torch, triton, safetensors' 2>/dev/null; then python=$(PYTHON); \
+	else $(MAKE) $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
+	$$python -m tests.gpu $(if $(DRY),--dry) $(ARGS)
 
-bench-gpu: $(VENV)/dev.stamp ## benchmarks that need a CUDA device
-	@if [ ! -f bench/gpu.py ]; then echo "There are no GPU benchmarks yet (bench/gpu.py)." >&2; exit 1; fi
-	@$(BIN)/python -m bench.gpu $(ARGS)
+bench-gpu: ## benchmarks that need a CUDA device; DRY=1 on the CPU, tiny [ARGS=...]
+	@if $(PYTHON) -c 'import torch, triton' 2>/dev/null; then python=$(PYTHON); \
+	else $(MAKE) --no-print-directory $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
+	for what in kernels engine; do \
+		$$python -m bench.gpu $$what $(if $(DRY),--dry) $(ARGS) || failed=1; \
+	done; exit $${failed:-0}
 
 # ---- set-up: a stamp a step; what is newer than its stamp is installed again ----
 

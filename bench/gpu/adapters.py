@@ -1,0 +1,95 @@
+"""Random adapters in an arena, without files: every slab is random, tables say where tiles lie."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from bench.gpu.machine import Machine
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from lora.batch import DeviceTables
+from lora.layout import PROJECTIONS, Layout
+from lora.packed import PackedForm
+
+BASE_REVISION = "random"
+
+
+def make_form(machine: Machine, layout: Layout) -> PackedForm:
+    return PackedForm(layout, machine.dtype_name, BASE_REVISION)
+
+
+def fill_tiles(slabs: torch.Tensor, layout: Layout, dtype: torch.dtype) -> None:
+    """Slabs of adapters: A of the variance that keeps an input's, and B of the same.
+
+    slabs: [.., slab_bytes] uint8.
+    """
+    slabs.view(dtype).normal_(std=layout.shape.hidden_size**-0.5)
+
+
+def place(form: PackedForm, ranks: Sequence[int], there: torch.device) -> list[DeviceTables]:
+    """Adapters on every projection, one behind the other from slab 0 on. Tiles are whole: ranks are
+    multiples of 8. What they add is about half as large as what it is added to.
+    """
+    tables, first = [], 0
+    for number, rank in enumerate(ranks):
+        places, num_slabs = _places(form.layout, rank)
+        table = (places + first * form.layout.units_per_slab).to(there)
+        scales = torch.full(places.shape[:2], _scale(form.layout, rank), device=there)
+        tables.append(DeviceTables(f"adapter {number}", BASE_REVISION, table, scales))
+        first += num_slabs
+    return tables
+
+
+def num_slabs(layout: Layout, ranks: Sequence[int]) -> int:
+    """That `place` takes."""
+    return sum(_places(layout, rank)[1] for rank in ranks)
+
+
+@lru_cache
+def _places(layout: Layout, rank: int) -> tuple[torch.Tensor, int]:
+    """([layers, projections, tiles] int32, slabs) of an adapter that lies from slab 0 on."""
+    assert rank % RANK_ROWS == 0
+    layers = range(layout.shape.num_layers)
+    tiles, slabs = layout.pack({(layer, p): rank for layer in layers for p in range(7)})
+    places = torch.empty(len(layers), len(PROJECTIONS), rank // RANK_ROWS, dtype=torch.int32)
+    for tile in tiles:
+        at = tile.slab * layout.units_per_slab + tile.offset_bytes // ADDRESS_UNIT_BYTES
+        places[tile.layer, tile.projection, tile.index] = at
+    return places, slabs
+
+
+def _scale(layout: Layout, rank: int) -> float:
+    """A power of two: A times it is exact in any dtype."""
+    exact = 0.5 * (layout.shape.hidden_size / rank) ** 0.5
+    return 2.0 ** round(torch.tensor(exact).log2().item())
+
+
+def stack(
+    form: PackedForm, slabs: torch.Tensor, tables: Sequence[DeviceTables], layer: int, number: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of A, times the scale, and of B, of one projection: [n, rank, in], [n, rank, out].
+
+    rank: the highest one, zeros below the others.
+    """
+    layout = form.layout
+    units = layout.tile_bytes(number) // ADDRESS_UNIT_BYTES
+    depth = max(t.tile_table.shape[2] for t in tables)
+    places = slabs.new_full((len(tables), depth), -1, dtype=torch.int64)
+    for row, t in zip(places, tables, strict=True):
+        row[: t.tile_table.shape[2]] = t.tile_table[layer, number]
+    elems = slabs.view(getattr(torch, form.dtype)).view(-1, ADDRESS_UNIT_BYTES // layout.itemsize)
+    parts = torch.arange(units, device=slabs.device)
+    tiles = elems[places.clamp(min=0)[..., None] + parts].flatten(2)
+    tiles[places < 0] = 0
+    width_in, width_out = layout.shape.features(number)
+    a, b, _ = tiles.split(
+        (
+            RANK_ROWS * width_in,
+            RANK_ROWS * width_out,
+            tiles.shape[2] - RANK_ROWS * (width_in + width_out),
+        ),
+        dim=2,
+    )
+    scales = torch.stack([t.scales[layer, number] for t in tables])[:, None, None]
+    a = a.reshape(len(tables), depth * RANK_ROWS, width_in)
+    return a * scales.to(a.dtype), b.reshape(len(tables), depth * RANK_ROWS, width_out)

@@ -1,0 +1,203 @@
+"""Attention on paged KV: decodes by the bytes of K and V, prefills by FLOPs, beside torch's own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from bench.gpu import goals
+from bench.gpu.adapters import make_form
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.check import check_close
+from bench.gpu.machine import Machine, Work
+from bench.gpu.rows import Row
+from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
+from bench.report import rounded
+from kernels.gpu import ops
+from kernels.reference import FP8
+from lora.layout import Layout
+
+_BLOCK_SIZE = 16
+_CHECKED_ROWS, _CHECKED_QUERIES = 4, 64
+
+
+def decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    batches, contexts = machine.pick(((1, 16, 64, 128), (1024, 4096, 16384)), ((3,), (40, 600)))
+    for kv_dtype in (machine.dtype, FP8):
+        for batch in batches:
+            for context in contexts:
+                setup = {"kv": _name(kv_dtype), "batch": batch, "context": context}
+                measure = partial(_decode, machine, ceilings, kv_dtype, batch, context)
+                yield Row("gpu.decode_attention", setup, measure)
+
+
+def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    cases = machine.pick(((2048, 0), (2048, 6144), (8192, 0)), ((33, 0), (20, 40)))
+    for tokens, context in cases:
+        setup = {"tokens": tokens, "context": context}
+        measure = partial(_prefill, machine, ceilings, tokens, context)
+        yield Row("gpu.prefill_attention", setup, measure)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """q: [T, heads, head_dim] of a wider tensor.   kv: [slabs, layers, 2, kv heads, block_size,
+    head_dim]; as many layers as no cache holds, one after the other.
+    """
+
+    step: Step
+    q: torch.Tensor
+    kv: torch.Tensor
+    blocks: list[list[int]]
+
+    @property
+    def num_layers(self) -> int:
+        return self.kv.shape[1]
+
+    def row_kv(self, row: int, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of one row, [kv heads, length, head_dim] each."""
+        own = self.kv[self.blocks[row], layer].permute(1, 2, 0, 3, 4).flatten(2, 3)
+        k, v = own[:, :, :length]
+        return k, v
+
+    def work(self, attend: Any, out: torch.Tensor) -> Work:
+        """Every layer once."""
+
+        def run() -> None:
+            for layer in range(self.num_layers):
+                attend(out, self.q, self.kv[:, layer], self.step.inputs.attention)
+
+        return run
+
+
+def _make_case(machine: Machine, kv_dtype: torch.dtype, lengths: list[tuple[int, int]]) -> _Case:
+    shape = machine.shape
+    longest = max(start + count for start, count in lengths)
+    layer_bytes = len(lengths) * longest * 2 * shape.num_kv_heads * shape.head_dim
+    layers = machine.copies(layer_bytes * kv_dtype.itemsize)
+    layout = Layout(
+        replace(shape, num_layers=layers), machine.dtype.itemsize, _BLOCK_SIZE, kv_dtype.itemsize
+    )
+    per_row = layout.num_blocks(longest)
+    num_slabs = len(lengths) * per_row
+    slabs = torch.empty(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=machine.there)
+    kv = slabs.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
+    for layer in range(layers):
+        part = kv[:, layer]
+        part.copy_(machine.randn(*part.shape))
+    blocks = deal_blocks(0, len(lengths), per_row)
+    step = make_step(machine, make_form(machine, layout), slabs, make_rows(lengths, blocks))
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    q = machine.randn(sum(count for _, count in lengths), heads, shape.head_dim)
+    return _Case(step, q[:, : shape.num_heads], kv, blocks)
+
+
+def _decode(
+    machine: Machine, ceilings: Ceilings, kv_dtype: torch.dtype, batch: int, context: int
+) -> dict[str, Any]:
+    case = _make_case(machine, kv_dtype, [(context - 1, 1)] * batch)
+    out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
+    last = case.num_layers - 1
+    machine.run(case.work(ops.decode_attention, out))
+    for row in range(min(batch, _CHECKED_ROWS)):
+        k, v = case.row_kv(row, last, context)
+        _check(f"decode of row {row}", out[row : row + 1], case.q[row : row + 1], k, v, context - 1)
+    seconds = machine.seconds(case.work(ops.decode_attention, out)) / case.num_layers
+    shape = machine.shape
+    kv_bytes = 2 * batch * context * shape.num_kv_heads * shape.head_dim * kv_dtype.itemsize
+    share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds
+    result = {
+        "us": rounded(1e6 * seconds),
+        "kv_gb_per_s": rounded(kv_bytes / seconds / 1e9),
+        "share_of_copy": rounded(share),
+    }
+    if kv_dtype == machine.dtype:
+        del case
+        torchs = _torch_decode_s(machine, batch, context)
+        result |= {"torch_us": rounded(1e6 * torchs), "torch_to_ours": rounded(torchs / seconds)}
+    if batch * context >= machine.pick(goals.MANY_TOKENS, 0):
+        result["goals"] = {"decode_attention": goals.at_least(share, goals.SHARE_OF_COPY)}
+    return result
+
+
+def _torch_decode_s(machine: Machine, batch: int, context: int) -> float:
+    """torch's attention by KV that lies in one piece."""
+    shape = machine.shape
+    width = shape.num_kv_heads * context * shape.head_dim
+    layers = machine.copies(2 * batch * width * machine.dtype.itemsize)
+    kv = machine.randn(layers, 2, batch, shape.num_kv_heads, context, shape.head_dim)
+    q = machine.randn(batch, shape.num_heads, 1, shape.head_dim)
+
+    def run() -> None:
+        for k, v in kv:
+            scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return machine.seconds(run) / layers
+
+
+def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) -> dict[str, Any]:
+    case = _make_case(machine, machine.dtype, [(context, tokens)])
+    out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
+    machine.run(case.work(ops.prefill_attention, out))
+    k, v = case.row_kv(0, case.num_layers - 1, context + tokens)
+    for first in sorted({0, tokens // 2, max(0, tokens - _CHECKED_QUERIES)}):
+        part = slice(first, first + _CHECKED_QUERIES)
+        _check(f"prefill from {first}", out[part], case.q[part], k, v, context + first)
+    seconds = machine.seconds(case.work(ops.prefill_attention, out)) / case.num_layers
+    shape = machine.shape
+    flops = goals.causal_flops(shape.num_heads, shape.head_dim, tokens, context)
+    share = flops / seconds / ceilings.flops_per_s
+    torchs = _torch_prefill_s(machine, case.q, k, v)
+    result = {
+        "us": rounded(1e6 * seconds),
+        "tflops": rounded(flops / seconds / 1e12),
+        "share_of_matmul": rounded(share),
+        "torch_us": rounded(1e6 * torchs),
+        "torch_to_ours": rounded(torchs / seconds),
+    }
+    if context + tokens >= machine.pick(goals.LONG_KEYS, 0):
+        result["goals"] = {"prefill_attention": goals.at_least(share, goals.SHARE_OF_MATMUL)}
+    return result
+
+
+def _torch_prefill_s(machine: Machine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
+    """torch's flash attention, K and V in one piece and repeated for the heads that share them."""
+    group = q.shape[1] // k.shape[0]
+    q = q.transpose(0, 1).contiguous()[None]
+    k, v = (x.repeat_interleave(group, dim=0).contiguous()[None] for x in (k, v))
+    mask = causal_lower_right(q.shape[2], k.shape[2])
+
+    def run() -> None:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return machine.seconds(run)
+
+
+def _check(
+    what: str, ours: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int
+) -> None:
+    """ours, q: [n, heads, head_dim], at positions start, start + 1, ...   k, v: [kv heads, keys,
+    head_dim].
+    """
+    torchs = _attend(q, k.to(q.dtype), v.to(q.dtype), start)
+    exact = _attend(q.float(), k.float(), v.float(), start)
+    check_close(what, ours, torchs, exact)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> torch.Tensor:
+    group = q.shape[1] // k.shape[0]
+    k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
+    scores = q.transpose(0, 1) @ k.transpose(1, 2) * q.shape[2] ** -0.5
+    last = start + torch.arange(len(q), device=q.device)
+    unseen = torch.arange(k.shape[1], device=q.device) > last[:, None]
+    return (scores.masked_fill(unseen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,227 @@
+"""A random Llama on a device, put together as the engine does it, and driven step by step."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bench.gpu.adapters import BASE_REVISION, fill_tiles, make_form, place
+from bench.gpu.machine import Machine
+from bench.gpu.steps import deal_blocks
+from engine.batch import Batch, ScheduledRow, StepTokens
+from engine.config import EngineConfig
+from engine.gpu.backend import assemble
+from engine.gpu.runner import GpuRunner
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.request import PENDING_TOKEN
+from kernels.gpu import ops
+from kernels.reference import FP8
+from lora.batch import DeviceTables
+from lora.layout import Layout, ModelShape
+
+Precision = Literal["16 bits", "fp8"]
+"""Of weights and KV."""
+
+_WARM_UP = 4
+_PROJECTIONS = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """adapter_slabs: of the arena, before those of the KV.   kv_blocks: of every row."""
+
+    shape: ModelShape
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    adapter_slabs: int
+    kv_blocks: int
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds. step: with the next step launched before this one is collected, over all of them.
+    alone: one after the other.   launch, collect: the host's part, of a step that has been done.
+    """
+
+    step: float
+    alone: float
+    launch: float
+    collect: float
+
+
+class EngineUnderTest:
+    """capture_s: all graphs, and the step's buffers.   runner_bytes: both, on the device.
+
+    blocks: slabs of the KV, for every row.
+    """
+
+    def __init__(
+        self, machine: Machine, sizes: EngineSizes, precision: Precision, folder: Path
+    ) -> None:
+        is_fp8 = precision == "fp8"
+        kv_dtype = FP8 if is_fp8 else machine.dtype
+        self.machine, self.sizes = machine, sizes
+        self._warm_up = machine.pick(_WARM_UP, 1)
+        itemsize = machine.dtype.itemsize
+        self.layout = Layout.of(sizes.shape, itemsize, kv_itemsize=kv_dtype.itemsize)
+        self.form = make_form(machine, self.layout)
+        config = _engine_config(machine, sizes, self.layout, folder)
+        if is_fp8:
+            config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
+        model = _model_config(sizes.shape, machine.vocab_size)
+        weights = _random_weights(machine, sizes.shape)
+        backend = assemble(config, model, self.form, weights, machine.new_device(), ops)
+        del weights
+        machine.free_memory()
+        free_before, _ = machine.memory_bytes
+        start = time.perf_counter()
+        runner = backend.make_runner(self._find, TokenMeter(folder / "meter"), 0)
+        assert isinstance(runner, GpuRunner)
+        self.runner = runner
+        self.capture_s = time.perf_counter() - start
+        self.runner_bytes = free_before - machine.memory_bytes[0]
+        self._tables: Mapping[str, DeviceTables] = {}
+        self.blocks = deal_blocks(sizes.adapter_slabs, sizes.max_num_seqs, sizes.kv_blocks)
+        fill_tiles(backend.slabs[: sizes.adapter_slabs], self.layout, machine.dtype)
+        for layer in range(sizes.shape.num_layers):
+            part = runner.kv[sizes.adapter_slabs :, layer]
+            part.copy_(machine.randn(*part.shape))
+
+    def _find(self, key: str) -> tuple[int, DeviceTables]:
+        return 0, self._tables[key]
+
+    def use_adapters(self, ranks: Sequence[int]) -> list[str]:
+        """Their digests. They lie where others lay before: random tiles are as good as any."""
+        tables = place(self.form, ranks, self.machine.there)
+        self._tables = {t.digest: t for t in tables}
+        return list(self._tables)
+
+    @property
+    def weight_bytes(self) -> int:
+        """That a step reads: all projections, and the one to the vocabulary."""
+        model = self.runner.model
+        linears = [x for one in model.layers for x in (one.qkv, one.o, one.gate_up, one.down)]
+        return model.lm_head.nbytes + sum(linear.weight.nbytes for linear in linears)
+
+    def step(self, rows: tuple[ScheduledRow, ...]) -> StepTokens:
+        self.runner.launch(Batch(1, rows))
+        return self.runner.collect()
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Of the newest step."""
+        device = self.runner.device
+        device.synchronize(device.record(device.compute))
+        return self.runner.out.logits[:num_rows].clone()
+
+    def times(self, rows: tuple[ScheduledRow, ...], num_steps: int, grows: bool) -> StepTimes:
+        """grows: each step's row is one token further than the step's before."""
+        numbers = range(num_steps + self._warm_up + 1)
+        batches = [Batch(1 + n, _later(rows, n) if grows else rows) for n in numbers]
+        together = self._overlapped(batches)
+        apart = [self._alone(batch) for batch in batches][self._warm_up :]
+        alone, launch, collect = (statistics.median(column) for column in zip(*apart, strict=True))
+        return StepTimes(together, alone, launch, collect)
+
+    def _overlapped(self, batches: Sequence[Batch]) -> float:
+        """Of one step, steadily: the next one is launched before it is collected."""
+        runner = self.runner
+        collected_s = []
+        runner.launch(batches[0])
+        for batch in batches[1:]:
+            runner.launch(batch)
+            runner.collect()
+            collected_s.append(time.perf_counter())
+        runner.collect()
+        steady = collected_s[self._warm_up - 1 :]
+        return (steady[-1] - steady[0]) / (len(steady) - 1)
+
+    def _alone(self, batch: Batch) -> tuple[float, float, float]:
+        """(whole, launch, collect) of one step."""
+        runner, device = self.runner, self.runner.device
+        start = time.perf_counter()
+        runner.launch(batch)
+        launched = time.perf_counter()
+        device.synchronize(device.record(device.compute))
+        done = time.perf_counter()
+        runner.collect()
+        end = time.perf_counter()
+        return end - start, launched - start, end - done
+
+
+def _later(rows: tuple[ScheduledRow, ...], steps: int) -> tuple[ScheduledRow, ...]:
+    """Of decodes, `steps` steps later: their token is what the step before chooses."""
+    if steps == 0:
+        return rows
+    return tuple(
+        replace(row, token_ids=(PENDING_TOKEN,), start=row.start + steps, num_output_tokens=steps)
+        for row in rows
+    )
+
+
+def _engine_config(
+    machine: Machine, sizes: EngineSizes, layout: Layout, folder: Path
+) -> EngineConfig:
+    num_slabs = sizes.adapter_slabs + sizes.max_num_seqs * sizes.kv_blocks
+    return EngineConfig(
+        data_dir=str(folder),
+        model_dir="",
+        base_revision=BASE_REVISION,
+        vocabulary_path="",
+        eos_token_ids=(),
+        adapter_cache_dir="",
+        fetcher_socket="",
+        device="cuda",
+        dtype=machine.dtype_name,
+        arena_bytes=num_slabs * layout.slab_bytes,
+        threads=1,
+        max_model_len=sizes.max_model_len,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+
+
+def _model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
+    return DecoderConfig.parse(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": shape.hidden_size,
+            "intermediate_size": shape.intermediate_size,
+            "num_hidden_layers": shape.num_layers,
+            "num_attention_heads": shape.num_heads,
+            "num_key_value_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "vocab_size": vocab_size,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": False,
+        }
+    )
+
+
+def _random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.Tensor]:
+    """By their Hugging Face names, on the device."""
+    hidden, vocab = shape.hidden_size, machine.vocab_size
+    weights = {
+        "model.embed_tokens.weight": machine.randn(vocab, hidden),
+        "lm_head.weight": machine.randn(vocab, hidden, std=hidden**-0.5),
+        "model.norm.weight": torch.ones(hidden, dtype=machine.dtype, device=machine.there),
+    }
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}.{name}.weight"] = weights["model.norm.weight"].clone()
+        for number, name in enumerate(_PROJECTIONS):
+            inputs, outputs = shape.features(number)
+            weights[f"{prefix}.{name}.weight"] = machine.randn(outputs, inputs, std=inputs**-0.5)
+    return weights

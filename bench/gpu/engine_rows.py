@@ -1,0 +1,244 @@
+"""Steps of the engine with a random Llama-3.1-8B: without adapters by the bytes that they read, and
+what adapters add to them.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import goals
+from bench.gpu.adapters import make_form, num_slabs
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.check import Wrong
+from bench.gpu.engine_model import EngineSizes, EngineUnderTest, Precision, StepTimes
+from bench.gpu.machine import Machine
+from bench.gpu.rows import NoRoom, Row
+from bench.gpu.steps import make_rows
+from bench.report import rounded
+from lora.layout import Layout, ModelShape
+
+_SPARE_BYTES = 8 << 30
+"""Of the device: for graphs, the step's buffers, and a layer's weights while they are fused."""
+
+_FEW_LAYERS, _LEAST_BYTES = 8, 70 << 30
+"""A stand-in, where the device has less memory."""
+
+_AGREES: dict[Precision, float] = {"16 bits": 0.1, "fp8": 0.3}
+_DIFFERS = 0.4
+"""Share of the logits' length: what two ways to the same may differ by, and what adapters must."""
+
+
+def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    """16 bits first; then weights and KV in FP8, when the other engine is gone."""
+    for precision in ("16 bits", "fp8"):
+        with tempfile.TemporaryDirectory() as folder:
+            bench = _Bench(machine, ceilings, precision, Path(folder))
+            yield from bench.rows()
+            bench.close()
+
+
+class _Bench:
+    """One engine, put together when the first row needs it, and what its steps took so far."""
+
+    def __init__(
+        self, machine: Machine, ceilings: Ceilings, precision: Precision, folder: Path
+    ) -> None:
+        self.machine, self.ceilings = machine, ceilings
+        self.precision: Precision = precision
+        self.folder = folder
+        self.context, self.num_steps = machine.pick((1024, 40), (20, 1))
+        self.prompt = machine.pick(2048, 20)
+        self._base: dict[str, StepTimes] = {}
+
+    @cached_property
+    def engine(self) -> EngineUnderTest:
+        return EngineUnderTest(self.machine, self._sizes(), self.precision, self.folder)
+
+    def close(self) -> None:
+        vars(self).pop("engine", None)
+        self.machine.free_memory()
+
+    def rows(self) -> Iterator[Row]:
+        batches, ranks = self._cases()
+        yield self._row("engine_capture", {"max_num_seqs": max(batches)}, self._capture)
+        yield self._row("engine_check", {"tokens": self.prompt // 2}, self._check)
+        for batch in batches:
+            for mix in self._mixes(batch, ranks):
+                setup = {"batch": batch, "context": self.context, **_describe(mix)}
+                yield self._row("engine_decode", setup, partial(self._decode, batch, mix))
+        for mix in ((), (16,)):
+            setup = {"tokens": self.prompt, **_describe(mix)}
+            yield self._row("engine_prefill", setup, partial(self._prefill, mix))
+
+    def _row(self, name: str, setup: dict[str, Any], measure: Callable[[], Any]) -> Row:
+        shape = self._shape
+        model = f"random Llama, {shape.num_layers} layers of {shape.hidden_size}"
+        weights = "fp8" if self.precision == "fp8" else self.machine.dtype_name
+        return Row(f"gpu.{name}", {"model": model, "weights": weights, **setup}, measure)
+
+    def _cases(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Batches and ranks."""
+        if self.precision == "fp8":
+            return self.machine.pick(((64,), (16,)), ((2,), (8,)))
+        return self.machine.pick(((1, 16, 64, 128), (8, 16, 64)), ((2,), (8,)))
+
+    def _mixes(self, batch: int, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+        """Ranks of the adapters in a step: none, one, 16, all different."""
+        counts = sorted({1, min(16, batch), batch})
+        counts = self.machine.pick(counts, counts[-1:])
+        return [(), *((rank,) * count for rank in ranks for count in counts)]
+
+    # ---- sizes ----
+
+    @cached_property
+    def _shape(self) -> ModelShape:
+        _, total = self.machine.memory_bytes
+        shape = self.machine.shape
+        few = self.machine.pick(_FEW_LAYERS, 1)
+        return replace(shape, num_layers=few) if total < _LEAST_BYTES else shape
+
+    def _sizes(self) -> EngineSizes:
+        """As many slabs for adapters as the largest case wants, or as there is memory for."""
+        batches, ranks = self._cases()
+        layout, longest = self._layout, self.context + self.num_steps + 8
+        sizes = EngineSizes(
+            shape=self._shape,
+            max_num_seqs=max(batches),
+            max_num_batched_tokens=max(self.prompt, max(batches)),
+            max_model_len=max(longest, self.prompt),
+            adapter_slabs=max(num_slabs(layout, (rank,) * n) for rank in ranks for n in batches),
+            kv_blocks=layout.num_blocks(longest),
+        )
+        free, _ = self.machine.memory_bytes
+        # Twice the weights: once as they come, once fused.
+        left = free - 2 * self._weight_bytes - self.machine.pick(_SPARE_BYTES, 0)
+        left_slabs = left // layout.slab_bytes - sizes.max_num_seqs * sizes.kv_blocks
+        if left_slabs < 1:
+            raise NoRoom("weights and KV do not fit")
+        return replace(sizes, adapter_slabs=min(sizes.adapter_slabs, left_slabs))
+
+    @cached_property
+    def _layout(self) -> Layout:
+        itemsize = self.machine.dtype.itemsize
+        kv_itemsize = 1 if self.precision == "fp8" else itemsize
+        layout = Layout.of(self._shape, itemsize, kv_itemsize=kv_itemsize)
+        return make_form(self.machine, layout).layout
+
+    @property
+    def _weight_bytes(self) -> int:
+        shape = self._shape
+        of_layer = sum(a * b for a, b in (shape.features(p) for p in range(7)))
+        vocabulary = 2 * self.machine.vocab_size * shape.hidden_size
+        return (shape.num_layers * of_layer + vocabulary) * self.machine.dtype.itemsize
+
+    # ---- rows ----
+
+    def _capture(self) -> dict[str, Any]:
+        engine = self.engine
+        return {
+            "seconds": rounded(engine.capture_s),
+            "graphs": 2 * len(engine.runner.graphs.sizes),
+            "runner_gib": rounded(engine.runner_bytes / (1 << 30)),
+            "weights_read_gb": rounded(engine.weight_bytes / 1e9),
+        }
+
+    def _check(self) -> dict[str, Any]:
+        """The last token's logits when it is decoded by a graph, and when it is the prompt's last,
+        computed without one by other kernels; and that an adapter changes them.
+        """
+        count = self.prompt // 2
+        last, shares = {}, []
+        for name, ranks in (("base", ()), ("adapter", (16,))):
+            digests = self._use(ranks)
+            (whole,) = make_rows([(0, count)], [sum(self.engine.blocks, [])], digests)
+            pieces = (
+                replace(whole, token_ids=whole.token_ids[:-1]),
+                replace(whole, token_ids=whole.token_ids[-1:], start=count - 1),
+            )
+            self._steps_well((whole,))
+            at_once = self.engine.logits(1)
+            for piece in pieces:
+                self._steps_well((piece,))
+            last[name] = self.engine.logits(1)
+            shares.append(float((at_once - last[name]).norm() / at_once.norm()))
+            if not shares[-1] <= _AGREES[self.precision]:
+                raise Wrong(f"{name}: decoded logits are {shares[-1]:.2f} from the prefilled ones")
+        changed = float((last["adapter"] - last["base"]).norm() / last["base"].norm())
+        if not changed >= _DIFFERS:
+            raise Wrong(f"an adapter changes the logits by {changed:.2f} only")
+        return {"decode_to_prefill": rounded(max(shares)), "adapter_to_base": rounded(changed)}
+
+    def _decode(self, batch: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+        engine = self.engine
+        digests = self._use(ranks)
+        lengths = [(self.context - 1, 1)] * batch
+        requests = make_rows(lengths, engine.blocks[:batch], digests)
+        self._steps_well(requests)
+        times = engine.times(requests, self.num_steps, grows=True)
+        name = f"decode {batch}"
+        if not ranks:
+            self._base[name] = times
+        layout = engine.layout
+        kv_bytes = batch * self.context * layout.kv_bytes_per_token
+        floor = goals.decode_floor_s(engine.weight_bytes, kv_bytes, self.ceilings.copied_per_s)
+        result = {**_figures(times), "tokens_per_s": rounded(batch / times.step)}
+        if not ranks:
+            goal = goals.at_most(times.step / floor, goals.STEP_TO_FLOOR)
+            return result | {"floor_ms": rounded(1e3 * floor), "goals": {"engine_step": goal}}
+        base_s = self._base_s(name, partial(self._decode, batch, ()))
+        adapter_bytes = sum(ranks) * layout.bytes_per_rank
+        limit = goals.lora_limit_s(adapter_bytes, self.ceilings.copied_per_s, base_s)
+        added = times.step - base_s
+        return result | {
+            "added_ms": rounded(1e3 * added),
+            "percent_of_base": rounded(100 * added / base_s),
+            "goals": {"engine_lora": goals.at_most(1e3 * added, 1e3 * limit)},
+        }
+
+    def _prefill(self, ranks: tuple[int, ...]) -> dict[str, Any]:
+        engine = self.engine
+        digests = self._use(ranks)
+        requests = make_rows([(0, self.prompt)], [sum(engine.blocks, [])], digests)
+        self._steps_well(requests)
+        times = engine.times(requests, self.num_steps, grows=False)
+        result = {**_figures(times), "tokens_per_s": rounded(self.prompt / times.step)}
+        if not ranks:
+            self._base["prefill"] = times
+            return result
+        base_s = self._base_s("prefill", partial(self._prefill, ()))
+        share = (times.step - base_s) / base_s
+        goal = goals.at_most(share, goals.PREFILL_LORA_SHARE)
+        return result | {"percent_of_base": rounded(100 * share), "goals": {"engine_prefill": goal}}
+
+    def _base_s(self, name: str, measure: Callable[[], Any]) -> float:
+        """Of the step without adapters; measured in this run, too, where its row is an old one."""
+        if name not in self._base:
+            measure()
+        return self._base[name].step
+
+    def _use(self, ranks: tuple[int, ...]) -> list[str]:
+        if num_slabs(self.engine.layout, ranks) > self.engine.sizes.adapter_slabs:
+            raise NoRoom(f"{len(ranks)} adapters of rank {ranks[0]} do not fit")
+        return self.engine.use_adapters(ranks)
+
+    def _steps_well(self, requests: Any) -> None:
+        """One step, whose tokens are all tokens."""
+        tokens = self.engine.step(requests).token_ids
+        if any(token is None or token < 0 for token in tokens):
+            raise Wrong("a row's logits are not finite")
+
+
+def _describe(ranks: Sequence[int]) -> dict[str, int]:
+    return {"adapters": len(ranks), "rank": max(ranks, default=0)}
+
+
+def _figures(times: StepTimes) -> dict[str, float]:
+    return {
+        "step_ms": rounded(1e3 * times.step),
+        "alone_ms": rounded(1e3 * times.alone),
+        "launch_ms": rounded(1e3 * times.launch),
+        "collect_ms": rounded(1e3 * times.collect),
+    }

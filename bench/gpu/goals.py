@@ -1,0 +1,81 @@
+"""What is aimed at, and the arithmetic of it: floors that bytes set, and verdicts over rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.report import rounded
+
+LORA_SHARE_OF_COPY = 0.8
+LORA_SHARE_OF_BASE = 0.025
+PREFILL_LORA_SHARE = 0.06
+SHARE_OF_COPY = 0.8
+SHARE_OF_MATMUL = 0.5
+STEP_TO_FLOOR = 1.25
+MANY_TOKENS = 32 * 1024
+LONG_KEYS = 2000
+
+GOALS = {
+    "lora_decode": "LoRA in a chain of decode layers adds at most bytes / 0.8 + 2.5 % of it",
+    "lora_prefill": "LoRA in a chain of prefill layers adds at most 6 %",
+    "decode_attention": "decode attention over 32k tokens and more: 80 % of copy bandwidth",
+    "prefill_attention": "prefill attention at 2,000 keys and more: 50 % of the matmul rate",
+    "page_in": "an adapter of rank 16 from pinned memory: 80 % of pinned copy bandwidth",
+    "engine_step": "a decode step without adapters: at most 1.25 of its bytes' time",
+    "engine_lora": "LoRA in a decode step adds at most bytes / 0.8 + 2.5 % of the step",
+    "engine_prefill": "LoRA in a prefill step of 2,048 tokens adds at most 6 %",
+}
+
+
+def floor_s(size_bytes: float, copied_per_s: float) -> float:
+    """The least that reading so many bytes takes.   copied_per_s: bytes read and bytes written."""
+    return size_bytes / copied_per_s
+
+
+def lora_limit_s(adapter_bytes: float, copied_per_s: float, base_s: float) -> float:
+    """What adapters may add to a step of `base_s`: their bytes, and some launches."""
+    floor = floor_s(adapter_bytes, copied_per_s)
+    return floor / LORA_SHARE_OF_COPY + LORA_SHARE_OF_BASE * base_s
+
+
+def decode_floor_s(weight_bytes: float, kv_bytes: float, copied_per_s: float) -> float:
+    return floor_s(weight_bytes + kv_bytes, copied_per_s)
+
+
+def causal_flops(heads: int, head_dim: int, num_queries: int, context: int) -> int:
+    """Of attention: two products for each query and each key that it sees."""
+    keys_seen = num_queries * context + num_queries * (num_queries + 1) // 2
+    return 4 * heads * head_dim * keys_seen
+
+
+def at_most(value: float, limit: float) -> dict[str, Any]:
+    return {"value": rounded(value), "at_most": rounded(limit), "met": value <= limit}
+
+
+def at_least(value: float, limit: float) -> dict[str, Any]:
+    return {"value": rounded(value), "at_least": rounded(limit), "met": value >= limit}
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for every goal: met, missed and where, or not measured."""
+    lines = []
+    for name, text in GOALS.items():
+        found = [(row, row["result"]["goals"][name]) for row in rows if _speaks_of(name, row)]
+        missed = [_describe(row, goal) for row, goal in found if not goal["met"]]
+        if not found:
+            lines.append(f"not measured  {text}")
+        elif missed:
+            lines.append(f"missed        {text}: {len(missed)} of {len(found)} rows")
+            lines += [f"              {line}" for line in missed]
+        else:
+            lines.append(f"met           {text}: {len(found)} of {len(found)} rows")
+    return lines
+
+
+def _speaks_of(name: str, row: Mapping[str, Any]) -> bool:
+    return name in row["result"].get("goals", {})
+
+
+def _describe(row: Mapping[str, Any], goal: Mapping[str, Any]) -> str:
+    setup = ", ".join(f"{key} {value}" for key, value in row["setup"].items())
+    limit = "at_most" if "at_most" in goal else "at_least"
+    return f"{setup}: {goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"

@@ -1,0 +1,151 @@
+"""A chain of layers by their projections alone, so that what adapters add can be seen: products by
+torch, rotary embedding and activation by our kernels, adapters by whoever is asked to add them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.gpu.machine import Machine, Work
+from engine.gpu.inputs import StepInputs
+from kernels.work import Delta, Site
+from lora.layout import PROJECTIONS, ModelShape
+
+QKV, OUT, GATE_UP, DOWN = (0, 1, 2), (3,), (4, 5), (6,)
+SITES = (QKV, OUT, GATE_UP, DOWN)
+FUSED = (QKV, GATE_UP)
+"""Sites whose next kernel can expand on its way."""
+
+_MAX_POSITIONS = 4096
+
+Project = Callable[[torch.Tensor, torch.Tensor, Site], tuple[torch.Tensor, Delta | None]]
+"""(x, weight, site) -> x @ weight.T with what adapters add, or that left for the next kernel."""
+
+
+@dataclass(frozen=True)
+class LayerOutputs:
+    """q: rotated, with k and v behind it, whose content is undefined; the layer's result."""
+
+    q: torch.Tensor
+    down: torch.Tensor
+
+
+def site_of(shape: ModelShape, layer: int, projections: tuple[int, ...]) -> Site:
+    features = [shape.features(projection) for projection in projections]
+    widths = tuple(width for _, width in features)
+    return Site(layer, projections, features[0][0], widths, len(PROJECTIONS))
+
+
+def by_torch(x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:
+    """The base model alone."""
+    return x @ weight.T, None
+
+
+class Chain:
+    """Every layer has weights of its own and starts from the same input: nothing grows."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.shape = machine, machine.shape
+        self._weights = [
+            {projections: self._weight(projections) for projections in SITES}
+            for _ in range(self.shape.num_layers)
+        ]
+        half = torch.rand(_MAX_POSITIONS, self.shape.head_dim // 2, device=machine.there)
+        self._turn = half.cos(), half.sin()
+
+    def _weight(self, projections: tuple[int, ...]) -> torch.Tensor:
+        site = site_of(self.shape, 0, projections)
+        out_features = sum(site.out_features)
+        return self.machine.randn(out_features, site.in_features, std=site.in_features**-0.5)
+
+    @property
+    def num_layers(self) -> int:
+        return self.shape.num_layers
+
+    def inputs(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a layer starts from, and what its attention gives."""
+        q_width = self.shape.num_heads * self.shape.head_dim
+        randn = self.machine.randn
+        return randn(num_tokens, self.shape.hidden_size), randn(num_tokens, q_width)
+
+    def layer(
+        self,
+        index: int,
+        x: torch.Tensor,
+        attended: torch.Tensor,
+        step: StepInputs,
+        kv: torch.Tensor,
+        project: Project,
+        kernels: Any,
+    ) -> LayerOutputs:
+        """In x's dtype.   kv: [slabs, layers, 2, kv heads, block_size, head_dim]."""
+        weights = {key: weight.to(x.dtype) for key, weight in self._weights[index].items()}
+        finite = torch.empty_like(step.positions)
+
+        def at(projections: tuple[int, ...], y: torch.Tensor) -> tuple[torch.Tensor, Delta | None]:
+            return project(y, weights[projections], site_of(self.shape, index, projections))
+
+        qkv, delta = at(QKV, x)
+        turn = *self._turn, step.positions
+        kernels.rope_store_kv(qkv, kv[:, index], *turn, step.slots, finite, None, delta)
+        o, _ = at(OUT, attended)
+        gate_up, delta = at(GATE_UP, o)
+        down, _ = at(DOWN, kernels.silu_mul(gate_up, delta))
+        return LayerOutputs(qkv[:, : attended.shape[1]], down)
+
+    def work(
+        self,
+        inputs: tuple[torch.Tensor, torch.Tensor],
+        step: StepInputs,
+        kv: torch.Tensor,
+        project: Project,
+        kernels: Any,
+    ) -> Work:
+        """All layers, one after the other."""
+
+        def run() -> None:
+            for index in range(self.num_layers):
+                self.layer(index, *inputs, step, kv, project, kernels)
+
+        return run
+
+
+def our_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
+    """Three ways to use the same kernels: one after the other; the shrink beside the product; and
+    the expand inside the kernel that comes next, too, as the model does it.
+    """
+    work = step.lora
+    assert work is not None
+
+    def plain(x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:
+        delta = kernels.shrink(x, work, site)
+        y = x @ weight.T
+        kernels.expand(y, delta)
+        return y, None
+
+    def shrunk_beside(
+        x: torch.Tensor, weight: torch.Tensor, site: Site
+    ) -> tuple[torch.Tensor, Delta]:
+        done: list[Delta] = []
+        join = machine.device.beside(lambda: done.append(kernels.shrink(x, work, site)))
+        y = x @ weight.T
+        join()
+        return y, done.pop()
+
+    def beside(x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:
+        y, delta = shrunk_beside(x, weight, site)
+        kernels.expand(y, delta)
+        return y, None
+
+    def model(
+        x: torch.Tensor, weight: torch.Tensor, site: Site
+    ) -> tuple[torch.Tensor, Delta | None]:
+        y, delta = shrunk_beside(x, weight, site)
+        if site.projections in FUSED:
+            return y, delta
+        kernels.expand(y, delta)
+        return y, None
+
+    return {"plain": plain, "beside": beside, "model": model}

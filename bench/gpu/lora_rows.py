@@ -1,0 +1,172 @@
+"""What adapters add to a chain of layers: by our kernels, by plain torch, by vLLM's kernels."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from bench.gpu import goals, vllm_lora
+from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.check import check_close
+from bench.gpu.lora_chain import SITES, Chain, Project, by_torch, our_systems, site_of
+from bench.gpu.lora_torch import Stacked
+from bench.gpu.machine import Machine
+from bench.gpu.rows import Row
+from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
+from bench.report import rounded
+from kernels import reference
+from kernels.gpu import ops
+from kernels.work import Site
+from lora.layout import Layout
+
+Ranks = tuple[int, ...]
+
+_MIXED = (8, 16, 32, 64)
+_MODEL = "model"
+
+
+def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    """Decodes first, then prefills."""
+    lab = _Lab(machine, ceilings)
+    several = machine.pick(16, 2)
+    for tokens in machine.pick((1, 16, 64, 128), (3,)):
+        mixes = _mixes(tokens, several)
+        for ranks in machine.pick(mixes, [mixes[0], mixes[-1]]):
+            yield Row("gpu.lora_decode", _setup(tokens, ranks), partial(lab.decode, tokens, ranks))
+    tokens = machine.pick(2048, 70)
+    for adapters in machine.pick((1, 4, 16), (1,)):
+        ranks = (16,) * adapters
+        yield Row("gpu.lora_prefill", _setup(tokens, ranks), partial(lab.prefill, tokens, ranks))
+
+
+def _setup(tokens: int, ranks: Ranks) -> dict[str, Any]:
+    of_ranks = " ".join(map(str, sorted(set(ranks))))
+    return {"tokens": tokens, "adapters": len(ranks), "rank": of_ranks}
+
+
+def _mixes(tokens: int, several: int) -> list[Ranks]:
+    """Ranks of the adapters that share a step; none is there twice."""
+    some = min(several, tokens)
+    mixed = tuple(_MIXED[i % len(_MIXED)] for i in range(some))
+    mixes = [(16,), (16,) * some, (8,) * tokens, (16,) * tokens, (64,) * some, mixed]
+    return list(dict.fromkeys(mixes))
+
+
+@dataclass(frozen=True)
+class _Case:
+    """x: what layers start from, and what their attention gives.   kv: of all layers."""
+
+    x: tuple[torch.Tensor, torch.Tensor]
+    step: Step
+    kv: torch.Tensor
+    slots: torch.Tensor
+
+
+class _Lab:
+    """The chain and its arena, made when the first row needs them."""
+
+    def __init__(self, machine: Machine, ceilings: Ceilings) -> None:
+        self.machine, self.ceilings = machine, ceilings
+        self.form = make_form(machine, Layout.of(machine.shape, machine.dtype.itemsize))
+
+    @cached_property
+    def chain(self) -> Chain:
+        return Chain(self.machine)
+
+    def decode(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
+        case = self._make_case([(0, 1)] * tokens, ranks)
+        stacked = self._stacked(case, range(self.machine.shape.num_layers))
+        systems = {
+            **our_systems(self.machine, case.step.inputs, ops),
+            "torch_gathered": stacked.gathered,
+            "torch_masked": stacked.masked,
+        }
+        if (brought := vllm_lora.find()) is not None:
+            systems["vllm"] = brought.system(stacked, self._sites(range(self.chain.num_layers)))
+        result = self._measure(case, systems, ranks, stacked)
+        if brought is None:
+            result["vllm"] = "not brought"
+        added_us, base_s = result[_MODEL]["added_us"], result["base_us"] / 1e6
+        limit = goals.lora_limit_s(self._bytes(ranks), self.ceilings.copied_per_s, base_s)
+        result["goals"] = {"lora_decode": goals.at_most(added_us, 1e6 * limit)}
+        return result
+
+    def prefill(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
+        case = self._make_case([(0, tokens // len(ranks))] * len(ranks), ranks)
+        checked = self._stacked(case, [self.chain.num_layers - 1])
+        systems = our_systems(self.machine, case.step.inputs, ops)
+        result = self._measure(case, systems, ranks, checked)
+        share = result[_MODEL]["added_us"] / result["base_us"]
+        result["goals"] = {"lora_prefill": goals.at_most(share, goals.PREFILL_LORA_SHARE)}
+        return result
+
+    def _measure(
+        self, case: _Case, systems: Mapping[str, Project], ranks: Ranks, stacked: Stacked
+    ) -> dict[str, Any]:
+        self._check(case, systems, stacked)
+        base_s = self._seconds(case, by_torch)
+        floor_s = goals.floor_s(self._bytes(ranks), self.ceilings.copied_per_s)
+        result: dict[str, Any] = {
+            "base_us": rounded(1e6 * base_s),
+            "floor_us": rounded(1e6 * floor_s),
+        }
+        for name, project in systems.items():
+            added_s = self._seconds(case, project) - base_s
+            result[name] = {
+                "added_us": rounded(1e6 * added_s),
+                "percent_of_base": rounded(100 * added_s / base_s),
+                "percent_of_floor": rounded(100 * floor_s / added_s) if added_s > 0 else None,
+            }
+        return result
+
+    def _seconds(self, case: _Case, project: Project) -> float:
+        work = self.chain.work(case.x, case.step.inputs, case.kv, project, ops)
+        return self.machine.seconds(work)
+
+    def _check(self, case: _Case, systems: Mapping[str, Project], stacked: Stacked) -> None:
+        """The last layer of every system, beside the same in float32."""
+        last, step = self.chain.num_layers - 1, case.step.inputs
+        wide = tuple(x.float() for x in case.x)
+        exact = self.chain.layer(last, *wide, step, case.kv, stacked.exact, reference)
+        torchs = self.chain.layer(last, *case.x, step, case.kv, stacked.gathered, reference)
+        for name, project in systems.items():
+            layer = partial(self.chain.layer, last, *case.x, step, case.kv, project, ops)
+            ours = self.machine.run(layer)
+            check_close(f"{name}: q", ours.q, torchs.q, exact.q)
+            check_close(f"{name}: a layer", ours.down, torchs.down, exact.down)
+
+    def _make_case(self, lengths: list[tuple[int, int]], ranks: Ranks) -> _Case:
+        layout, there = self.form.layout, self.machine.there
+        per_row = layout.num_blocks(max(count for _, count in lengths))
+        first = num_slabs(layout, ranks)
+        whole = first + len(lengths) * per_row
+        slabs = torch.empty(whole, layout.slab_bytes, dtype=torch.uint8, device=there)
+        fill_tiles(slabs, layout, self.machine.dtype)
+        tables = place(self.form, ranks, there)
+        blocks = deal_blocks(first, len(lengths), per_row)
+        requests = make_rows(lengths, blocks, [t.digest for t in tables])
+        step = make_step(self.machine, self.form, slabs, requests, tables)
+        kv = slabs.view(self.machine.dtype)[:, : layout.kv_block_elems]
+        slots = torch.arange(len(lengths), device=there) * len(ranks) // len(lengths)
+        return _Case(
+            x=self.chain.inputs(sum(count for _, count in lengths)),
+            step=step,
+            kv=kv.unflatten(1, layout.kv_shape),
+            slots=slots.repeat_interleave(lengths[0][1]),
+        )
+
+    def _stacked(self, case: _Case, layers: Any) -> Stacked:
+        arena = case.step.inputs.lora
+        assert arena is not None
+        slabs = arena.arena.view(torch.uint8)
+        return Stacked(self.form, slabs, case.step.tables, case.slots, self._sites(layers))
+
+    def _sites(self, layers: Any) -> list[Site]:
+        return [site_of(self.machine.shape, layer, site) for layer in layers for site in SITES]
+
+    def _bytes(self, ranks: Ranks) -> int:
+        """Of the distinct adapters of a step."""
+        return sum(ranks) * self.form.layout.bytes_per_rank

@@ -1,0 +1,181 @@
+"""What is measured on, and its clock: a GPU, or for dry runs a CPU with everything tiny."""
+
+import gc
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+from bench.gpu.host_device import HostDevice
+from bench.report import describe_machine
+from lora.device import CudaDevice, Device
+from lora.layout import ModelShape
+
+Work = Callable[[], object]
+T = TypeVar("T")
+
+LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
+_TINY = ModelShape(2, 64, 160, 4, 2, 16)
+_WARM_UP, _REPLAYS = 3, 30
+_POISONED_FLOATS = ((2, 32 << 20), (64, 128 << 10))
+"""(how many, of which size): large pieces of memory and small ones come from pools of their own."""
+
+
+class Machine(ABC):
+    """name: of the device, as rows have it.   rotated_bytes: what a measurement goes through at
+    least, so that no cache holds it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: ModelShape
+    vocab_size: int
+    rotated_bytes: int
+
+    @cached_property
+    @abstractmethod
+    def device(self) -> Device:
+        """The one that all kernels are measured on."""
+
+    @abstractmethod
+    def new_device(self) -> Device:
+        """One more, for an engine: its graphs share memory, and end together."""
+
+    @abstractmethod
+    def seconds(self, work: Work) -> float:
+        """Of one run of `work`, replayed as a graph: the median."""
+
+    @abstractmethod
+    def pick(self, full: T, dry: T) -> T:
+        """A size by what is measured on."""
+
+    @abstractmethod
+    def free_memory(self) -> None:
+        """What nobody refers to any more, for others."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> tuple[int, int]:
+        """(free, total) of the device."""
+
+    @property
+    def there(self) -> torch.device:
+        return self.device.torch_device
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def randn(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None):
+        """Random numbers on the device, in the model's dtype unless told."""
+        empty = torch.empty(shape, dtype=dtype or self.dtype, device=self.there)
+        return empty.normal_(std=std)
+
+    def ints(self, *shape: int, below: int) -> torch.Tensor:
+        return torch.randint(below, shape, dtype=torch.int32, device=self.there)
+
+    def copies(self, size_bytes: int) -> int:
+        """How many of them no cache holds."""
+        return max(1, -(-self.rotated_bytes // size_bytes))
+
+    def run(self, work: Callable[[], T]) -> T:
+        """`work` once, waited for, in memory that holds NaN before."""
+        results: list[T] = []
+        device = self.device
+
+        def run() -> None:
+            self._poison()
+            results.append(work())
+
+        device.submit(device.compute, run)
+        device.synchronize(device.record(device.compute))
+        return results.pop()
+
+    def _poison(self) -> None:
+        """Whoever asks for memory next finds NaN there, where the allocator gives it again."""
+        for count, size in self.pick(_POISONED_FLOATS, ((1, 1 << 16),)):
+            [torch.full((size,), torch.nan, device=self.there) for _ in range(count)]
+
+
+class Gpu(Machine):
+    """The first CUDA device."""
+
+    dtype = torch.bfloat16
+    shape, vocab_size = LLAMA_8B, 128256
+    rotated_bytes = 256 << 20
+
+    def __init__(self) -> None:
+        torch.cuda.set_device(0)
+        self.name = torch.cuda.get_device_name(0)
+
+    @cached_property
+    def device(self) -> Device:
+        return self.new_device()
+
+    def new_device(self) -> Device:
+        return CudaDevice(torch.device("cuda", 0))
+
+    def seconds(self, work: Work) -> float:
+        self.run(work)  # What is compiled at the first launch cannot be captured.
+        compute = self.device.compute
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=compute):
+            work()
+        with torch.cuda.stream(compute):
+            for _ in range(_WARM_UP):
+                graph.replay()
+            events = [compute.record_event(torch.cuda.Event(enable_timing=True))]
+            for _ in range(_REPLAYS):
+                graph.replay()
+                events.append(compute.record_event(torch.cuda.Event(enable_timing=True)))
+        events[-1].synchronize()
+        pairs = zip(events[:-1], events[1:], strict=True)
+        return statistics.median(start.elapsed_time(end) for start, end in pairs) / 1000
+
+    def pick(self, full: T, dry: T) -> T:
+        return full
+
+    def free_memory(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    @property
+    def memory_bytes(self) -> tuple[int, int]:
+        return torch.cuda.mem_get_info(0)
+
+
+class DryRun(Machine):
+    """A CPU and Triton's interpreter: the same code, whose figures mean nothing."""
+
+    dtype = torch.float16
+    shape, vocab_size = _TINY, 320
+    rotated_bytes = 1
+
+    def __init__(self) -> None:
+        self.name = f"{describe_machine()}, dry run"
+
+    @cached_property
+    def device(self) -> Device:
+        return HostDevice()
+
+    def new_device(self) -> Device:
+        return HostDevice()
+
+    def seconds(self, work: Work) -> float:
+        start = time.perf_counter()
+        self.device.submit(self.device.compute, work)
+        return time.perf_counter() - start
+
+    def pick(self, full: T, dry: T) -> T:
+        return dry
+
+    def free_memory(self) -> None:
+        pass
+
+    @property
+    def memory_bytes(self) -> tuple[int, int]:
+        return 1 << 30, 1 << 30

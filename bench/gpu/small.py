@@ -1,0 +1,200 @@
+"""Small kernels, by bytes: each on as many inputs in turn as no cache holds."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from bench.gpu import goals
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.check import Wrong, check_close, check_equal
+from bench.gpu.machine import Machine
+from bench.gpu.rows import Row
+from bench.report import rounded
+from kernels import reference
+from kernels.gpu import ops
+from kernels.work import SamplingWork
+
+_EPS = 1e-5
+_BLOCK_SIZE = 16
+_CHECKED_ROWS = 64
+_LEAST_SHARE_EQUAL = 0.95
+"""Of drawn tokens: torch sums a row's probabilities in another order, and its last bits decide."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """calls: the same kernel on different inputs.   size_bytes: what one reads and writes.
+
+    check: that it is right.
+    """
+
+    calls: Sequence[Callable[[], object]]
+    size_bytes: int
+    check: Callable[[], None]
+
+
+def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    for name, make in _CASES.items():
+        for tokens in machine.pick((64, 2048), (5,)):
+            measure = partial(_measure, machine, ceilings, make, tokens)
+            yield Row("gpu.small", {"kernel": name, "tokens": tokens}, measure)
+
+
+def _measure(
+    machine: Machine, ceilings: Ceilings, make: Callable[[Machine, int], _Case], tokens: int
+) -> dict[str, Any]:
+    case = make(machine, tokens)
+    case.check()
+    seconds = machine.seconds(lambda: [call() for call in case.calls]) / len(case.calls)
+    floor_s = goals.floor_s(case.size_bytes, ceilings.copied_per_s)
+    return {
+        "us": rounded(1e6 * seconds),
+        "gb_per_s": rounded(case.size_bytes / seconds / 1e9),
+        "share_of_copy": rounded(floor_s / seconds),
+    }
+
+
+def _inputs(machine: Machine, size_bytes: int) -> range:
+    return range(machine.copies(size_bytes))
+
+
+def _add_rms_norm(machine: Machine, tokens: int) -> _Case:
+    hidden = machine.shape.hidden_size
+    size = 4 * tokens * hidden * machine.dtype.itemsize
+    weight = machine.randn(hidden)
+    pairs = [
+        (machine.randn(tokens, hidden), machine.randn(tokens, hidden))
+        for _ in _inputs(machine, size)
+    ]
+
+    def check() -> None:
+        residual, x = (tensor.clone() for tensor in pairs[0])
+        exact = reference.add_rms_norm(residual.float(), x.float(), weight.float(), _EPS)
+        torchs = reference.add_rms_norm(residual.clone(), x, weight, _EPS)
+        ours = machine.run(partial(ops.add_rms_norm, residual, x, weight, _EPS))
+        check_close("add_rms_norm", ours, torchs, exact)
+
+    calls = [partial(ops.add_rms_norm, *pair, weight, _EPS) for pair in pairs]
+    return _Case(calls, size, check)
+
+
+def _rope_store_kv(machine: Machine, tokens: int) -> _Case:
+    shape, blocks = machine.shape, -(-tokens // _BLOCK_SIZE)
+    q_width, kv_width = (n * shape.head_dim for n in (shape.num_heads, 2 * shape.num_kv_heads))
+    size = 2 * tokens * (q_width + kv_width) * machine.dtype.itemsize
+    half = torch.rand(tokens, shape.head_dim // 2, device=machine.there)
+    cos, sin = half.cos(), half.sin()
+    positions = torch.arange(tokens, dtype=torch.int32, device=machine.there)
+    finite = torch.ones_like(positions)
+
+    def work(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        qkv = machine.randn(tokens, q_width + kv_width, dtype=dtype)
+        places = blocks, 2, shape.num_kv_heads, _BLOCK_SIZE, shape.head_dim
+        kv = torch.full(places, torch.nan, dtype=dtype, device=machine.there)
+        return qkv, kv, cos, sin, positions, positions, finite
+
+    inputs = [work(machine.dtype) for _ in _inputs(machine, size)]
+
+    def check() -> None:
+        qkv, kv, *rest = inputs[0]
+        exact, torchs, ours = (
+            (qkv.clone().to(dtype), kv.to(dtype, copy=True))
+            for dtype in (torch.float32, machine.dtype, machine.dtype)
+        )
+        reference.rope_store_kv(*exact, *rest)
+        reference.rope_store_kv(*torchs, *rest)
+        machine.run(partial(ops.rope_store_kv, *ours, *rest))
+        check_close("q", *(pair[0][:, :q_width] for pair in (ours, torchs, exact)))
+        written = ~exact[1].isnan()
+        check_equal("places of KV", ~ours[1].isnan(), written)
+        check_close("KV", *(pair[1][written] for pair in (ours, torchs, exact)))
+
+    return _Case([partial(ops.rope_store_kv, *given) for given in inputs], size, check)
+
+
+def _silu_mul(machine: Machine, tokens: int) -> _Case:
+    width = machine.shape.intermediate_size
+    size = 3 * tokens * width * machine.dtype.itemsize
+    inputs = [machine.randn(tokens, 2 * width) for _ in _inputs(machine, size)]
+
+    def check() -> None:
+        ours = machine.run(partial(ops.silu_mul, inputs[0]))
+        exact = reference.silu_mul(inputs[0].float())
+        check_close("silu_mul", ours, reference.silu_mul(inputs[0]), exact)
+
+    return _Case([partial(ops.silu_mul, x) for x in inputs], size, check)
+
+
+def _embed(machine: Machine, tokens: int) -> _Case:
+    hidden = machine.shape.hidden_size
+    size = 2 * tokens * hidden * machine.dtype.itemsize
+    table = machine.randn(machine.vocab_size, hidden)
+    previous = machine.ints(tokens, below=machine.vocab_size)
+    sources = machine.ints(tokens, below=2) * (machine.ints(tokens, below=tokens) + 1) - 1
+    inputs = [machine.ints(tokens, below=machine.vocab_size) for _ in _inputs(machine, size)]
+
+    def check() -> None:
+        given = table, inputs[0], sources, previous
+        check_equal("embed", machine.run(partial(ops.embed, *given)), reference.embed(*given))
+
+    return _Case([partial(ops.embed, table, ids, sources, previous) for ids in inputs], size, check)
+
+
+def _quantize_fp8(machine: Machine, tokens: int) -> _Case:
+    hidden = machine.shape.hidden_size
+    size = tokens * hidden * (machine.dtype.itemsize + 1)
+    inputs = [machine.randn(tokens, hidden) for _ in _inputs(machine, size)]
+
+    def check() -> None:
+        ours, scale = machine.run(partial(ops.quantize_fp8, inputs[0]))
+        torchs, torch_scale = reference.quantize_fp8(inputs[0])
+        # Triton's interpreter rounds wrongly where that carries to a power of two.
+        kept = torchs.float().frexp().mantissa.abs() != 0.5
+        pair = ours.float() * scale, torchs.float() * torch_scale
+        check_close("quantize_fp8", *(x[kept] for x in (*pair, inputs[0].float())))
+
+    return _Case([partial(ops.quantize_fp8, x) for x in inputs], size, check)
+
+
+def _sample(top_p: float, temperature: float, machine: Machine, tokens: int) -> _Case:
+    size = tokens * machine.vocab_size * 4
+    inputs = [
+        machine.randn(tokens, machine.vocab_size, dtype=torch.float32)
+        for _ in _inputs(machine, size)
+    ]
+
+    def work(rows: int) -> SamplingWork:
+        def same(value: float, dtype: torch.dtype) -> torch.Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=machine.there)
+
+        return SamplingWork(
+            temperature=same(temperature, torch.float32),
+            min_p=same(0.0, torch.float64),
+            top_p=same(top_p, torch.float64),
+            top_k=same(0, torch.int32),
+            uniform=torch.linspace(0, 0.999, rows, dtype=torch.float64, device=machine.there),
+        )
+
+    def check() -> None:
+        some = inputs[0][:_CHECKED_ROWS]
+        ours = machine.run(partial(ops.sample, some, work(len(some))))
+        equal = float((ours == reference.sample(some, work(len(some)))).float().mean())
+        if equal < (1.0 if temperature == 0 else _LEAST_SHARE_EQUAL):
+            raise Wrong(f"sample: {equal:.0%} of the tokens are torch's")
+
+    whole = work(tokens)
+    return _Case([partial(ops.sample, logits, whole) for logits in inputs], size, check)
+
+
+_CASES: dict[str, Callable[[Machine, int], _Case]] = {
+    "add_rms_norm": _add_rms_norm,
+    "rope_store_kv": _rope_store_kv,
+    "silu_mul": _silu_mul,
+    "embed": _embed,
+    "quantize_fp8": _quantize_fp8,
+    "sample greedy": partial(_sample, 1.0, 0.0),
+    "sample top_p 0.9": partial(_sample, 0.9, 1.0),
+}

@@ -1,0 +1,91 @@
+"""Steps as the engine gives them to a device: rows of requests, and their tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from bench.gpu.machine import Machine
+from engine.batch import Batch, ScheduledRow
+from engine.gpu.inputs import StepBuilder, StepInputs, StepLimits, StepShape
+from engine.messages import SamplingParams
+from kernels.gpu.attention import prefill_queries
+from lora.batch import DeviceTables
+from lora.packed import PackedForm
+
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def make_rows(
+    lengths: Sequence[tuple[int, int]],
+    blocks: Sequence[Sequence[int]],
+    digests: Sequence[str] = (),
+) -> tuple[ScheduledRow, ...]:
+    """lengths: (positions before, tokens) of each row.   blocks: of each, enough for both.
+
+    digests: of the adapters, dealt to neighbouring rows, as many to each.
+    """
+    rows = []
+    for number, ((start, count), own) in enumerate(zip(lengths, blocks, strict=True)):
+        digest = digests[number * len(digests) // len(lengths)] if digests else None
+        rows.append(
+            ScheduledRow(
+                request_id=str(number),
+                token_ids=tuple(1 + (number + i) % 97 for i in range(count)),
+                start=start,
+                block_ids=tuple(own),
+                adapter_key=digest,
+                adapter_digest=digest,
+                adapter_generation=0,
+                sampling=_GREEDY,
+                seed=0,
+                num_output_tokens=0,
+            )
+        )
+    return tuple(rows)
+
+
+def deal_blocks(first: int, num_rows: int, per_row: int) -> list[list[int]]:
+    """Slabs from `first` on, in no order."""
+    order = np.random.default_rng(0).permutation(num_rows * per_row) + first
+    blocks: list[list[int]] = order.reshape(num_rows, per_row).tolist()
+    return blocks
+
+
+@dataclass(frozen=True)
+class Step:
+    """tables: they own memory that `inputs` has the addresses of."""
+
+    inputs: StepInputs
+    tables: Sequence[DeviceTables]
+
+
+def make_step(
+    machine: Machine,
+    form: PackedForm,
+    slabs: torch.Tensor,
+    rows: tuple[ScheduledRow, ...],
+    tables: Sequence[DeviceTables] = (),
+) -> Step:
+    """The step's tensors, laid out as in the engine; decodes as in a captured graph.
+
+    slabs: [.., slab_bytes] uint8, the arena.
+    """
+    by_digest: Mapping[str, DeviceTables] = {t.digest: t for t in tables}
+    shape = form.layout.shape
+    limits = StepLimits(
+        max_num_seqs=len(rows),
+        max_num_batched_tokens=sum(len(row.token_ids) for row in rows),
+        max_model_len=max(row.start + len(row.token_ids) for row in rows),
+        prefill_queries=prefill_queries(
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, machine.dtype, machine.there
+        ),
+    )
+    builder = StepBuilder(
+        limits, form, slabs, lambda key: (0, by_digest[key]), StepShape.of_decodes
+    )
+    memory = np.zeros(builder.most_ints, dtype=np.int32)
+    plan = builder.build(Batch(1, rows), memory, {})
+    ints = torch.from_numpy(memory).to(machine.there)
+    return Step(builder.views(plan.shape, ints, plan.num_prefill_items), tables)

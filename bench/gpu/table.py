@@ -1,0 +1,36 @@
+"""Rows as text: a table for every bench, a column for every figure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines; goals are left to `bench.gpu.goals`."""
+    lines: list[str] = []
+    for bench in dict.fromkeys(row["bench"] for row in rows):
+        lines += ["", bench]
+        lines += _table([_cells(row) for row in rows if row["bench"] == bench])
+    return lines
+
+
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    figures = {key: value for key, value in row["result"].items() if key != "goals"}
+    return dict(_flat("", {**row["setup"], **figures}))
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", str(value)
+
+
+def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    columns = list(dict.fromkeys(name for row in cells for name in row))
+    lines = [columns, *([row.get(name, "-") for name in columns] for row in cells)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    return [
+        "  " + "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
