@@ -111,22 +111,35 @@ def _decode(
     shape = machine.shape
     kv_bytes = 2 * batch * context * shape.num_kv_heads * shape.head_dim * kv_dtype.itemsize
     share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds
-    result = {
+    result: dict[str, Any] = {
         "us": rounded(1e6 * seconds),
         "kv_gb_per_s": rounded(kv_bytes / seconds / 1e9),
         "share_of_copy": rounded(share),
     }
     if kv_dtype == machine.dtype:
         del case
-        torchs = _torch_decode_s(machine, batch, context)
-        result |= {"torch_us": rounded(1e6 * torchs), "torch_to_ours": rounded(torchs / seconds)}
+        result |= _beside_torch(machine, seconds, *_torch_decode(machine, batch, context))
     if batch * context >= machine.pick(goals.MANY_TOKENS, 0):
         result["goals"] = {"decode_attention": goals.at_least(share, goals.SHARE_OF_COPY)}
     return result
 
 
-def _torch_decode_s(machine: Machine, batch: int, context: int) -> float:
-    """torch's attention by KV that lies in one piece."""
+def _beside_torch(
+    machine: Machine, ours_s: float, work: Work, num_layers: int
+) -> dict[str, float | None]:
+    """work: torch's attention of so many layers."""
+    try:
+        torchs_s = machine.seconds(work) / num_layers
+    except RuntimeError as error:
+        is_known = isinstance(error, torch.OutOfMemoryError) or "No available kernel" in str(error)
+        if not is_known:
+            raise
+        return {"torch_us": None, "torch_to_ours": None}
+    return {"torch_us": rounded(1e6 * torchs_s), "torch_to_ours": rounded(torchs_s / ours_s)}
+
+
+def _torch_decode(machine: Machine, batch: int, context: int) -> tuple[Work, int]:
+    """torch's flash attention by KV that lies in one piece, and the number of its layers."""
     shape = machine.shape
     width = shape.num_kv_heads * context * shape.head_dim
     layers = machine.copies(2 * batch * width * machine.dtype.itemsize)
@@ -134,10 +147,11 @@ def _torch_decode_s(machine: Machine, batch: int, context: int) -> float:
     q = machine.randn(batch, shape.num_heads, 1, shape.head_dim)
 
     def run() -> None:
-        for k, v in kv:
-            scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            for k, v in kv:
+                scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-    return machine.seconds(run) / layers
+    return run, layers
 
 
 def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) -> dict[str, Any]:
@@ -152,20 +166,18 @@ def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) ->
     shape = machine.shape
     flops = goals.causal_flops(shape.num_heads, shape.head_dim, tokens, context)
     share = flops / seconds / ceilings.flops_per_s
-    torchs = _torch_prefill_s(machine, case.q, k, v)
-    result = {
+    result: dict[str, Any] = {
         "us": rounded(1e6 * seconds),
         "tflops": rounded(flops / seconds / 1e12),
         "share_of_matmul": rounded(share),
-        "torch_us": rounded(1e6 * torchs),
-        "torch_to_ours": rounded(torchs / seconds),
+        **_beside_torch(machine, seconds, _torch_prefill(case.q, k, v), 1),
     }
     if context + tokens >= machine.pick(goals.LONG_KEYS, 0):
         result["goals"] = {"prefill_attention": goals.at_least(share, goals.SHARE_OF_MATMUL)}
     return result
 
 
-def _torch_prefill_s(machine: Machine, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> float:
+def _torch_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Work:
     """torch's flash attention, K and V in one piece and repeated for the heads that share them."""
     group = q.shape[1] // k.shape[0]
     q = q.transpose(0, 1).contiguous()[None]
@@ -176,7 +188,7 @@ def _torch_prefill_s(machine: Machine, q: torch.Tensor, k: torch.Tensor, v: torc
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-    return machine.seconds(run)
+    return run
 
 
 def _check(

@@ -70,6 +70,7 @@ class EngineUnderTest:
         is_fp8 = precision == "fp8"
         kv_dtype = FP8 if is_fp8 else machine.dtype
         self.machine, self.sizes = machine, sizes
+        device = machine.new_device()
         self._warm_up = machine.pick(_WARM_UP, 1)
         itemsize = machine.dtype.itemsize
         self.layout = Layout.of(sizes.shape, itemsize, kv_itemsize=kv_dtype.itemsize)
@@ -79,7 +80,7 @@ class EngineUnderTest:
             config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
         model = _model_config(sizes.shape, machine.vocab_size)
         weights = _random_weights(machine, sizes.shape)
-        backend = assemble(config, model, self.form, weights, machine.new_device(), ops)
+        backend = assemble(config, model, self.form, weights, device, ops)
         del weights
         machine.free_memory()
         free_before, _ = machine.memory_bytes

@@ -49,12 +49,16 @@ class _Bench:
         self.machine, self.ceilings = machine, ceilings
         self.precision: Precision = precision
         self.folder = folder
+        self._was_begun = False
         self.context, self.num_steps = machine.pick((1024, 40), (20, 1))
         self.prompt = machine.pick(2048, 20)
         self._base: dict[str, StepTimes] = {}
 
     @cached_property
     def engine(self) -> EngineUnderTest:
+        if self._was_begun:
+            raise NoRoom("its engine could not be put together")
+        self._was_begun = True
         return EngineUnderTest(self.machine, self._sizes(), self.precision, self.folder)
 
     def close(self) -> None:

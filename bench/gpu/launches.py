@@ -1,4 +1,4 @@
-"""What a node of a captured graph costs: a kernel, a memset, a branch on a second stream."""
+"""What a node of a captured graph costs: a kernel, one that clears, a branch to a second stream."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,14 +41,14 @@ def _measure(machine: Machine, nodes: int) -> dict[str, float]:
         for name, work in (
             ("plain", plain),
             ("branches", partial(_chain, branch, nodes)),
-            ("memsets", partial(_chain, clear, nodes)),
+            ("clears", partial(_chain, clear, nodes)),
         )
     }
     num_branches = nodes // _BRANCH_EVERY
     return {
         "node_us": rounded(1e6 * seconds["plain"] / nodes),
         "branch_us": rounded(1e6 * (seconds["branches"] - seconds["plain"]) / num_branches),
-        "memset_us": rounded(1e6 * (seconds["memsets"] - seconds["plain"]) / nodes),
+        "clear_us": rounded(1e6 * (seconds["clears"] - seconds["plain"]) / nodes),
     }
 
 

@@ -32,6 +32,7 @@ class Stacked:
         sites: Sequence[Site],
     ) -> None:
         self.slots = slots
+        self._is_own = slots[:, None] == torch.arange(len(tables), device=slots.device)
         self._sites = {
             (site.layer, site.projections): self._stack(form, slabs, tables, site) for site in sites
         }
@@ -66,8 +67,7 @@ class Stacked:
         a, bs = self.matrices(site)
         y = x @ weight.T
         h = (x @ a.flatten(0, 2).T).view(len(x), *a.shape[:3])
-        own = self.slots[:, None] == torch.arange(len(a), device=x.device)
-        h = h * own[:, :, None, None]
+        h = h * self._is_own[:, :, None, None]
         for part, h_part, b in zip(y.split(site.out_features, dim=1), h.unbind(2), bs, strict=True):
             part += h_part.flatten(1) @ b.flatten(0, 1)
         return y, None

@@ -117,7 +117,10 @@ class Gpu(Machine):
         return self.new_device()
 
     def new_device(self) -> Device:
-        return CudaDevice(torch.device("cuda", 0))
+        device = CudaDevice(torch.device("cuda", 0))
+        # What is made from now on, at random or zero, comes before the kernels that read it.
+        torch.cuda.set_stream(device.compute)
+        return device
 
     def seconds(self, work: Work) -> float:
         self.run(work)  # What is compiled at the first launch cannot be captured.
