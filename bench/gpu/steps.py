@@ -78,7 +78,7 @@ def make_step(
         max_num_seqs=len(rows),
         max_num_batched_tokens=sum(len(row.token_ids) for row in rows),
         max_model_len=max(row.start + len(row.token_ids) for row in rows),
-        prefill_queries=prefill_queries(
+        prefill_queries=ops.prefill_queries(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, machine.dtype, machine.there
         ),
     )
