@@ -10,7 +10,7 @@ from bench.gpu.machine import Machine
 from engine.batch import Batch, ScheduledRow
 from engine.gpu.inputs import StepBuilder, StepInputs, StepLimits, StepShape
 from engine.messages import SamplingParams
-from kernels.gpu.prefill_attention import prefill_queries
+from kernels.gpu import ops
 from lora.batch import DeviceTables
 from lora.packed import PackedForm
 
