@@ -2,8 +2,26 @@
 base 2, over tiles of keys of paged KV.
 """
 
+from dataclasses import dataclass
+
 import triton
 import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Shape of a program, and how many of them a multiprocessor holds (persistent ones).
+
+    transposed: the accumulator is V^T P^T. On sm_90 P V would be a WGMMA with its left operand in
+    registers, which ptxas before 13.3 miscompiles (triton issue 9433); so both lie in memory.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    transposed: bool = False
+    programs: int = 1
 
 
 @triton.jit

@@ -1,11 +1,12 @@
 """Every kernel, under the names of `kernels.reference`: what a model calls on a GPU."""
 
 from kernels.gpu.activation import silu_mul
-from kernels.gpu.attention import decode_attention, prefill_attention, prefill_queries
+from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.embedding import embed
 from kernels.gpu.fp8 import quantize_fp8
 from kernels.gpu.lora import expand, shrink
 from kernels.gpu.norm import add_rms_norm, rms_norm
+from kernels.gpu.prefill_attention import prefill_attention, prefill_queries
 from kernels.gpu.rope import rope_store_kv
 from kernels.gpu.sampling import adjust_logits, sample
 from kernels.gpu.slabs import copy_slabs

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from kernels.gpu import ops
-from kernels.gpu.attention import prefill_queries
+from kernels.gpu.prefill_attention import prefill_queries
 from kernels.reference import FP8
 from kernels.work import (
     SPLIT_KEYS,

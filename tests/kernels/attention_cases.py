@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from kernels import reference
-from kernels.gpu.attention import prefill_queries
+from kernels.gpu.prefill_attention import prefill_queries
 from kernels.work import SPLIT_KEYS, AttentionWork
 from tests.kernels.lora_cases import assert_loses_no_more
 
@@ -70,7 +70,8 @@ def make_case(
 ) -> AttentionCase:
     """rows: (positions, tokens of this step) each; (0, 1) is padding.
 
-    A sequence's numbers depend on its length and the seed only. Its blocks are scattered, KV is NaN elsewhere.
+    A sequence's numbers depend on its length and the seed only. Its blocks are scattered, KV is NaN
+    elsewhere.
     num_spare: blocks of nobody, and items that do not count.   kv: memory to use, of enough slabs.
     """
     depths = [-(-length // block_size) for length, _ in rows]

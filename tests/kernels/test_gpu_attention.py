@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.gpu.attention import decode_attention, prefill_attention, prefill_queries
+from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.launch import assume_capability
+from kernels.gpu.prefill_attention import prefill_attention, prefill_queries
 from kernels.reference import FP8
 from tests.kernels.attention_cases import make_case
 from tests.kernels.far_rows import far_rows

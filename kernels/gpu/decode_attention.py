@@ -1,92 +1,44 @@
-"""Attention on paged KV, by key tiles: decodes split their keys, prefills tile their queries.
+"""Attention of decodes: a row's keys are split, and its splits are weighed by a second kernel.
 
 The heads of one kv head are rows of the same tile, so that K and V are read once for all of them.
-Tiles of keys begin at absolute positions: a row's result does not depend on who else is there.
+Splits and tiles of keys begin at absolute positions: a row's result does not depend on who else is
+there.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.online_softmax import fold
+from kernels.gpu.online_softmax import Tiles, fold
 from kernels.work import SPLIT_KEYS, AttentionWork
 
 _INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items", "ranges"]
 
 _REDUCED_ITEMS = 16
-"""Splits that the reduction of a decode adds at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Shape of a program, and how many of them a multiprocessor holds (persistent ones).
-
-    transposed: the accumulator is V^T P^T. On sm_90 P V would be a WGMMA with its left operand in
-    registers, which ptxas before 13.3 miscompiles (triton issue 9433); so both lie in memory.
-    """
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    transposed: bool = False
-    programs: int = 1
-
-
-def prefill_queries(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Queries of a tile: what `AttentionWork.prefill_queries` has to be, at most."""
-    tiles = _prefill_tiles(head_dim, dtype, dtype, device)
-    return max(1, tiles.rows // (heads // kv_heads))
-
-
-def _prefill_tiles(
-    head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
-) -> _Tiles:
-    """Chosen by registers, shared memory and instructions of compiled kernels, not by a clock."""
-    capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
-    is_cast = kv_dtype != dtype
-    if dtype == torch.float32:
-        return _Tiles(32, 16, 8, 1)
-    if capability // 10 == 9:
-        if dim > 128:
-            return _Tiles(128, 16 if is_cast else 32, 8, 3, transposed=True)
-        if dim > 64:
-            return _Tiles(128, 64 if is_cast else 128, 8, 3, transposed=True)
-        return _Tiles(128, 64, 4, 3, transposed=True)
-    if capability // 10 in (10, 11):
-        return _Tiles(128, 32 if dim > 128 else 128, 8, 3)
-    if dim > 128:
-        return _Tiles(64, 32, 8, 3)
-    return _Tiles(128, 32, 8, 5) if dim > 64 else _Tiles(128, 64, 8, 3)
+"""Splits that the reduction adds at a time."""
 
 
 def _decode_tiles(
     head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
-) -> _Tiles:
+) -> Tiles:
     """Stages: 3 are one tile of K and V on its way while another is used, 5 are two."""
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return _Tiles(rows, 16, 4, 1, programs=4)
+        return Tiles(rows, 16, 4, 1, programs=4)
     is_cast = kv_dtype != dtype
     is_large = capability == 80 or capability // 10 in (9, 10, 11)
     programs = 3 if capability // 10 in (9, 10, 11) and not is_cast else 2
-    return _Tiles(
+    return Tiles(
         rows,
         keys=64 if dim <= 128 else 32,
         warps=4,
         stages=5 if (is_large or is_cast) and dim <= 128 else 3,
         programs=programs if dim > 64 else 2 * programs,
     )
-
-
-# ---- decode ----
 
 
 @triton.jit(do_not_specialize_on_alignment=_INDICES)
@@ -258,148 +210,4 @@ def decode_attention(
         PAD_DIM=triton.next_power_of_2(dim),
         ITEMS=_REDUCED_ITEMS,
         num_warps=4,
-    )
-
-
-# ---- prefill ----
-
-
-@triton.jit(do_not_specialize_on_alignment=_INDICES)
-def _prefill_kernel(
-    out,
-    q,
-    kv,
-    query_starts,
-    seq_lens,
-    block_starts,
-    blocks,
-    items,
-    out_token_stride,
-    out_head_stride,
-    q_token_stride,
-    q_head_stride,
-    slab_stride,
-    scale,
-    KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    PAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    WINDOW: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    UPCAST: tl.constexpr,
-):
-    CAST: tl.constexpr = kv.dtype.element_ty != q.dtype.element_ty
-    # The last tiles see most keys: they start first.
-    item = tl.num_programs(0) - 1 - tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.load(items + 2 * item)
-    tile = tl.load(items + 2 * item + 1)
-    first_token = tl.load(query_starts + row)
-    num_queries = tl.load(query_starts + row + 1) - first_token
-    length = tl.load(seq_lens + row)
-    blocks += tl.load(block_starts + row)
-
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, PAD_DIM)
-    queries = tile * QUERIES + rows // GROUP
-    is_row = (rows < QUERIES * GROUP) & (queries < num_queries)
-    positions = length - num_queries + queries
-    heads = (head * GROUP + rows % GROUP).to(tl.int64)
-    tokens = (first_token + queries).to(tl.int64)
-    mask = is_row[:, None] & (dims < DIM)[None, :]
-    at = tokens * q_token_stride + heads * q_head_stride
-    query = tl.load(q + at[:, None] + dims[None, :], mask=mask, other=0.0)
-
-    # Every query of the tile sees [whole, full), any sees [begin, stop).
-    lowest = length - num_queries + tile * QUERIES
-    stop = tl.minimum(lowest + QUERIES, length)
-    full = (lowest + 1) // KEYS * KEYS
-    begin = 0
-    whole = 0
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    if TRANSPOSED:
-        acc = tl.zeros((PAD_DIM, ROWS), tl.float32)
-    else:
-        acc = tl.zeros((ROWS, PAD_DIM), tl.float32)
-    # fmt: off
-    if WINDOW > 0:
-        begin = tl.maximum(lowest - WINDOW + 1, 0)
-        whole = tl.minimum(tl.cdiv(tl.maximum(stop - WINDOW, 0), KEYS) * KEYS, full)
-        acc, top, total = fold(
-            acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
-            begin // KEYS * KEYS, whole, begin,
-            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, TRANSPOSED, CAST, UPCAST,
-        )
-    acc, top, total = fold(
-        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
-        whole, full, begin,
-        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, False, TRANSPOSED, CAST, UPCAST,
-    )
-    acc, top, total = fold(
-        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
-        full, stop, begin,
-        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, TRANSPOSED, CAST, UPCAST,
-    )
-    # fmt: on
-    # Rows of no query may have seen nothing.
-    total = tl.where(total == 0.0, 1.0, total)
-    acc = tl.trans(acc / total[None, :]) if TRANSPOSED else acc / total[:, None]
-    to = tokens * out_token_stride + heads * out_head_stride
-    tl.store(out + to[:, None] + dims[None, :], acc.to(out.dtype.element_ty), mask=mask)
-
-
-def prefill_attention(
-    out: torch.Tensor,
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    work: AttentionWork,
-    window: int | None = None,
-) -> None:
-    """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V over the positions up to t's, for rows of more
-    than one token; see `kernels.reference`.
-
-    Shapes as for decodes.   Grid: (items, kv heads).   Bound by FLOPs, 4 * heads * head_dim for a
-    query and a key.
-    """
-    num_items, (_, heads, dim) = len(work.prefill_items), q.shape
-    _, _, kv_heads, block_size, _ = kv.shape
-    if num_items == 0:
-        return
-    assert kv[0].is_contiguous()
-    assert q.stride(2) == out.stride(2) == 1
-    tiles = _prefill_tiles(dim, q.dtype, kv.dtype, q.device)
-    assert work.prefill_queries * (heads // kv_heads) <= tiles.rows
-    _prefill_kernel[(num_items, kv_heads)](
-        out,
-        q,
-        kv,
-        work.query_starts,
-        work.seq_lens,
-        work.block_starts,
-        work.blocks,
-        work.prefill_items,
-        out.stride(0),
-        out.stride(1),
-        q.stride(0),
-        q.stride(1),
-        kv.stride(0),
-        dim**-0.5 * math.log2(math.e),
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        DIM=dim,
-        PAD_DIM=triton.next_power_of_2(dim),
-        BLOCK_SIZE=block_size,
-        QUERIES=work.prefill_queries,
-        WINDOW=window or 0,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        TRANSPOSED=tiles.transposed,
-        UPCAST=launch.INTERPRETED,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
     )
