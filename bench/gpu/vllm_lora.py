@@ -1,7 +1,7 @@
 """vLLM's LoRA kernels beside ours, where somebody has brought them: its files
 `vllm/lora/ops/triton_ops/*.py` in a folder `.bench_ref` here, which git ignores.
 
-They run without the rest of vLLM, whose names they import are made up below. As vLLM does it,
+They run without the rest of vLLM: the names they import from it are made up below, as 0.33.0 does. As vLLM does it,
 adapters take the place of the highest rank, and the intermediate result is cleared before a shrink.
 """
 
@@ -93,7 +93,6 @@ def _make_up_vllm(folder: Path) -> None:
         package = ModuleType(name)
         package.__path__ = [str(folder / name.replace(".", "/"))]
         sys.modules[name] = package
-    envs = SimpleNamespace(VLLM_TUNED_CONFIG_FOLDER=None, VLLM_BATCH_INVARIANT=False)
     platform = SimpleNamespace(
         is_cuda_alike=lambda: True,
         is_cuda=lambda: True,
@@ -102,11 +101,14 @@ def _make_up_vllm(folder: Path) -> None:
     )
     made_up = {
         "vllm.triton_utils": {"triton": triton, "tl": tl, "HAS_TRITON": True},
-        "vllm.envs": vars(envs),
+        "vllm.envs": {"__getattr__": _unset},
         "vllm.logger": {"init_logger": lambda _: SimpleNamespace(**_silent())},
         "vllm.platforms": {"current_platform": platform},
         "vllm.utils": {},
-        "vllm.utils.torch_utils": {"direct_register_custom_op": _register_nothing},
+        "vllm.utils.torch_utils": {
+            "direct_register_custom_op": _register_nothing,
+            "async_tensor_h2d": _to_device,
+        },
         "vllm.utils.math_utils": {"next_power_of_2": triton.next_power_of_2},
     }
     for name, contents in made_up.items():
@@ -126,3 +128,13 @@ def _silent() -> dict[str, Any]:
 def _register_nothing(**_: Any) -> None:
     """The files then take the plain functions."""
     raise AttributeError
+
+
+def _unset(name: str) -> None:
+    """None, for every variable of the environment: false, and no folder."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+
+def _to_device(values: Any, device: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
