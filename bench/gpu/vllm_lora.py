@@ -1,8 +1,9 @@
 """vLLM's LoRA kernels beside ours, where somebody has brought them: its files
 `vllm/lora/ops/triton_ops/*.py` in a folder `.bench_ref` here, which git ignores.
 
-They run without the rest of vLLM: the names they import from it are made up below, as 0.33.0 does. As vLLM does it,
-adapters take the place of the highest rank, and the intermediate result is cleared before a shrink.
+They run without the rest of vLLM: what they import of it is made up below, for 0.33.0. As vLLM does
+it, adapters take the place of the highest rank, and the intermediate result is cleared before a
+shrink.
 """
 
 import importlib
