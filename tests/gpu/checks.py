@@ -1,0 +1,22 @@
+"""All checks by name, those that find the plainest errors first."""
+
+from tests.gpu.agreement import agreement_checks
+from tests.gpu.cold_loads import cold_load_checks
+from tests.gpu.imports import import_checks
+from tests.gpu.invariance import invariance_checks
+from tests.gpu.memory import memory_checks
+from tests.gpu.replays import replay_checks
+from tests.gpu.setting import Check
+from tests.gpu.whole_model import whole_model_checks
+from tests.gpu.whole_numbers import whole_number_checks
+
+CHECKS: dict[str, Check] = {
+    **import_checks(),
+    **agreement_checks(),
+    **whole_number_checks(),
+    **invariance_checks(),
+    **whole_model_checks(),
+    **replay_checks(),
+    **cold_load_checks(),
+    **memory_checks(),
+}

@@ -1,0 +1,184 @@
+"""A row has the same bits alone, among others, and at another place."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from kernels.gpu import ops
+from tests.gpu.setting import Check, Setting
+from tests.gpu.trials.attention import make_attention
+from tests.gpu.trials.lora import BLOCK_ROWS, case_at, sites
+from tests.gpu.trials.rope import make_step
+from tests.gpu.trials.rowwise import EPS
+from tests.gpu.trials.sampling import make_choices
+from tests.gpu.trials.trial import is_same, on, randn, work_on
+
+Rows = Callable[[Sequence[int]], torch.Tensor]
+"""Numbers of rows, in some order -> what a kernel gives for each, as one step: [rows, ..]. A row's
+own data depends on its number only.
+"""
+
+_SLOTS = (1, 1, 1, 4, -1, 0, 2, 3)
+"""Whose adapter rows have, by their numbers."""
+
+
+def invariance_checks() -> dict[str, Check]:
+    checks = {
+        "rms_norm": _rms_norm,
+        "add_rms_norm": _add_rms_norm,
+        "silu_mul": _silu_mul,
+        "sample": _sample,
+        "decode_attention": _decode,
+        "prefill_attention": _prefill,
+    }
+    for rows in BLOCK_ROWS:
+        checks |= {
+            f"expand.{rows}": lambda setting, rows=rows: _expand(setting, rows),
+            f"rope.{rows}": lambda setting, rows=rows: _rope(setting, rows),
+        }
+    return {f"invariance.{name}": _check(name, make) for name, make in checks.items()}
+
+
+def _check(name: str, make: Callable[[Setting], Rows]) -> Check:
+    def check(setting: Setting) -> None:
+        run, rng = make(setting), setting.rng(f"invariance {name}")
+        largest = setting.kernels.batches[-1]
+        all_rows = torch.randperm(largest, generator=rng).tolist()
+        expected = dict(zip(all_rows, run(all_rows), strict=True))
+        for size in setting.kernels.batches:
+            rows = torch.randperm(largest, generator=rng)[:size].tolist()
+            for row, found in zip(rows, run(rows), strict=True):
+                assert is_same(found, expected[row]), f"row {row} differs among {size}"
+
+    return check
+
+
+# ---- kernels without adapters ----
+
+
+def _rms_norm(setting: Setting) -> Rows:
+    x, weight = _random(setting, setting.kernels.hidden), _random(setting, setting.kernels.hidden)
+    return lambda rows: ops.rms_norm(x[rows], weight[0], EPS)
+
+
+def _add_rms_norm(setting: Setting) -> Rows:
+    x, weight = _random(setting, setting.kernels.hidden), _random(setting, setting.kernels.hidden)
+    return lambda rows: ops.add_rms_norm(x[rows], x[rows].flip(1), weight[0], EPS)
+
+
+def _silu_mul(setting: Setting) -> Rows:
+    gate_up = _random(setting, 2 * setting.kernels.intermediate)
+    return lambda rows: ops.silu_mul(gate_up[rows])
+
+
+def _sample(setting: Setting) -> Rows:
+    logits = 3 * _random(setting, setting.kernels.vocab).float()
+    work = make_choices(len(logits), setting.rng("choices"))
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        part = replace(work, **{n: getattr(work, n)[list(rows)] for n in work.__slots__})
+        return ops.sample(logits[rows], work_on(setting.there, part))
+
+    return run
+
+
+def _decode(setting: Setting) -> Rows:
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        contexts = [(_length(setting, row), 1) for row in rows]
+        seed = setting.seed_of("decode")
+        case = make_attention(setting, contexts, setting.dtype, seed)
+        return case.placed(setting.there).run(ops.decode_attention)
+
+    return run
+
+
+def _prefill(setting: Setting) -> Rows:
+    """By a row's first token and its last, among decodes."""
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        contexts = [(_length(setting, row), _chunk(setting, row)) for row in rows]
+        contexts = [context for own in contexts for context in (own, (3, 1))]
+        seed = setting.seed_of("prefill")
+        case = make_attention(setting, contexts, setting.dtype, seed)
+        out = case.placed(setting.there).run(ops.prefill_attention)
+        tokens = [case.row(2 * number) for number in range(len(rows))]
+        return torch.stack([out[own[[0, -1]].to(setting.there)] for own in tokens])
+
+    return run
+
+
+def _length(setting: Setting, row: int) -> int:
+    longest = max(length for length, _ in setting.kernels.contexts)
+    return 2 + row * (longest - 2) // setting.kernels.batches[-1]
+
+
+def _chunk(setting: Setting, row: int) -> int:
+    return min(_length(setting, row), 2 + 37 * row % 200)
+
+
+# ---- with adapters ----
+
+
+def _expand(setting: Setting, block_rows: int) -> Rows:
+    """Shrink and expand, and silu_mul where there is a gate."""
+    site = sites(setting.kernels)["gate_up"]
+    x, y = _random(setting, site.in_features), _random(setting, sum(site.out_features))
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        order, slots = _by_slot(rows)
+        seed = setting.seed_of("expand")
+        case = case_at(site, slots, setting.dtype, block_rows, seed).placed(setting.there)
+        in_order = [rows[i] for i in order]
+        delta = ops.shrink(x[in_order], case.work, site)
+        gated, target = ops.silu_mul(y[in_order], delta), y[in_order]
+        ops.expand(target, delta)
+        return _back(torch.cat((target, gated), dim=1), order)
+
+    return run
+
+
+def _rope(setting: Setting, block_rows: int) -> Rows:
+    """q, k and v of rows with adapters and head norms."""
+    sizes, site = setting.kernels, sites(setting.kernels)["qkv"]
+    x = _random(setting, site.in_features)
+    rng = setting.rng("rope")
+    step = make_step(sizes, sizes.batches[-1], setting.dtype, setting.dtype, True, rng)
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        order, slots = _by_slot(rows)
+        seed = setting.seed_of("rope")
+        case = case_at(site, slots, setting.dtype, block_rows, seed).placed(setting.there)
+        own = [rows[i] for i in order]
+        part = replace(
+            step, qkv=step.qkv[own], positions=step.positions[own], slots=step.slots[own]
+        )
+        delta = ops.shrink(x[own], case.work, site)
+        q, kv, _ = part.run(ops, setting.there, delta)
+        places = part.slots.long().to(setting.there)
+        stored = kv.permute(0, 3, 1, 2, 4)[places // kv.shape[3], places % kv.shape[3]]
+        return _back(torch.cat((q, stored.flatten(1)), dim=1), order)
+
+    return run
+
+
+def _by_slot(rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """(places in `rows` in the order of a step, the slots of that order): an adapter's rows are
+    neighbours.
+    """
+    slots = [_SLOTS[row % len(_SLOTS)] for row in rows]
+    order = sorted(range(len(rows)), key=slots.__getitem__)
+    return order, [slots[i] for i in order]
+
+
+def _back(ordered: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    return ordered[torch.tensor(order).argsort().to(ordered.device)]
+
+
+def _random(setting: Setting, width: int) -> torch.Tensor:
+    """A row for each number, there."""
+    rng = setting.rng(f"rows of {width}")
+    (rows,) = on(
+        setting.there, randn(setting.kernels.batches[-1], width, rng=rng, dtype=setting.dtype)
+    )
+    return rows

@@ -1,0 +1,158 @@
+"""Random models of the served families, and random adapters for them, without files of others."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.models.config import DecoderConfig
+from lora.batch import DeviceTables
+from lora.host import PackedAdapter, read_packed
+from lora.layout import PROJECTIONS, Layout, ModelShape, Ranks
+from lora.packed import PackedForm
+from lora.packing import pack
+from registry.architecture import ARCHITECTURES
+from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from tests.gpu.setting import ModelSizes
+
+BASE_REVISION = "base-1"
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 11},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+}
+"""By model_type, what else its config.json says."""
+
+_MODULES = {
+    **{f"self_attn.{name}": number for number, name in enumerate(PROJECTIONS[:4])},
+    **{f"mlp.{name}": 4 + number for number, name in enumerate(PROJECTIONS[4:])},
+}
+
+
+def make_config(family: str, sizes: ModelSizes) -> DecoderConfig:
+    names = {model_type: name for name, model_type in ARCHITECTURES.items()}
+    return DecoderConfig.parse(
+        {
+            "architectures": [names[family]],
+            "hidden_size": sizes.hidden,
+            "intermediate_size": sizes.intermediate,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "head_dim": sizes.head_dim,
+            "vocab_size": sizes.vocab,
+            "max_position_embeddings": sizes.max_model_len,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            **FAMILIES[family],
+        }
+    )
+
+
+def make_form(config: DecoderConfig, dtype: torch.dtype) -> PackedForm:
+    layout = Layout.of(config.shape, dtype.itemsize)
+    return PackedForm(layout, str(dtype).removeprefix("torch."), BASE_REVISION)
+
+
+def make_weights(
+    config: DecoderConfig, dtype: torch.dtype, rng: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """By their Hugging Face names, in host memory; values that `dtype` has. Nothing is left at ones
+    or zeros: forgetting a norm or a bias must be seen.
+    """
+    shape, weights = config.shape, {}
+
+    def matrix(name: str, rows: int, columns: int, scale: float) -> None:
+        weights[name] = (torch.randn(rows, columns, generator=rng) * scale).to(dtype)
+
+    def vector(name: str, size: int, low: float, high: float) -> None:
+        weights[name] = (low + (high - low) * torch.rand(size, generator=rng)).to(dtype)
+
+    matrix("model.embed_tokens.weight", config.vocab_size, shape.hidden_size, 1.0)
+    if not config.tie_word_embeddings:
+        scale = 2 / shape.hidden_size**0.5
+        matrix("lm_head.weight", config.vocab_size, shape.hidden_size, scale)
+    vector("model.norm.weight", shape.hidden_size, 0.5, 1.5)
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            vector(f"{prefix}.{norm}.weight", shape.hidden_size, 0.5, 1.5)
+        if config.has_head_norms:
+            for norm in ("q_norm", "k_norm"):
+                vector(f"{prefix}.self_attn.{norm}.weight", shape.head_dim, 0.5, 1.5)
+        for name, projection in _MODULES.items():
+            inputs, outputs = shape.features(projection)
+            matrix(f"{prefix}.{name}.weight", outputs, inputs, 2 / inputs**0.5)
+            if config.biases[projection]:
+                vector(f"{prefix}.{name}.bias", outputs, -0.5, 0.5)
+    return weights
+
+
+def make_adapters(
+    sizes: ModelSizes, config: DecoderConfig, dtype: torch.dtype, rng: torch.Generator
+) -> list[bytes]:
+    """Canonical objects: of ranks 3, 20 and more, on all modules and on some."""
+    everywhere = [(layer, p) for layer in range(sizes.layers) for p in range(len(PROJECTIONS))]
+    last = sizes.layers - 1
+    patterns: list[Ranks] = [
+        dict.fromkeys(everywhere, 3),
+        {(layer, p): (20, 5, 16, 1, 9, 20, 8)[p] for layer, p in everywhere},
+        {(last, p): 24 for p in (0, 2, 3, 5)},
+        dict.fromkeys(everywhere, 16),
+        {(layer, p): 33 for layer, p in everywhere if p == 1 or layer != last},
+    ]
+    return [_make_object(config.shape, ranks, dtype, rng) for ranks in patterns]
+
+
+def make_adapter(shape: ModelShape, rank: int, dtype: torch.dtype, rng: torch.Generator) -> bytes:
+    """The canonical object of one with this rank everywhere."""
+    places = ((layer, p) for layer in range(shape.num_layers) for p in range(len(PROJECTIONS)))
+    return _make_object(shape, dict.fromkeys(places, rank), dtype, rng)
+
+
+def pack_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter:
+    """A canonical object in host memory, packed."""
+    digest = hashlib.sha256(data).hexdigest()
+    source, target = folder / digest, folder / f"{digest}.{form.form_id[:8]}"
+    source.write_bytes(data)
+    with target.open("wb") as file:
+        pack(source, digest, form, file)
+    return read_packed(target, digest, form)
+
+
+def place(
+    packed: PackedAdapter, form: PackedForm, slabs: list[int], arena: torch.Tensor
+) -> DeviceTables:
+    """Copy it into these slabs of a device's arena; its tables there."""
+    packed.copy_to(arena, slabs)
+    return DeviceTables.on_device(
+        packed, form.layout, slabs, arena, lambda tensor: tensor.to(arena.device, copy=True)
+    )
+
+
+def _make_object(
+    shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rng: torch.Generator
+) -> bytes:
+    """Values that `dtype` has, stored as float32: rounded alike wherever they are packed for."""
+    names = {projection: name for name, projection in _MODULES.items()}
+    tensors: dict[str, np.ndarray] = {}
+    scales: dict[str, ModuleScale] = {}
+    for (layer, projection), rank in ranks.items():
+        module = f"model.layers.{layer}.{names[projection]}"
+        inputs, outputs = shape.features(projection)
+        a = torch.randn(rank, inputs, generator=rng) / inputs**0.5
+        b = torch.randn(outputs, rank, generator=rng) / rank**0.5
+        for name, tensor in zip(lora_names(module), (a, b), strict=True):
+            tensors[name] = tensor.to(dtype).float().numpy()
+        scales[module] = ModuleScale(rank, 0.5 + len(scales) % 3 / 4)
+    return _canonical(tensors, scales)
+
+
+def _canonical(tensors: Mapping[str, np.ndarray], scales: Mapping[str, ModuleScale]) -> bytes:
+    infos = {name: TensorInfo("F32", t.shape, 0, t.nbytes) for name, t in tensors.items()}
+    header = canonical_header(Header(infos, {}), scales)
+    return header + b"".join(tensors[name].tobytes() for name in sorted(tensors))

@@ -1,0 +1,195 @@
+"""Captured graphs beside the same kernels launched one by one: the same bits, whoever comes and
+goes between two replays.
+"""
+
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.batch import Batch, ScheduledRow
+from engine.messages import SamplingParams
+from engine.request import PENDING_TOKEN
+from kernels.gpu import ops
+from lora.host import PackedAdapter
+from tests.gpu.models import make_adapters, make_config, make_form, make_weights, pack_adapter
+from tests.gpu.setting import Check, Setting
+from tests.gpu.stage import GREEDY, Stage, eager_stage
+from tests.gpu.trials.trial import is_same
+
+_KEYS = ("a", "b", "c", "d")
+_KINDS = (
+    GREEDY,
+    SamplingParams(max_tokens=1, temperature=0.8, top_p=0.9),
+    SamplingParams(max_tokens=1, top_k=5, repetition_penalty=1.4, presence_penalty=0.5),
+    SamplingParams(max_tokens=1, min_p=0.02, logit_bias=((3, 1.5),)),
+)
+_LONGEST_PROMPT = 20
+
+
+def replay_checks() -> dict[str, Check]:
+    return {"graphs.replays": _check}
+
+
+def _check(setting: Setting) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        play = _Play(setting, Path(folder))
+        captured, eager = play.stages
+        num_replays = step = 0
+        while num_replays < setting.models.replays:
+            step += 1
+            play.change()
+            batches = [play.batch(step, stage) for stage in play.stages]
+            tokens, logits = captured.run(batches[0])
+            expected, expected_logits = eager.run(batches[1])
+            assert tokens == expected, f"step {step}: other tokens"
+            assert is_same(logits, expected_logits), f"step {step}: other logits"
+            num_replays += batches[0].num_tokens == len(batches[0].rows)
+            play.take(tokens.token_ids)
+        assert is_same(captured.arena.cpu(), eager.arena.cpu()), "they leave other KV"
+        assert play.num_moves > num_replays / 8, "adapters hardly moved"
+
+
+@dataclass
+class _Sequence:
+    """prompt: how many of the tokens.   is_pending: the last one may be left to the device."""
+
+    name: str
+    key: str | None
+    blocks: list[int]
+    tokens: list[int]
+    prompt: int
+    sampling: SamplingParams
+    is_pending: bool = False
+    done: int = 0
+
+
+@dataclass
+class _Play:
+    """Two engines without a scheduler that are told the same."""
+
+    setting: Setting
+    folder: Path
+    running: list[_Sequence] = field(default_factory=list)
+    slabs: dict[str, list[int]] = field(default_factory=dict)
+    num_moves: int = 0
+    num_names: int = 0
+
+    def __post_init__(self) -> None:
+        setting, sizes = self.setting, self.setting.models
+        rng = setting.rng("replays")
+        self.chance = random.Random(setting.seed)
+        config = make_config("llama", sizes)
+        form = make_form(config, setting.dtype)
+        weights = make_weights(config, setting.dtype, rng)
+        self.packed: list[PackedAdapter] = [
+            pack_adapter(data, form, self.folder)
+            for data in make_adapters(sizes, config, setting.dtype, rng)
+        ]
+        self.num_blocks = form.layout.num_blocks(sizes.max_model_len)
+        most = max(packed.num_slabs for packed in self.packed)
+        num_slabs = sizes.max_num_seqs * self.num_blocks + (len(_KEYS) + 1) * most
+        self.free = list(range(num_slabs))
+        limits = {
+            "max_model_len": sizes.max_model_len,
+            "max_num_seqs": sizes.max_num_seqs,
+            "max_num_batched_tokens": sizes.max_num_seqs * _LONGEST_PROMPT,
+        }
+        self.stages: list[Stage] = []
+        for name in ("captured", "eager"):
+            (self.folder / name).mkdir()
+            self.stages.append(
+                eager_stage(
+                    self.folder / name,
+                    config,
+                    form,
+                    weights,
+                    setting.device,
+                    ops,
+                    num_slabs,
+                    **limits,
+                )  # fmt: skip
+            )
+        self.stages[0].runner.capture_graphs()
+
+    # ---- between two steps ----
+
+    def change(self) -> None:
+        """Adapters come, go, get other ranks and move; rows leave and join."""
+        chance = self.chance
+        if not self.slabs or chance.random() < 0.4:
+            self._place(chance.choice(_KEYS), chance.choice(self.packed))
+        if chance.random() < 0.1:
+            self._remove(chance.choice(_KEYS))
+        for sequence in list(self.running):
+            is_full = len(sequence.tokens) >= self.setting.models.max_model_len
+            if is_full or chance.random() < 0.04:
+                self._leave(sequence)
+        while not self.running or chance.random() < 0.25:
+            if len(self.running) == self.setting.models.max_num_seqs:
+                break
+            self._join()
+        # As the scheduler has it: an adapter's rows are neighbours, the base model's come first.
+        self.running.sort(key=lambda sequence: sequence.key or "")
+
+    def _place(self, key: str, packed: PackedAdapter) -> None:
+        self.num_moves += 1
+        taken = self._take(packed.num_slabs)
+        for stage in self.stages:
+            stage.place(key, packed, taken)
+        self.free += self.slabs.pop(key, [])
+        self.slabs[key] = taken
+
+    def _remove(self, key: str) -> None:
+        for sequence in [s for s in self.running if s.key == key]:
+            self._leave(sequence)
+        self.free += self.slabs.pop(key, [])
+        for stage in self.stages:
+            stage.adapters.pop(key, None)
+
+    def _join(self) -> None:
+        chance = self.chance
+        length = chance.choice([1, 1, 2, _LONGEST_PROMPT])
+        tokens = [chance.randrange(self.setting.models.vocab) for _ in range(length)]
+        key = chance.choice([None, *self.slabs])
+        blocks = self._take(self.num_blocks)
+        self.num_names += 1
+        kind = _KINDS[self.num_names % len(_KINDS)]
+        self.running.append(
+            _Sequence(f"r{self.num_names}", key, blocks, tokens, length, sampling=kind)
+        )
+
+    def _leave(self, sequence: _Sequence) -> None:
+        self.running.remove(sequence)
+        self.free += sequence.blocks
+
+    def _take(self, count: int) -> list[int]:
+        """In no order, so that nothing lies where it did."""
+        self.chance.shuffle(self.free)
+        return [self.free.pop() for _ in range(count)]
+
+    # ---- a step ----
+
+    def batch(self, step: int, stage: Stage) -> Batch:
+        return Batch(step, tuple(self._row(sequence, stage) for sequence in self.running))
+
+    def _row(self, sequence: _Sequence, stage: Stage) -> ScheduledRow:
+        tokens = list(sequence.tokens)
+        if sequence.is_pending:
+            tokens[-1] = PENDING_TOKEN
+        fields = {}
+        if sequence.sampling.has_penalties:
+            fields["prompt_token_ids"] = tuple(dict.fromkeys(tokens[: sequence.prompt]))
+            fields["output_token_ids"] = tuple(tokens[sequence.prompt :])
+        return stage.row(
+            sequence.name, tokens[sequence.done :], sequence.done, sequence.blocks, sequence.key,
+            sequence.sampling, **fields,
+        )  # fmt: skip
+
+    def take(self, token_ids: list[int | None]) -> None:
+        for sequence, token in zip(self.running, token_ids, strict=True):
+            assert token is not None
+            assert token >= 0, "logits are not finite"
+            sequence.done = len(sequence.tokens)
+            sequence.tokens.append(token)
+            sequence.is_pending = self.chance.random() < 0.5

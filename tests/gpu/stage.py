@@ -1,0 +1,103 @@
+"""A random model on a device with an arena, adapters that come and go, and rows for its steps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.batch import Batch, ScheduledRow, StepTokens
+from engine.config import EngineConfig
+from engine.gpu.backend import step_limits
+from engine.gpu.decoder import GpuDecoder
+from engine.gpu.runner import GpuRunner
+from engine.messages import SamplingParams
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.segments import Tables
+from lora.batch import DeviceTables
+from lora.device import Device
+from lora.host import PackedAdapter
+from lora.packed import PackedForm
+from tests.gpu.models import place
+
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+@dataclass
+class Stage:
+    """arena: [slabs, slab_bytes] uint8 on the device.   adapters: (generation, tables) by key."""
+
+    form: PackedForm
+    arena: torch.Tensor
+    make_runner: Callable[[Tables], GpuRunner]
+    adapters: dict[str, tuple[int, DeviceTables]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runner = self.make_runner(self.adapters.__getitem__)
+
+    def place(self, key: str, packed: PackedAdapter, slabs: list[int]) -> None:
+        """In these slabs, under this key, whoever was there before."""
+        generation, _ = self.adapters.get(key, (0, None))
+        self.adapters[key] = generation + 1, place(packed, self.form, slabs, self.arena)
+
+    def row(
+        self,
+        name: str,
+        tokens: Sequence[int],
+        start: int,
+        blocks: Sequence[int],
+        key: str | None,
+        sampling: SamplingParams = GREEDY,
+        **fields: Any,
+    ) -> ScheduledRow:
+        """Of the adapter that is under `key` now."""
+        generation, tables = self.adapters[key] if key else (0, None)
+        return ScheduledRow(
+            name, tuple(tokens), start, tuple(blocks), key, tables and tables.digest, generation,
+            sampling, seed=start, num_output_tokens=start, **fields,
+        )  # fmt: skip
+
+    def run(self, batch: Batch) -> tuple[StepTokens, torch.Tensor]:
+        """A step's tokens, and its logits in host memory, [rows, vocab], penalties included."""
+        self.runner.launch(batch)
+        tokens = self.runner.collect()
+        return tokens, self.runner.out.logits[: len(batch.rows)].to("cpu", copy=True)
+
+
+def eager_stage(
+    folder: Path,
+    config: DecoderConfig,
+    form: PackedForm,
+    weights: dict[str, torch.Tensor],
+    device: Device,
+    kernels: Any,
+    num_slabs: int,
+    **limits: int,
+) -> Stage:
+    """Its graphs are still to be captured.   limits: as make_engine_config has."""
+    dtype: torch.dtype = getattr(torch, form.dtype)
+    there = device.torch_device
+    of_steps = step_limits(
+        make_engine_config(folder, config, form, **limits), config, kernels, dtype, there
+    )
+    model = GpuDecoder(config, weights, of_steps.max_model_len, device, kernels)
+    arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8, device=there)
+    meter = TokenMeter(folder / "meter")
+    return Stage(
+        form, arena, lambda tables: GpuRunner(model, arena, form, dtype, tables, meter, of_steps)
+    )
+
+
+def make_engine_config(
+    folder: Path, config: DecoderConfig, form: PackedForm, **limits: int | None
+) -> EngineConfig:
+    """For a model without files.   limits: max_model_len, max_num_seqs, max_num_batched_tokens,
+    arena_bytes.
+    """
+    return EngineConfig(
+        data_dir=str(folder), model_dir="", base_revision=form.base_revision, vocabulary_path="",
+        eos_token_ids=(), adapter_cache_dir="", fetcher_socket="", device="cuda", dtype=form.dtype,
+        threads=1, sliding_window=config.sliding_window, **{"arena_bytes": None, **limits},
+    )  # fmt: skip

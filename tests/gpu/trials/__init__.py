@@ -1,0 +1,1 @@
+"""Every kernel on random data, beside its reference."""

@@ -1,0 +1,89 @@
+"""One kernel on random data: what it writes, and whether that is right."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import torch
+
+from kernels.gpu import launch
+from kernels.reference import FP8
+from tests.kernels.lora_cases import assert_loses_no_more
+
+Outputs = Sequence[torch.Tensor]
+Work = TypeVar("Work")
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """run: (kernels, where) -> all that one of them writes, there; NaN where it writes nothing.
+
+    judge: (ours, the reference's), in host memory; raises AssertionError.
+    """
+
+    name: str
+    run: Callable[[Any, torch.device], Outputs]
+    judge: Callable[[Outputs, Outputs], None]
+
+
+def same(ours: Outputs, torchs: Outputs) -> None:
+    """To the bit."""
+    for mine, theirs in zip(ours, torchs, strict=True):
+        assert is_same(mine, theirs), "other numbers than the reference's"
+
+
+def near(exact: Callable[[], Outputs]) -> Callable[[Outputs, Outputs], None]:
+    """Loses no more than twice what the reference does in the same dtype; ints are the same.
+
+    exact: the outputs without any rounding to that dtype.
+    """
+
+    def judge(ours: Outputs, torchs: Outputs) -> None:
+        for mine, theirs, true in zip(ours, torchs, exact(), strict=True):
+            if not theirs.is_floating_point():
+                assert torch.equal(mine, theirs), "other flags than the reference's"
+                continue
+            if theirs.dtype == FP8:
+                mine = carried(mine, theirs)
+            written = ~theirs.float().isnan()
+            assert torch.equal(~mine.float().isnan(), written), "it writes other places"
+            assert_loses_no_more(mine[written].float(), theirs[written].float(), true[written])
+
+    return judge
+
+
+def carried(ours: torch.Tensor, torchs: torch.Tensor) -> torch.Tensor:
+    """`ours`, with the carry that the interpreter forgets where it rounds up to a power of two."""
+    if not launch.INTERPRETED:
+        return ours
+    mine, theirs = ours.float(), torchs.float()
+    is_half = (theirs.frexp().mantissa.abs() == 0.5) & (mine == theirs / 2)
+    return torch.where(is_half, theirs, mine)
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, whether they are numbers or not."""
+    return torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
+
+
+def on(there: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Copies, to be written to."""
+    return [tensor.to(there, copy=True) for tensor in tensors]
+
+
+def work_on(there: torch.device, work: Work) -> Work:
+    """A dataclass with its tensors there."""
+    named = {field.name: getattr(work, field.name) for field in fields(work)}  # type: ignore
+    moved = {k: v.to(there) for k, v in named.items() if isinstance(v, torch.Tensor)}
+    return replace(work, **moved)  # type: ignore[type-var]
+
+
+def randn(*shape: int, rng: torch.Generator, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=rng).to(dtype)
+
+
+def randint(low: int, high: int, *shape: int, rng: torch.Generator) -> torch.Tensor:
+    """int32 of [low, high)."""
+    return torch.randint(low, high, shape, generator=rng).int()

@@ -1,0 +1,140 @@
+"""Whole models of every family on the device, beside the plain torch decoder on the CPU."""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from engine.batch import Batch
+from engine.inputs import InputBuilder
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
+from kernels.gpu import ops
+from lora.batch import DeviceTables
+from lora.host import PackedAdapter
+from lora.packed import PackedForm
+from tests.gpu.models import (
+    FAMILIES,
+    make_adapters,
+    make_config,
+    make_form,
+    make_weights,
+    pack_adapter,
+)
+from tests.gpu.setting import Check, Setting
+from tests.gpu.stage import Stage, eager_stage
+
+_ROUNDING = 1e-5
+"""Of the logits: what float32 itself may lose."""
+
+
+def whole_model_checks() -> dict[str, Check]:
+    return {f"models.{family}": _check(family) for family in FAMILIES}
+
+
+class TorchModel:
+    """The decoder of `engine.models` with an arena of its own, in host memory."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: dict[str, torch.Tensor],
+        dtype: torch.dtype,
+        num_slabs: int,
+        max_model_len: int,
+    ) -> None:
+        self.form: PackedForm = make_form(config, dtype)
+        in_dtype = {name: tensor.to(dtype) for name, tensor in weights.items()}
+        self.model = Decoder(config, in_dtype, max_model_len)
+        size = self.form.layout.slab_bytes
+        self.arena = torch.zeros(num_slabs, size, dtype=torch.uint8)
+        self.adapters: dict[str, tuple[int, DeviceTables]] = {}
+        self.inputs = InputBuilder(self.arena, self.form, self.adapters.__getitem__)
+
+    def place(self, key: str, packed: PackedAdapter, slabs: list[int]) -> None:
+        packed.copy_to(self.arena, slabs)
+        tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
+        self.adapters[key] = 1, tables  # the generation of what is placed once
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        inputs = self.inputs.build(batch)
+        with torch.inference_mode():
+            logits, _ = self.model.forward(inputs.input_ids, inputs.positions, inputs)
+        return logits.float()
+
+
+def _check(family: str) -> Check:
+    def check(setting: Setting) -> None:
+        lost: list[torch.Tensor] = []
+        lost_by_torch: list[torch.Tensor] = []
+        largest = 0.0
+        with tempfile.TemporaryDirectory() as folder:
+            stage, exact, same_dtype, batches = _build(setting, family, Path(folder))
+            for batch in batches:
+                expected = exact.run(batch)
+                largest = max(largest, float(expected.abs().max()))
+                _, logits = stage.run(batch)
+                lost.append(_error(logits, expected))
+                lost_by_torch.append(_error(same_dtype.run(batch), expected))
+        most, allowed = torch.cat(lost).max(), 2 * torch.cat(lost_by_torch).max()
+        assert most <= allowed + _ROUNDING * largest, f"{most:.3g} is lost, {allowed:.3g} may be"
+
+    return check
+
+
+def _error(logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Of each row, over all of its vocabulary."""
+    return (logits - expected).square().mean(dim=-1).sqrt()
+
+
+def _build(
+    setting: Setting, family: str, folder: Path
+) -> tuple[Stage, TorchModel, TorchModel, Iterator[Batch]]:
+    """(ours, torch in float32, torch in our dtype, steps for all of them)"""
+    sizes, rng = setting.models, setting.rng(f"models {family}")
+    config = make_config(family, sizes)
+    weights = make_weights(config, setting.dtype, rng)
+    adapters = make_adapters(sizes, config, setting.dtype, rng)
+    chance = random.Random(setting.seed)
+    per_row = make_form(config, setting.dtype).layout.num_blocks(sizes.max_model_len)
+    num_slabs = (len(adapters) + 1) * per_row + 400
+    free = chance.sample(range(num_slabs), num_slabs)
+    torchs = [
+        TorchModel(config, weights, dtype, num_slabs, sizes.max_model_len)
+        for dtype in (torch.float32, setting.dtype)
+    ]
+    stage = eager_stage(
+        folder, config, make_form(config, setting.dtype), weights, setting.device, ops, num_slabs,
+        max_model_len=sizes.max_model_len, max_num_seqs=len(adapters) + 1,
+        max_num_batched_tokens=(len(adapters) + 1) * sizes.max_model_len,
+    )  # fmt: skip
+    for number, data in enumerate(adapters):
+        packed = [pack_adapter(data, model.form, folder) for model in (stage, *torchs)]
+        slabs = [free.pop() for _ in range(max(own.num_slabs for own in packed))]
+        for model, own in zip((stage, *torchs), packed, strict=True):
+            model.place(f"a{number}", own, slabs[: own.num_slabs])
+    return stage, *torchs, _batches(setting, stage, free, chance)
+
+
+def _batches(
+    setting: Setting, stage: Stage, free: list[int], chance: random.Random
+) -> Iterator[Batch]:
+    """Prompts in chunks, decodes, and both: a sequence of every adapter and of the base model."""
+    sizes = setting.models
+    keys = [None, *stage.adapters]
+    tokens = [[chance.randrange(sizes.vocab) for _ in range(sizes.max_model_len)] for _ in keys]
+    per_row = stage.form.layout.num_blocks(sizes.max_model_len)
+    blocks = [[free.pop() for _ in range(per_row)] for _ in keys]
+    ends = [0] * len(keys)
+    for step in range(1, sizes.steps + 1):
+        is_decode = step % 3 == 2
+        rows = []
+        for number, key in enumerate(keys):
+            most = (sizes.max_model_len - ends[number]) // (2 if step == 1 else 8)
+            count = 1 if is_decode or chance.random() < 0.3 else chance.randint(1, max(1, most))
+            start, ends[number] = ends[number], ends[number] + count
+            own = tokens[number][start : ends[number]]
+            rows.append(stage.row(f"s{number}", own, start, blocks[number], key))
+        yield Batch(step, tuple(rows))
