@@ -22,7 +22,7 @@ def test_a_check_that_raises_has_failed(capsys):
     def check(setting):
         raise RuntimeError("no such kernel")
 
-    assert not passes("some.check", check, None)
+    assert not passes("some.check", check, lambda: None)
     said = capsys.readouterr().out
     assert said.startswith("some.check  FAILED\nTraceback")
     assert "no such kernel" in said

@@ -8,7 +8,11 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from tests.gpu.setting import Check, Setting
@@ -30,18 +34,20 @@ def main() -> int:
     if seed is None:
         seed = 0 if options.dry else int(time.time())
     say(f"seed {seed}")
-    make = setting.dry if options.dry else setting.on_gpu
+    if not options.dry and not torch.cuda.is_available():
+        parser.error("torch finds no CUDA device here; --dry needs none")
+    make = partial(setting.dry if options.dry else setting.on_gpu, seed)
     named = {name: check for name, check in CHECKS.items() if name.startswith(options.only)}
     # A device for each: what one has captured does not outlive it.
-    failed = sum(not passes(name, check, make(seed)) for name, check in named.items())
+    failed = sum(not passes(name, check, make) for name, check in named.items())
     say(f"{len(named) - failed} passed, {failed} failed")
     return int(failed > 0)
 
 
-def passes(name: str, check: "Check", setting: "Setting") -> bool:
+def passes(name: str, check: "Check", make: "Callable[[], Setting]") -> bool:
     start = time.perf_counter()
     try:
-        check(setting)
+        check(make())
     except Exception:
         say(f"{name}  FAILED\n{traceback.format_exc()}")
         return False
