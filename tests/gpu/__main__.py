@@ -38,6 +38,8 @@ def main() -> int:
         parser.error("torch finds no CUDA device here; --dry needs none")
     make = partial(setting.dry if options.dry else setting.on_gpu, seed)
     named = {name: check for name, check in CHECKS.items() if name.startswith(options.only)}
+    if not named:
+        parser.error(f"there is no check whose name begins with {options.only}")
     # A device for each: what one has captured does not outlive it.
     failed = sum(not passes(name, check, make) for name, check in named.items())
     say(f"{len(named) - failed} passed, {failed} failed")
