@@ -20,7 +20,7 @@ from tests.engine.gpu.fake_device import FakeDevice, Race
 from tests.engine.test_churn import ALLOWED
 from tests.lora.factories import FetcherProcess
 
-NUM_SLABS = 84
+NUM_SLABS = 60  # so few that requests are preempted all the time
 
 # A race may be found in the loader's thread, which ends of it; the engine's raises it again.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -51,8 +51,9 @@ def world(tmp_path):
         arena_bytes = NUM_SLABS * LAYOUT.slab_bytes
         backend = fake_backend(CONFIG, form, make_weights(), device, arena_bytes=arena_bytes)
         core = build_core(
-            tmp_path / "engine", fetcher.cache, fetcher.path, backend=backend, **options
-        )
+            tmp_path / "engine", fetcher.cache, fetcher.path,
+            backend=backend, num_slabs=NUM_SLABS, **options,
+        )  # fmt: skip
         return Churn(core, LocalStorage(objects), tmp_path, seed), device
 
     yield make
