@@ -177,6 +177,13 @@ def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
     assert world.kv.isfinite().all()
 
 
+def test_what_is_not_finite_only_after_the_last_layer_is_told_too(tmp_path):
+    world = World(tmp_path)
+    world.model.layers[-1].down.weight[3] = torch.inf
+    _, finite, _ = world.step(Batch(1, (world.row("a", [1, 2, 5], 0, [world.free.pop()]),)))
+    assert finite.tolist() == [0, 0, 0]
+
+
 def test_padding_rows_write_nothing_and_change_nothing(tmp_path):
     world = World(tmp_path)
     blocks = [[world.free.pop() for _ in range(2)] for _ in range(3)]

@@ -106,6 +106,15 @@ def test_every_number_of_rows_has_a_graph_and_none_is_padded_to_twice_its_size(m
     assert graphs.shape(most + 1, has_lora=False) is None
 
 
+def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):
+    model_dir = save_model(tmp_path / "model", tied=False)
+    core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
+    core.runner.model.lm_head[7] = 3e38
+    core.handle("gw", make_message("r"))
+    (output,) = run_until_idle(core)["r"]
+    assert (output.stop_cause, output.num_completion_tokens) == ("engine_failure", 0)
+
+
 # ---- memory, and what cannot be ----
 
 

@@ -1,0 +1,120 @@
+"""The ints of a step: what the kernels are told, read back from where they lie."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
+from engine.messages import SamplingParams
+from kernels.work import SPLIT_KEYS
+from lora.batch import DeviceTables
+from lora.layout import Layout
+from lora.packed import PackedForm
+from tests.engine.fakes import SHAPE
+
+LAYOUT = Layout.of(SHAPE, itemsize=4)
+FORM = PackedForm(LAYOUT, "float32", "base-1")
+GARBAGE = 10**6
+
+
+def make_tables(digest, depth):
+    table = torch.zeros(2, 7, depth, dtype=torch.int32)
+    return DeviceTables(digest, "base-1", table, torch.ones(2, 7))
+
+
+TABLES = {"narrow": make_tables("narrow", 1), "wide": make_tables("wide", 5)}
+
+
+def make_builder(window=None):
+    limits = StepLimits(8, 300, max_model_len=4096, prefill_queries=16, sliding_window=window)
+    arena = torch.zeros(4, LAYOUT.slab_bytes, dtype=torch.uint8)
+    return StepBuilder(limits, FORM, arena, lambda key: (0, TABLES[key]), DecodeGraphs(8).shape)
+
+
+def build(*rows, window=None):
+    """(views, plan) of a step, in memory that was full of other numbers."""
+    builder = make_builder(window)
+    ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
+    plan = builder.build(Batch(1, rows), ints.numpy(), {})
+    return builder.views(plan.shape, ints, plan.num_prefill_items), plan
+
+
+def make_row(start, count, adapter=None, name="r"):
+    blocks = tuple(range(LAYOUT.num_blocks(start + count)))
+    sampling = SamplingParams(max_tokens=1)
+    return ScheduledRow(name, (7,) * count, start, blocks, adapter, adapter, 0, sampling, 0, 0)
+
+
+@pytest.mark.parametrize("window", [None, 1, 100, 511, 512, 513, 1000])
+@pytest.mark.parametrize("length", [1, 512, 513, 1024, 1100, 1611, 2048])
+def test_a_decode_reads_the_splits_that_its_window_reaches_and_no_others(length, window):
+    inputs, _ = build(make_row(length - 1, 1), window=window)
+    seen = range(max(0, length - (window or length)), length)
+    expected = sorted({position // SPLIT_KEYS for position in seen})
+    work = inputs.attention
+    count = int(work.num_decode_items)
+    assert work.decode_items[:count].tolist() == [[0, split] for split in expected]
+    assert work.decode_ranges[0].tolist() == [0, len(expected)]
+
+
+def test_padding_rows_have_no_positions_no_items_and_no_slots():
+    inputs, plan = build(*(make_row(20 + n, 1, name=f"r{n}") for n in range(5)))
+    assert plan.shape == StepShape(8, 8)
+    work = inputs.attention
+    assert work.seq_lens.tolist() == [21, 22, 23, 24, 25, 0, 0, 0]
+    assert work.query_starts.tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5]
+    assert int(work.num_decode_items) == 5
+    assert work.decode_ranges[5:].eq(0).all()
+    assert inputs.slots[5:].eq(-1).all()
+    assert inputs.sources.eq(-1).all()
+    assert inputs.input_ids[5:].eq(0).all()
+    assert inputs.positions[5:].eq(0).all()
+
+
+def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
+    inputs, plan = build(make_row(0, 1, name="a"), make_row(10, 40, name="b"))
+    work = inputs.attention
+    assert work.prefill_items.tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert plan.num_prefill_items == 3
+    assert work.decode_ranges.tolist() == [[0, 1], [0, 0]]
+    starts, needed = work.block_starts.tolist(), LAYOUT.num_blocks(50)
+    assert work.blocks[starts[1] : starts[1] + needed].tolist() == [*range(needed)]
+    assert inputs.positions.tolist() == [0, *range(10, 50)]
+    assert inputs.logits_indices.tolist() == [0, 40]
+
+
+@pytest.mark.parametrize(("longest", "block_rows"), [(1, 16), (63, 16), (64, 64), (130, 64)])
+def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
+    """Of tokens that are neighbours and share an adapter; the base model's lie between."""
+    rows = (
+        make_row(0, 9, name="a"),
+        make_row(0, longest, "wide", "b"),
+        make_row(5, 3, "narrow", "c"),
+    )
+    inputs, plan = build(*rows)
+    work = inputs.lora
+    assert work.block_rows == plan.shape.block_rows == block_rows
+    num_blocks, num_pairs = work.counts.tolist()
+    covered = []
+    blocks = work.blocks[:num_blocks].tolist()
+    for first, count, slot in blocks:
+        assert 0 < count <= block_rows
+        covered += [(first + i, slot) for i in range(count)]
+    slots = [-1] * 9 + [0] * longest + [1] * 3
+    assert covered == [*enumerate(slots)]
+    pairs = work.pairs[:num_pairs].tolist()
+    wide = [
+        block for block, (_, _, slot) in enumerate(work.blocks[:num_blocks].tolist()) if not slot
+    ]
+    assert [pair for block, pair in pairs if block in wide] == [0, 1, 2] * len(wide)
+    assert work.depths[:2].tolist() == [5, 1]
+    addresses = np.array([TABLES[name].tile_table.data_ptr() for name in ("wide", "narrow")])
+    assert work.tile_tables[:2].tolist() == addresses.tolist()
+    assert work.scales[1].item() == TABLES["narrow"].scales.data_ptr()
+
+
+def test_the_largest_step_fits_into_the_memory_that_is_made_for_it():
+    _, plan = build(*(make_row(4000, 37, "wide", f"r{n}") for n in range(8)))
+    assert plan.num_ints <= make_builder().most_ints
