@@ -65,12 +65,8 @@ def test_two_writes_are_a_race_and_two_reads_are_none(device):
 
 def test_a_host_that_waited_orders_what_it_submits_afterwards(device):
     copies = device.stream()
-    touch(device, copies, 5, True)
-    finish(device, copies)
-    touch(device, device.compute, 5, False)
-    finish(device, device.compute)
-    touch(device, copies, 5, True)
-    finish(device, copies)
+    for stream, is_write in ((copies, True), (device.compute, False), (copies, True)):
+        assert not is_race(device, (stream, 5, is_write))  # which waits
 
 
 def test_waiting_for_an_event_says_nothing_of_what_came_behind_it(device):
@@ -82,9 +78,8 @@ def test_waiting_for_an_event_says_nothing_of_what_came_behind_it(device):
 
 
 def test_one_stream_needs_no_event(device):
-    for is_write in (True, False, True, True, False):
-        touch(device, device.compute, 5, is_write)
-    finish(device, device.compute)
+    accesses = [(device.compute, 5, is_write) for is_write in (True, False, True, True, False)]
+    assert not is_race(device, *accesses)
 
 
 @pytest.mark.parametrize(("slab", "expected"), [(2, False), (3, True), (4, True), (5, False)])
