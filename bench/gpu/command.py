@@ -36,7 +36,9 @@ def run(what: str, is_dry: bool, out: Path | None, deadline_s: float) -> int:
             runs.run(rows(machine, found))
     _say([*tables(runs.file.rows()), ""])
     _say([f"not measured: {line}" for line in runs.missing])
-    _say(["Goals, over all rows of this commit and device:", *verdicts(runs.file.rows())])
+    note = "; a dry run, its figures mean nothing" if is_dry else ""
+    _say([f"Goals, over all rows of this commit on {machine.name}{note}:"])
+    _say(verdicts(runs.file.rows()))
     return 1 if runs.num_failed else 0
 
 
