@@ -22,7 +22,7 @@ from kernels.sampling import (
 )
 
 _MASK = (1 << 64) - 1
-_COLDEST = 1e-5
+COLDEST = 1e-5
 """Below it a temperature is greedy, as in vLLM: dividing by it would overflow."""
 
 
@@ -50,7 +50,7 @@ def choose(
     logprobs = logits[asked].log_softmax(dim=-1) if asked else logits[:0]
     _adjust(logits, rows, params)
     tokens = greedy(logits)
-    drawn = [i for i, p in enumerate(params) if p.temperature >= _COLDEST]
+    drawn = [i for i, p in enumerate(params) if p.temperature >= COLDEST]
     if drawn:
         # A row with bad logits is replaced below; here it must only not poison the arithmetic.
         sane = logits[drawn].nan_to_num_(0.0, 0.0, 0.0)

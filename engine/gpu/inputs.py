@@ -125,7 +125,7 @@ class StepBuilder:
         rows = self.limits.max_num_seqs
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
         largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS)
-        return _aligned(_Places(largest, self.limits).blocks_start + rows * self._max_blocks)
+        return aligned(_Places(largest, self.limits).blocks_start + rows * self._max_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -162,7 +162,7 @@ class StepBuilder:
             _put_lora(segments, firsts[-1], shape, memory, places)
         return StepPlan(
             shape=shape,
-            num_ints=_aligned(self._put_blocks(rows, memory, places)),
+            num_ints=aligned(self._put_blocks(rows, memory, places)),
             num_prefill_items=num_prefill_items,
             due=due,
             sources=[_source(rows[number], previous) for number in due],
@@ -295,7 +295,7 @@ class _Places:
         self.blocks_start = 0
         for name, size in _sizes(shape, limits).items():
             self._places[name] = slice(self.blocks_start, self.blocks_start + size)
-            self.blocks_start = _aligned(self.blocks_start + size)
+            self.blocks_start = aligned(self.blocks_start + size)
 
     def of(self, name: str) -> slice:
         return self._places[name]
@@ -391,5 +391,6 @@ def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:
     return previous[row.request_id, row.index] if is_pending else -1
 
 
-def _aligned(num_ints: int) -> int:
+def aligned(num_ints: int) -> int:
+    """The next place that 64-bit numbers, and wide loads, may begin at."""
     return -(-num_ints // _ALIGNED_INTS) * _ALIGNED_INTS

@@ -19,7 +19,7 @@ import torch
 from engine.batch import BAD_LOGITS, Batch, StepTokens, Transfer
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import DecodeGraphs
-from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape
+from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
 from engine.gpu.sampler import Logprobs, SamplingInputs, choose
 from engine.meter import TokenMeter
 from engine.runner import fail_rows
@@ -224,7 +224,9 @@ class GpuRunner:
 
     def _read(self, step: _Step) -> StepTokens:
         rows, due = step.batch.rows, step.plan.due
-        results, most_rows = step.slot.results.tolist(), self.limits.max_num_seqs
+        most_rows = self.limits.max_num_seqs
+        num_results = most_rows + step.plan.shape.num_tokens
+        results = step.slot.results[:num_results].tolist()
         sampled: list[int | None] = [None] * len(rows)
         for number, token in zip(due, results, strict=False):
             sampled[number] = BAD_LOGITS if token < 0 else token
@@ -253,5 +255,5 @@ def _append(memory: Ints, at: int, packed: Sequence[Ints]) -> list[slice]:
     for ints in packed:
         memory[at : at + ints.size] = ints.reshape(-1)
         places.append(slice(at, at + ints.size))
-        at += -(-ints.size // 4) * 4
+        at = aligned(at + ints.size)
     return places

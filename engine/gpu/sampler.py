@@ -14,14 +14,11 @@ import torch
 
 from engine.batch import ScheduledRow
 from engine.messages import SamplingParams, TokenLogprobs
-from engine.sampler import uniform
+from engine.sampler import COLDEST, uniform
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
 """Of one token: there is room for no more."""
-
-_COLDEST = 1e-5
-"""Below it a temperature is greedy, as in `engine.sampler`."""
 
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
@@ -105,7 +102,7 @@ def _choice(
     rows: Sequence[ScheduledRow], params: Sequence[SamplingParams], vocab_size: int
 ) -> Fields:
     numbers = [uniform(row.seed, row.num_output_tokens) for row in rows]
-    warm = [p.temperature if p.temperature >= _COLDEST else 0.0 for p in params]
+    warm = [p.temperature if p.temperature >= COLDEST else 0.0 for p in params]
     return {
         "min_p": np.array([p.min_p for p in params], dtype=np.float64),
         "top_p": np.array([p.top_p for p in params], dtype=np.float64),
