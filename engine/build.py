@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from engine.backend import Backend, cpu_backend
+from engine.backend import Backend
 from engine.config import EngineConfig
 from engine.core import EngineCore
+from engine.cpu.backend import cpu_backend
 from engine.errors import UnsupportedModel
 from engine.journal import Journal
 from engine.meter import TokenMeter

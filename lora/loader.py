@@ -163,7 +163,7 @@ class ThreadLoader:
             packed.copy_to(self.arena, slabs)
             return DeviceTables.of(packed, layout, slabs, self.arena)
         packed.copy_to(self.arena, slabs, copies.begin)
-        tables = DeviceTables.on_device(packed, layout, slabs, self.arena, copies.begin_new)
+        tables = DeviceTables.of(packed, layout, slabs, self.arena, copies.begin_new)
         copies.finish()
         return tables
 

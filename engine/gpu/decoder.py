@@ -1,4 +1,4 @@
-"""The decoder of `engine.models.decoder` on a device: fused projections, kernels, no host syncs.
+"""The decoder of `engine.cpu.decoder` on a device: fused projections, kernels, no host syncs.
 
 What adapters add is shrunk beside the base model's products and expanded inside the kernels that
 come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from engine.batch import BAD_LOGITS, Batch, StepTokens, Transfer
+from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
 from engine.gpu.sampler import Logprobs, SamplingInputs, choose
 from engine.meter import TokenMeter
-from engine.runner import fail_rows
 from engine.segments import Tables
 from lora.device import Event
 from lora.packed import PackedForm

@@ -22,12 +22,11 @@ from safetensors.torch import save
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.cpu.runner import ModelRunner
 from engine.journal import Journal
 from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
@@ -38,6 +37,7 @@ from lora.packed import PackedForm
 from registry.peft_format import ModuleScale, lora_names, read_header, write_canonical
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
+from tests.cpu_decoder import make_decoder
 from tests.engine.late_runner import LateRunner
 
 NUM_CODES = 255
@@ -280,7 +280,7 @@ def build_core(
     else:
         late = late or LateRunner(adapters)
         tables = late.tables if lag else adapters.tables
-        model = Decoder(CONFIG, make_weights(), CONFIG.max_position_embeddings)
+        model = make_decoder(CONFIG, make_weights(), form, CONFIG.max_position_embeddings)
         runner = ModelRunner(model, slabs, form, tables, meter, NUM_SWAP_SLOTS)
         if lag:
             late.runner, runner = runner, late

@@ -6,11 +6,10 @@ import torch
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.cpu.runner import ModelRunner
 from engine.journal import Journal
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import load_config, load_weights
@@ -22,6 +21,7 @@ from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
+from tests.cpu_decoder import make_decoder
 from tests.engine.fakes import FakeLoader
 from tests.engine.late_runner import LateRunner
 from tests.tiny_models import canonical_bytes, packed_adapter
@@ -94,7 +94,7 @@ def build_core(
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
         return EngineCore(scheduler, runner, journal)
-    model = Decoder(config, weights, 256)
+    model = make_decoder(config, weights, form, 256)
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)

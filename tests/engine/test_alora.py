@@ -9,7 +9,7 @@ from hypothesis.strategies import integers, lists
 from peft.tuners.lora.variants import calculate_alora_offsets
 
 from engine.batch import Batch, ScheduledRow
-from engine.inputs import InputBuilder
+from engine.cpu.inputs import InputBuilder
 from engine.request import find_adapter_start
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -217,7 +217,7 @@ def test_a_prompt_is_refused_whether_its_adapter_is_in_the_arena_or_on_its_way(t
 
 
 def tables(digest):
-    return DeviceTables(digest, "", torch.zeros(0), torch.zeros(0), (), ())
+    return DeviceTables(digest, "", torch.zeros(0), torch.zeros(0))
 
 
 def row(name, start, length, adapter_start, adapter="a"):
@@ -233,7 +233,10 @@ def build(*rows):
     slabs = torch.zeros(8, TINY.slab_bytes, dtype=torch.uint8)
     builder = InputBuilder(slabs, PackedForm(TINY, "float32", ""), placed.__getitem__)
     inputs = builder.build(Batch(1, rows))
-    segments = [(s.start, s.end, s.tables.digest) for s in inputs.lora.segments]
+    runs = inputs.work.adapters
+    digests = {id(tables.tile_table): name for name, (_, tables) in placed.items()}
+    names = [digests[id(table)] for table in runs.tile_tables]
+    segments = [(*bounds, n) for bounds, n in zip(runs.bounds.tolist(), names, strict=True)]
     return segments, dict(inputs.adapter_digests)
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.batch import Batch, ScheduledRow
+from engine.cpu.inputs import InputBuilder
 from engine.gpu.runner import GpuRunner
-from engine.inputs import InputBuilder
 from engine.models.config import DecoderConfig
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -191,29 +191,16 @@ def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path, runner):
     assert kv_of(core.runner).isfinite().all()
 
 
-def test_a_decode_is_padded_with_its_own_blocks(tmp_path):
-    layout = Layout.of(DecoderConfig.parse(TINY_CONFIG).shape, itemsize=4)
-    slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(slabs, PackedForm(layout, "float32", ""), lambda key: (1, None))
-    size = layout.block_size
-    rows = [
-        ScheduledRow("short", (1,), 3, (5,), None, None, 0, None, 0, 0),
-        ScheduledRow("long", (1,), 2 * size, (2, 6, 3), None, None, 0, None, 0, 0),
-    ]
-    (group,) = builder.build(Batch(1, tuple(rows))).decodes
-    assert group.blocks.tolist() == [[5, 5, 5], [2, 6, 3]]
-
-
 def test_the_step_asserts_that_the_adapter_in_the_arena_is_the_one_asked_for(tmp_path):
     layout = Layout.of(DecoderConfig.parse(TINY_CONFIG).shape, itemsize=4)
     form = PackedForm(layout, "float32", "base-1")
     slabs = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    other = DeviceTables("other", "", torch.zeros(0), torch.zeros(0), (), ())
+    other = DeviceTables("other", "", torch.zeros(0), torch.zeros(0))
     row = ScheduledRow("r", (1,), 0, (0,), "k/mine", "mine", 1, None, 0, 0)
     builder = InputBuilder(slabs, form, lambda key: (1, other))
     with pytest.raises(AssertionError, match="another adapter"):
         builder.build(Batch(1, (row,)))
-    mine = DeviceTables("mine", "base-1", torch.zeros(0), torch.zeros(0), (), ())
+    mine = DeviceTables("mine", "base-1", torch.zeros(0), torch.zeros(0))
     builder = InputBuilder(slabs, form, lambda key: (2, mine))
     with pytest.raises(AssertionError, match="replaced since scheduling"):
         builder.build(Batch(1, (row,)))

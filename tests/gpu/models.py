@@ -129,7 +129,7 @@ def place(
 ) -> DeviceTables:
     """Copy it into these slabs of a device's arena; its tables there."""
     packed.copy_to(arena, slabs)
-    return DeviceTables.on_device(
+    return DeviceTables.of(
         packed, form.layout, slabs, arena, lambda tensor: tensor.to(arena.device, copy=True)
     )
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from engine.batch import Batch
-from engine.inputs import InputBuilder
+from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
 from kernels.gpu import ops
 from lora.batch import DeviceTables
 from lora.host import PackedAdapter
 from lora.packed import PackedForm
+from tests.cpu_decoder import make_decoder
 from tests.gpu.models import (
     FAMILIES,
     make_adapters,
@@ -47,7 +47,7 @@ class TorchModel:
     ) -> None:
         self.form: PackedForm = make_form(config, dtype)
         in_dtype = {name: tensor.to(dtype) for name, tensor in weights.items()}
-        self.model = Decoder(config, in_dtype, max_model_len)
+        self.model = make_decoder(config, in_dtype, self.form, max_model_len)
         size = self.form.layout.slab_bytes
         self.arena = torch.zeros(num_slabs, size, dtype=torch.uint8)
         self.adapters: dict[str, tuple[int, DeviceTables]] = {}
@@ -61,7 +61,7 @@ class TorchModel:
     def run(self, batch: Batch) -> torch.Tensor:
         inputs = self.inputs.build(batch)
         with torch.inference_mode():
-            logits, _ = self.model.forward(inputs.input_ids, inputs.positions, inputs)
+            logits, _ = self.model.forward(inputs)
         return logits.float()
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kernels.cpu.plain import PlainKernels
 from kernels.tiles import RANK_ROWS
-from lora.batch import DeviceTables, LoRABatch, Segment
+from kernels.work import Site
+from lora.batch import DeviceTables, Segment, adapter_runs
 from lora.errors import AdapterError
 from lora.host import read_packed
 from lora.layout import PROJECTIONS, Layout, ModelShape
@@ -81,7 +83,7 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype, tmp_pa
     arena[torch.tensor(places)] = packed.slabs.view(torch_dtype)
     tables = DeviceTables.of(packed, form.layout, places, arena.view(torch.uint8))
     assert tables.base_revision == "base-1"
-    batch = LoRABatch([Segment(1, 4, tables)])
+    runs = adapter_runs([Segment(1, 4, tables)], arena)
     tensors = load_file(adapter_dir / "adapter_model.safetensors")
     for projection, name in enumerate(PROJECTIONS):
         kind = "self_attn" if projection < 4 else "mlp"
@@ -91,7 +93,8 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype, tmp_pa
         assert rank == (3 if name == "v_proj" else 12)
         x = (torch.randn(5, a.shape[1]) / a.shape[1] ** 0.5).to(torch_dtype)
         y = torch.zeros(5, b.shape[0], dtype=torch_dtype)
-        batch.apply(y, x, layer=1, projection=projection)
+        site = Site(1, (projection,), a.shape[1], (b.shape[0],))
+        PlainKernels(None).add_lora(y, x, site, runs)
         scale = 16 / rank**0.5
         expected = scale * x.double() @ a.double().T @ b.double().T
         same_dtype = (x @ a.to(torch_dtype).T) @ b.to(torch_dtype).T * scale

@@ -7,13 +7,12 @@ import pytest
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.cpu.inputs import InputBuilder
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
-from engine.inputs import InputBuilder
 from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
 from engine.request import PENDING_TOKEN
 from engine.weights import load_config, load_weights
 from kernels import reference
@@ -21,6 +20,7 @@ from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.packed import PackedForm
 from registry.base_model import BaseModel
+from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
 
@@ -53,7 +53,7 @@ class World:
         self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
         self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
         weights = load_weights(model_dir, CPU, dtype)
-        self.torch_model = Decoder(self.config, weights, LIMITS.max_model_len)
+        self.torch_model = make_decoder(self.config, weights, self.form, LIMITS.max_model_len)
         if kv_dtype == dtype:
             self.torch_inputs = InputBuilder(
                 self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
@@ -96,7 +96,7 @@ class World:
 
     def torch_step(self, batch):
         inputs = self.torch_inputs.build(batch)
-        return self.torch_model.forward(inputs.input_ids, inputs.positions, inputs)
+        return self.torch_model.forward(inputs)
 
     def step(self, batch, previous=None):
         """(logits of its rows, finite flags of its tokens, its plan)."""

@@ -5,14 +5,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.batch import Batch, ScheduledRow
+from engine.cpu.inputs import InputBuilder
 from engine.errors import UnsupportedModel
-from engine.inputs import InputBuilder
 from engine.messages import SamplingParams
+from engine.models.checkpoint import Checkpoint
 from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
 from engine.weights import load_config, load_weights
 from lora.layout import Layout
 from lora.packed import PackedForm
+from tests.cpu_decoder import make_decoder
 from tests.tiny_models import save_model
 
 CPU = torch.device("cpu")
@@ -27,22 +28,26 @@ PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
 
 def load(model_dir, dtype=torch.float32):
     config = DecoderConfig.parse(load_config(model_dir))
-    return Decoder(config, load_weights(model_dir, CPU, dtype), 128)
+    return make_decoder(config, load_weights(model_dir, CPU, dtype), form_of(config, dtype), 128)
+
+
+def form_of(config, dtype=torch.float32):
+    layout = Layout.of(config.shape, dtype.itemsize)
+    return PackedForm(layout, str(dtype).removeprefix("torch."), "base-1")
 
 
 @torch.inference_mode()
 def last_logits(model, dtype):
     """Of the prompt: all of it in one step, then its last token once more as a decode."""
-    layout = Layout.of(model.config.shape, dtype.itemsize)
-    arena = torch.zeros(8, layout.slab_bytes, dtype=torch.uint8)
-    form = PackedForm(layout, str(dtype).removeprefix("torch."), "base-1")
+    form = form_of(model.config, dtype)
+    arena = torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
     builder = InputBuilder(arena, form, lambda key: (0, None))
     logits = []
     for start in (0, len(PROMPT) - 1):
         tokens, sampling = tuple(PROMPT[start:]), SamplingParams(max_tokens=1)
         row = ScheduledRow("r", tokens, start, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
         inputs = builder.build(Batch(1, (row,)))
-        logits.append(model.forward(inputs.input_ids, inputs.positions, inputs)[0][0])
+        logits.append(model.forward(inputs)[0][0])
     return torch.stack(logits).float()
 
 
@@ -86,9 +91,9 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint, name):
     config, weights = checkpoint
     tensor = weights.pop(name)
     with pytest.raises(UnsupportedModel, match=f"no tensor {name}"):
-        Decoder(config, weights, 64)
+        make_decoder(config, weights, form_of(config), 64)
     with pytest.raises(UnsupportedModel, match=f"tensor {name} is .* by config.json"):
-        Decoder(config, weights | {name: tensor[1:]}, 64)
+        make_decoder(config, weights | {name: tensor[1:]}, form_of(config), 64)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint, name):
 def test_a_tensor_without_a_place_is_refused_by_name(checkpoint, name):
     config, weights = checkpoint
     with pytest.raises(UnsupportedModel, match=f"tensor {name} has no place"):
-        Decoder(config, weights | {name: torch.ones(160)}, 64)
+        make_decoder(config, weights | {name: torch.ones(160)}, form_of(config), 64)
 
 
 def test_old_checkpoints_may_carry_their_frequencies_and_a_tied_head(tmp_path):
@@ -111,5 +116,5 @@ def test_old_checkpoints_may_carry_their_frequencies_and_a_tied_head(tmp_path):
     weights = load_weights(model_dir, CPU, torch.float32)
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
-    model = Decoder(config, weights, 64)
-    assert model.lm_head is model.embedding
+    checkpoint = Checkpoint(config, weights)
+    assert checkpoint.lm_head is checkpoint.embedding

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import BAD_LOGITS, Batch, StepTokens
-from engine.inputs import InputBuilder
+from engine.cpu.decoder import Decoder
+from engine.cpu.inputs import InputBuilder
 from engine.meter import TokenMeter
-from engine.models.decoder import Decoder
 from engine.sampler import choose
 from engine.segments import Tables
 from lora.packed import PackedForm
@@ -70,7 +70,7 @@ class ModelRunner:
 
     def _compute(self, batch: Batch) -> StepTokens:
         inputs = self.inputs.build(batch)
-        logits, is_finite = self.model.forward(inputs.input_ids, inputs.positions, inputs)
+        logits, is_finite = self.model.forward(inputs)
         due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
         tokens, logprobs = choose(logits, [batch.rows[i] for i in due])
         sampled: list[int | None] = [None] * len(batch.rows)

@@ -1,0 +1,35 @@
+"""The CPU as what an engine computes on."""
+
+from pathlib import Path
+
+import torch
+
+from engine.backend import Backend
+from engine.config import EngineConfig
+from engine.cpu.decoder import Decoder, attention_shape
+from engine.cpu.runner import ModelRunner
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.segments import Tables
+from engine.weights import load_weights
+from kernels.cpu.plain import PlainKernels
+from lora.packed import PackedForm
+
+
+def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedForm) -> Backend:
+    """Raises UnsupportedModel."""
+    assert config.arena_bytes is not None, "not resolved yet"
+    assert config.max_model_len is not None, "not resolved yet"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    layout = form.layout
+    shape = attention_shape(model_config, layout.block_size, config.max_model_len, dtype)
+    weights = load_weights(Path(config.model_dir), torch.device("cpu"), dtype)
+    model = Decoder(model_config, weights, PlainKernels(shape))
+    num_slabs = config.arena_bytes // layout.slab_bytes
+    slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
+
+    def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> ModelRunner:
+        return ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
+
+    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
+    return Backend(slabs, None, weight_bytes, make_runner)

@@ -1,0 +1,124 @@
+"""The decoder that Llama, Mistral, Qwen2 and Qwen3 are, with LoRA beside every projection."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.cpu.inputs import ForwardInputs
+from engine.models.checkpoint import Checkpoint, LayerWeights
+from engine.models.config import DecoderConfig
+from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
+from kernels.cpu.work import StepWork
+from kernels.elementwise import is_finite
+from kernels.work import HeadNorms, Site
+from lora.layout import PROJECTIONS, ModelShape
+
+_QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """Projections side by side, and what adapters add to them."""
+
+    linear: Linear
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """In the order in which a token meets them."""
+
+    input_norm: torch.Tensor
+    qkv: _Product
+    head_norms: HeadNorms | None
+    o: _Product
+    post_norm: torch.Tensor
+    gate_up: _Product
+    down: _Product
+    window: int | None
+
+
+class Decoder:
+    """weights: tensors by their Hugging Face names, in the dtype to compute in.
+
+    Raises UnsupportedModel where Checkpoint does.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], kernels: CpuKernels
+    ) -> None:
+        self.config = config
+        self.kernels = kernels
+        checkpoint = Checkpoint(config, weights)
+        self.embedding = checkpoint.embedding
+        self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers)]
+        self.norm = checkpoint.norm
+        self.lm_head = kernels.linear(checkpoint.lm_head, None)
+
+    def _place(self, index: int, layer: LayerWeights) -> _Layer:
+        norms = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norms = HeadNorms(layer.q_norm, layer.k_norm, self.config.rms_norm_eps)
+        return _Layer(
+            input_norm=layer.input_norm,
+            qkv=self._fuse(index, layer, _QKV),
+            head_norms=norms,
+            o=self._fuse(index, layer, _O),
+            post_norm=layer.post_norm,
+            gate_up=self._fuse(index, layer, _GATE_UP),
+            down=self._fuse(index, layer, _DOWN),
+            window=layer.window,
+        )
+
+    def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
+        weight = torch.cat([layer.projections[p] for p in projections])
+        biases = [layer.biases[p] for p in projections]
+        given = [bias for bias in biases if bias is not None]
+        bias = torch.cat(given) if len(given) == len(biases) else None
+        assert bias is not None or not given, "a family has biases on all of them, or on none"
+        features = [self.config.shape.features(p) for p in projections]
+        outs = tuple(out for _, out in features)
+        site = Site(index, projections, features[0][0], outs, len(PROJECTIONS))
+        return _Product(self.kernels.linear(weight, bias), site)
+
+    def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; [T] bool, is it finite.
+
+        The KV of all T tokens is written to the arena.
+        """
+        kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
+        residual = self.embedding[inputs.input_ids]
+        x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
+        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            qkv = self._project(layer.qkv, x, work)
+            attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
+            delta = self._project(layer.o, attended, work)
+            x = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
+            activated = kernels.silu_mul(self._project(layer.gate_up, x, work))
+            delta = self._project(layer.down, activated, work)
+            x = kernels.add_rms_norm(residual, delta, next_norm, eps)
+        # Nothing turns a NaN of the residual stream into a number again: the last one tells.
+        return self.lm_head(x[inputs.logits_indices]), is_finite(residual)
+
+    def _project(self, product: _Product, x: torch.Tensor, work: StepWork) -> torch.Tensor:
+        y = product.linear(x)
+        if work.adapters.tile_tables:
+            self.kernels.add_lora(y, x, product.site, work.adapters)
+        return y
+
+
+def attention_shape(
+    config: DecoderConfig, block_size: int, max_model_len: int, dtype: torch.dtype
+) -> AttentionShape:
+    shape: ModelShape = config.shape
+    cos, sin = config.rope.tables(max_model_len)
+    return AttentionShape(
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        block_size=block_size,
+        cos=cos.to(dtype),
+        sin=sin.to(dtype),
+    )

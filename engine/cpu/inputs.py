@@ -1,0 +1,82 @@
+"""A batch of plain ints turned into the tensors of one forward pass."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.segments import Tables, find_firsts, find_segments
+from kernels.cpu.work import StepWork
+from lora.batch import adapter_runs
+from lora.packed import PackedForm
+
+
+@dataclass(frozen=True)
+class ForwardInputs:
+    """input_ids: [T] int64.   logits_indices: tokens whose row samples, [rows] int64.
+
+    adapter_digests: by row number, of the tables that `work` applies to it.
+    """
+
+    input_ids: torch.Tensor
+    logits_indices: torch.Tensor
+    work: StepWork
+    adapter_digests: Mapping[int, str]
+
+
+class InputBuilder:
+    """arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV."""
+
+    def __init__(self, arena: torch.Tensor, form: PackedForm, tables: Tables) -> None:
+        self.layout = form.layout
+        self.base_revision = form.base_revision
+        self.tables = tables
+        self.elements = arena.view(getattr(torch, form.dtype))
+        self.kv = self.elements[:, : self.layout.kv_block_elems]
+
+    def build(self, batch: Batch) -> ForwardInputs:
+        rows = batch.rows
+        starts = find_firsts(rows)
+        segments, adapter_digests = find_segments(
+            rows, starts[:-1], self.tables, self.base_revision
+        )
+        sampled = [end - 1 for end, row in zip(starts[1:], rows, strict=True) if row.sampling]
+        blocks = [self._blocks(row) for row in rows]
+        work = StepWork(
+            positions=_longs([p for row in rows for p in _positions(row)]),
+            slots=_longs([s for row in rows for s in self._slots(row)]),
+            query_starts=_ints(starts),
+            seq_lens=_ints([row.start + len(row.token_ids) for row in rows]),
+            block_starts=_ints([0, *accumulate(map(len, blocks))]),
+            blocks=_ints([b for row in blocks for b in row]),
+            kv=self.kv,
+            adapters=adapter_runs(segments, self.elements),
+        )
+        return ForwardInputs(
+            input_ids=_longs([t for row in rows for t in row.token_ids]),
+            logits_indices=_longs(sampled),
+            work=work,
+            adapter_digests=adapter_digests,
+        )
+
+    def _blocks(self, row: ScheduledRow) -> tuple[int, ...]:
+        """Those that hold what the row attends to: it may own more."""
+        return row.block_ids[: self.layout.num_blocks(row.start + len(row.token_ids))]
+
+    def _slots(self, row: ScheduledRow) -> list[int]:
+        size = self.layout.block_size
+        return [row.block_ids[p // size] * size + p % size for p in _positions(row)]
+
+
+def _positions(row: ScheduledRow) -> range:
+    return range(row.start, row.start + len(row.token_ids))
+
+
+def _longs(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def _ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)

@@ -1,0 +1,1 @@
+"""The CPU path: one set of operations (`interface`), computed by C, by numba, or by torch."""

@@ -1,0 +1,167 @@
+"""The operations in plain torch: what the others mean, and what runs where nothing else can."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from kernels.attention import decode_attention, prefill_attention, store_kv
+from kernels.cpu.interface import AttentionShape, Linear
+from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from kernels.lora import Tile, add_lora
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.work import HeadNorms, Site
+
+_DECODE_GROUP = 8
+"""Decodes that share one padded gather: sorted by length, so little is padded.
+
+8: best pure-torch variant of those tried, 157 ms against 247 unsorted (135M shape, 32 rows, one
+thread).
+"""
+
+
+class PlainKernels:
+    """See `CpuKernels`.   A KV block is [layer, k or v, kv head, token, head_dim]."""
+
+    name = "torch"
+
+    def __init__(self, shape: AttentionShape) -> None:
+        self.shape = shape
+        self._planned: tuple[StepWork, _Plan] | None = None
+        # Views of tiles, by the tables that say where they are: they go when the adapter goes.
+        self._tiles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return lambda x: linear(x, weight, bias)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return rms_norm(x.add_(delta), weight, eps)
+
+    def attention(
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        work: StepWork,
+        norms: HeadNorms | None = None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        shape, kv = self.shape, self._kv(work)
+        num_q, num_kv = shape.num_heads, shape.num_kv_heads
+        heads = qkv.view(len(qkv), -1, shape.head_dim)
+        q, k, v = heads.split((num_q, num_kv, num_kv), dim=1)
+        if norms is not None:
+            q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
+        cos, sin = shape.cos[work.positions], shape.sin[work.positions]
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        stored = store_kv(kv, layer, k, v, work.slots)
+        out = torch.empty_like(q)
+        plan = self._plan(work)
+        for group in plan.decodes:
+            out[group.tokens] = decode_attention(
+                q[group.tokens], kv, layer, group.blocks, group.seq_lens, window
+            )
+        for chunk in plan.prefills:
+            tokens = slice(chunk.first, chunk.end)
+            out[tokens] = prefill_attention(q[tokens], kv, layer, chunk.blocks, chunk.start, window)
+        return out.flatten(1).masked_fill_(~stored[:, None], torch.nan)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_mul(*gate_up.chunk(2, dim=1))
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
+        outputs = y.split(site.out_features, dim=1)
+        for number, (first, end) in enumerate(runs.bounds.tolist()):
+            scales = runs.scales[number][site.layer].tolist()
+            for projection, output in zip(site.projections, outputs, strict=True):
+                if tiles := self._tiles_of(runs, number, site, projection):
+                    add_lora(output[first:end], x[first:end], tiles, scales[projection])
+
+    def _kv(self, work: StepWork) -> torch.Tensor:
+        """[blocks, layers, 2, kv heads, block_size, head_dim]."""
+        shape = self.shape
+        block = (-1, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
+        return work.kv.unflatten(1, block)
+
+    def _plan(self, work: StepWork) -> "_Plan":
+        if self._planned is None or self._planned[0] is not work:
+            self._planned = (work, _Plan.of(work))
+        return self._planned[1]
+
+    def _tiles_of(
+        self, runs: AdapterRuns, number: int, site: Site, projection: int
+    ) -> tuple[Tile, ...]:
+        """Of one module of a run's adapter, as views of the arena; they are made once."""
+        table = runs.tile_tables[number]
+        known: dict[tuple[int, int], tuple[Tile, ...]] = self._tiles.setdefault(table, {})
+        place = (site.layer, projection)
+        if place not in known:
+            index = site.projections.index(projection)
+            features = (site.in_features, site.out_features[index])
+            addresses = table[place].tolist()
+            known[place] = tuple(_view(runs.arena, a, *features) for a in addresses if a >= 0)
+        return known[place]
+
+
+def _view(arena: torch.Tensor, address: int, width_a: int, width_b: int) -> Tile:
+    start = arena.storage_offset() + address * (ADDRESS_UNIT_BYTES // arena.itemsize)
+    a = arena.as_strided((RANK_ROWS, width_a), (width_a, 1), start)
+    b = arena.as_strided((RANK_ROWS, width_b), (width_b, 1), start + RANK_ROWS * width_a)
+    return a, b
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """tokens: [B] int64.   blocks: [B, blocks] int64.   seq_lens: [B] int64."""
+
+    tokens: torch.Tensor
+    blocks: torch.Tensor
+    seq_lens: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefill:
+    """Tokens [first, end) are positions start, start + 1, ... of one sequence."""
+
+    first: int
+    end: int
+    start: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    decodes: list[_Decodes]
+    prefills: list[_Prefill]
+
+    @classmethod
+    def of(cls, work: StepWork) -> "_Plan":
+        starts, lens = work.query_starts.tolist(), work.seq_lens.tolist()
+        block_starts, blocks = work.block_starts.tolist(), work.blocks.tolist()
+        rows = [
+            _Prefill(first, end, length - (end - first), blocks[low:high])
+            for first, end, length, low, high in zip(
+                starts, starts[1:], lens, block_starts, block_starts[1:], strict=False
+            )
+        ]
+        decodes = sorted((row for row in rows if row.end - row.first == 1), key=lambda r: r.start)
+        groups = [decodes[i : i + _DECODE_GROUP] for i in range(0, len(decodes), _DECODE_GROUP)]
+        prefills = [row for row in rows if row.end - row.first > 1]
+        return cls([_group(rows) for rows in groups], prefills)
+
+
+def _group(rows: list[_Prefill]) -> _Decodes:
+    depth = max(len(row.blocks) for row in rows)
+    # Padded with a row's own last block: a row reads nobody else's memory, masked or not.
+    blocks = [(row.blocks + row.blocks[-1:] * depth)[:depth] for row in rows]
+    return _Decodes(
+        tokens=torch.tensor([row.first for row in rows]),
+        blocks=torch.tensor(blocks),
+        seq_lens=torch.tensor([row.start + 1 for row in rows]),
+    )

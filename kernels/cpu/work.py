@@ -1,0 +1,43 @@
+"""What a step's CPU kernels work on: who attends to what, whose adapter applies where."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRuns:
+    """Which adapter applies to which tokens of a step.
+
+    arena: [slabs, elements] in the adapters' dtype.
+    bounds: [S, 2] int32, run s is tokens [first, end); runs rise and do not overlap. Tokens in
+    none of them are on the base model.
+    tile_tables: S of [layers, projections, depth] int32, a tile's place in the arena in units of
+    ADDRESS_UNIT_BYTES, -1 for none; a module's tiles come first.
+    scales: S of [layers, projections] float32.   Both contiguous.
+    """
+
+    arena: torch.Tensor
+    bounds: torch.Tensor
+    tile_tables: tuple[torch.Tensor, ...]
+    scales: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """T tokens of B rows. Row b's tokens are [query_starts[b], query_starts[b + 1]), the last ones
+    of its seq_lens[b] positions; their KV lies in the blocks from block_starts[b] on.
+
+    positions, slots: [T] int64; a slot is block * block_size + offset, where a token's KV goes.
+    query_starts, block_starts: [B + 1] int32.   seq_lens: [B] int32.   blocks: [..] int32.
+    kv: [slabs, elements], the arena as KV; how a block is laid out in it is the kernels' own.
+    """
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_starts: torch.Tensor
+    seq_lens: torch.Tensor
+    block_starts: torch.Tensor
+    blocks: torch.Tensor
+    kv: torch.Tensor
+    adapters: AdapterRuns
