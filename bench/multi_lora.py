@@ -1,10 +1,15 @@
 """The burst that our engine and its peers are measured with: one model, many adapters at once."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench.checkpoint import Checkpoint, make_checkpoint
+from bench.outcome import Outcome
+from bench.report import rate, rounded
 from bench.workload import BenchRequest, Lengths, Workload, make_requests
 
 # The headline is 16, two requests an adapter; 32 leaves nothing to group, 0 is the base model.
@@ -50,3 +55,45 @@ class Burst:
             "prompt_tokens": str(self.prompt_tokens),
             "output_tokens": str(self.output_tokens),
         }
+
+
+def burst_result(
+    outcomes: Sequence[Outcome],
+    cpu_s: float,
+    peak_rss_mb: float,
+    likely: Sequence[Sequence[int]],
+) -> dict[str, Any]:
+    """The `result` of a row, the same for every system; of answers that have all their tokens.
+
+    likely: FirstTokens.likely of the requests.
+    """
+    good = [outcome for outcome in outcomes if outcome.error is None]
+    duration_s = max((outcome.end_s for outcome in outcomes), default=0.0)
+    num_output = sum(len(outcome.token_ids) for outcome in good)
+    first = [outcome.token_ids[:1] for outcome in outcomes]
+    equal = [said == (ids[0],) for said, ids in zip(first, likely, strict=True)]
+    near = [said[0] in ids for said, ids in zip(first, likely, strict=True) if said]
+    ttft_s = [outcome.ttft_s for outcome in good]
+    return {
+        "errors": dict(Counter(o.error for o in outcomes if o.error is not None)),
+        "output_tokens": num_output,
+        "duration_s": rounded(duration_s),
+        "cpu_s": rounded(cpu_s),
+        "output_tokens_per_cpu_s": rate(num_output, cpu_s),
+        "output_tokens_per_s": rate(num_output, duration_s),
+        "ttft_ms": {"p50": _ms(median(ttft_s)), "max": _ms(max(ttft_s))} if good else {},
+        "tpot_ms": _ms(median(map(_tpot_s, good))) if good else None,
+        "peak_rss_mb": round(peak_rss_mb),
+        "first_token_match": rounded(sum(equal) / len(outcomes)),
+        "first_token_near": rounded(sum(near) / len(outcomes)),
+    }
+
+
+def _tpot_s(outcome: Outcome) -> float:
+    """From the first token to the last, over the tokens after the first."""
+    elapsed_s = outcome.chunk_s[-1] - outcome.chunk_s[0]
+    return elapsed_s / max(len(outcome.token_ids) - 1, 1)
+
+
+def _ms(seconds: float) -> float:
+    return rounded(1000 * seconds)

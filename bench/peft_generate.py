@@ -8,7 +8,7 @@ at its batch's.
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from bench.checkpoint import Checkpoint
 from bench.outcome import Outcome
 from bench.workload import BenchRequest
 
-_BASE = "__base__"  # PEFT's word for no adapter
+BASE = "__base__"  # PEFT's word for no adapter
 _WARM_UP_TOKENS = 4
 
 
@@ -29,7 +29,7 @@ class PeftPeer:
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
         self._base_model = checkpoint.base_model
-        self._model = _load(checkpoint)
+        self._model = load_model(checkpoint)
 
     def warm_up(self, models: Sequence[str]) -> None:
         """A few tokens of every model, as the server gets them too."""
@@ -54,9 +54,9 @@ class PeftPeer:
     def _generate(self, batch: Sequence[BenchRequest], start: float) -> list[Outcome]:
         clock = _TokenClock(start)
         input_ids, attention_mask = _pad_left([request.prompt_token_ids for request in batch])
-        names = [_BASE if r.model == self._base_model else r.model for r in batch]
-        options: dict[str, Any] = {"adapter_names": names} if set(names) != {_BASE} else {}
-        with self._model.disable_adapter() if not options else nullcontext():
+        names = [BASE if r.model == self._base_model else r.model for r in batch]
+        options: dict[str, Any] = {"adapter_names": names} if set(names) != {BASE} else {}
+        with nullcontext() if options else self._without_adapters():
             output = self._model.generate(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -71,6 +71,11 @@ class PeftPeer:
             for request, answer in zip(batch, answers, strict=True)
         ]
 
+    def _without_adapters(self) -> AbstractContextManager[None]:
+        return (
+            self._model.disable_adapter() if isinstance(self._model, PeftModel) else nullcontext()
+        )
+
 
 class _TokenClock(StoppingCriteria):
     """Never stops anything; notes when each token of the batch was there."""
@@ -84,10 +89,13 @@ class _TokenClock(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def _load(checkpoint: Checkpoint) -> PeftModel:
+def load_model(checkpoint: Checkpoint) -> PeftModel | LlamaForCausalLM:
+    """With all its adapters; without any, transformers alone."""
     base = LlamaForCausalLM.from_pretrained(checkpoint.model_dir, dtype=torch.float32)
     base.generation_config.eos_token_id = None  # answers end by their length alone
     base.generation_config.pad_token_id = 0
+    if not checkpoint.adapters:
+        return base.eval()
     (first, folder), *others = checkpoint.adapters.items()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
