@@ -1,0 +1,75 @@
+"""The checkpoint in llama.cpp's format, by llama.cpp's own scripts."""
+
+import json
+import string
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+from tokenizers import Tokenizer, models
+
+from bench.peers.peer import PeerFailed, log_tail
+
+_WRAPPER = Path(__file__).with_name("gguf_convert.py")
+_TIMEOUT_S = 900
+
+
+def convert_model(scripts: Path, model_dir: Path, outtype: str, folder: Path) -> Path:
+    """outtype: f32, q8_0. Raises PeerFailed."""
+    path = folder / f"model-{outtype}.gguf"
+    if not path.exists():
+        plain = _with_plain_tokens(model_dir, folder)
+        _run((str(_WRAPPER), str(scripts), str(plain)), outtype, path)
+    return path
+
+
+def convert_adapter(scripts: Path, model_dir: Path, adapter: Path, folder: Path) -> Path:
+    """Raises PeerFailed."""
+    path = folder / f"{adapter.name}.gguf"
+    if not path.exists():
+        script = str(scripts / "convert_lora_to_gguf.py")
+        _run((script, "--base", str(model_dir), str(adapter)), "f32", path)
+    return path
+
+
+def _run(command: tuple[str, ...], outtype: str, path: Path) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    options = ("--outtype", outtype, "--outfile", str(unfinished))
+    log = path.with_suffix(".log")
+    with log.open("w") as file:
+        done = subprocess.run(
+            (sys.executable, *command, *options), stdout=file, stderr=file, timeout=_TIMEOUT_S
+        )
+    if done.returncode:
+        raise PeerFailed(f"the conversion failed: {log_tail(log)}")
+    unfinished.rename(path)
+
+
+def _with_plain_tokens(model_dir: Path, folder: Path) -> Path:
+    """The same model, every token a word of ASCII letters.
+
+    llama.cpp's server sends a token when its text is whole UTF-8; of pairs of bytes it would hold
+    back, and lose, most.
+    """
+    plain = folder / "plain-tokens"
+    plain.mkdir(exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        (plain / name).unlink(missing_ok=True)  # of another run, to a folder that is gone
+        (plain / name).symlink_to((model_dir / name).resolve())
+    config = json.loads((model_dir / "config.json").read_text())
+    words = _words(config["vocab_size"] - 1)
+    vocab = {token: index for index, token in enumerate(["<|end|>", *words])}
+    merges = [(word[:-1], word[-1]) for word in words if len(word) > 1]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.add_special_tokens(["<|end|>"])
+    tokenizer.save(str(plain / "tokenizer.json"))
+    (plain / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    return plain
+
+
+def _words(count: int) -> list[str]:
+    """a to zzzz, the shorter ones first."""
+    letters = string.ascii_lowercase
+    words = ("".join(word) for length in range(1, 5) for word in product(letters, repeat=length))
+    return [word for word, _ in zip(words, range(count), strict=False)]

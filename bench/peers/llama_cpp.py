@@ -1,0 +1,199 @@
+"""llama.cpp's server over HTTP, each request with its adapter in its `lora` field.
+
+A decode batch of the server holds requests of one adapter at a time.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.outcome import Outcome
+from bench.peers.gguf_files import convert_adapter, convert_model
+from bench.peers.peer import PeerFailed, Setting, log_tail
+from bench.workload import BenchRequest
+
+_OUTTYPES = {"float32": "f32", "q8_0": "q8_0"}
+_SLOTS = 32
+_SLOT_TOKENS = 512  # of context
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+_CHUNK_TIMEOUT_S = 900.0
+_POLL_S = 0.1
+_WARM_UP_PROMPT = tuple(range(1, 33))
+_WARM_UP_TOKENS = 4
+
+
+class LlamaCpp:
+    """A bench.peers.peer.Peer. scripts: the folder with convert_*_to_gguf.py."""
+
+    system = "llama.cpp server"
+    precisions = tuple(_OUTTYPES)
+    co_batched = False
+
+    def __init__(self, server: Path | None, scripts: Path | None) -> None:
+        self._server = server
+        self._scripts = scripts
+
+    def missing(self) -> str | None:
+        if self._server is None or self._scripts is None:
+            return "--llama-server BINARY --llama-convert FOLDER"
+        needed = (self._server, self._scripts / "convert_lora_to_gguf.py")
+        return next((f"there is no {path}" for path in needed if not path.exists()), None)
+
+    @contextmanager
+    def serving(self, setting: Setting) -> Iterator["LlamaServer"]:
+        log = setting.folder / "llama-server.log"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = self._command(setting) + ["--host", "127.0.0.1", "--port", str(port)]
+        with log.open("w") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            server = LlamaServer(process.pid, self._version(), url, setting)
+            _wait_until_ready(process, url, log)
+            server.warm_up()
+            yield server
+        finally:
+            _stop(process)
+
+    def _command(self, setting: Setting) -> list[str]:
+        assert self._server is not None
+        assert self._scripts is not None
+        model_dir, outtype = setting.checkpoint.model_dir, _OUTTYPES[setting.precision]
+        model = convert_model(self._scripts, model_dir, outtype, setting.folder)
+        command = [
+            str(self._server), "--model", str(model), "--no-webui",
+            "--threads", str(setting.threads), "--threads-batch", str(setting.threads),
+            "--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _SLOT_TOKENS),
+        ]  # fmt: skip
+        if setting.precision == "float32":
+            command += ["--cache-type-k", "f32", "--cache-type-v", "f32"]
+        adapters = [
+            str(convert_adapter(self._scripts, model_dir, adapter, setting.folder))
+            for adapter in setting.checkpoint.adapters.values()
+        ]
+        if adapters:
+            command += ["--lora", ",".join(adapters), "--lora-init-without-apply"]
+        return command
+
+    def _version(self) -> str:
+        done = subprocess.run(
+            (str(self._server), "--version"), capture_output=True, text=True, check=True
+        )
+        found = re.search(r"version: (.*)", done.stdout + done.stderr)
+        return f"llama.cpp {found[1]}" if found else "llama.cpp"
+
+
+class LlamaServer:
+    """A bench.peers.peer.Server."""
+
+    def __init__(self, pid: int, version: str, url: str, setting: Setting) -> None:
+        self.pid = pid
+        self.version = version
+        self._url = url
+        self._adapters = list(setting.checkpoint.adapters)
+        self._base_model = setting.checkpoint.base_model
+
+    def warm_up(self) -> None:
+        models = (self._base_model, *self._adapters)
+        self.serve(
+            [
+                BenchRequest(index, model, _WARM_UP_PROMPT, _WARM_UP_TOKENS, 0.0)
+                for index, model in enumerate(models)
+            ]
+        )
+
+    def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
+        return asyncio.run(self._serve(requests))
+
+    async def _serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=self._url, limits=limits, timeout=_CHUNK_TIMEOUT_S, trust_env=False
+        ) as client:
+            start = time.perf_counter()
+            return await asyncio.gather(*(self._send(client, r, start) for r in requests))
+
+    async def _send(
+        self, client: httpx.AsyncClient, request: BenchRequest, start: float
+    ) -> Outcome:
+        token_ids: list[int] = []
+        token_s: list[float] = []
+        error: str | None = None
+        sent_s = time.perf_counter() - start
+        try:
+            async with client.stream("POST", "/completion", json=self.body(request)) as answer:
+                answer.raise_for_status()
+                async for line in answer.aiter_lines():
+                    if new := token_ids_of(line):
+                        token_ids += new
+                        token_s += [time.perf_counter() - start] * len(new)
+            if len(token_ids) != request.max_tokens:
+                error = "wrong_length"
+        except httpx.HTTPError as failed:
+            error = type(failed).__name__
+        return Outcome(
+            index=request.index,
+            model=request.model,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            due_s=request.due_s,
+            sent_s=sent_s,
+            end_s=time.perf_counter() - start,
+            chunk_s=tuple(token_s),
+            token_ids=tuple(token_ids),
+            error=error,
+        )
+
+    def body(self, request: BenchRequest) -> dict[str, Any]:
+        body = {
+            "prompt": request.prompt_token_ids,
+            "n_predict": request.max_tokens,
+            "temperature": 0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "return_tokens": True,
+            "stream": True,
+        }
+        # Always: a request without the field gets every adapter at once, whatever the server was
+        # started with.
+        scales = [(i, float(name == request.model)) for i, name in enumerate(self._adapters)]
+        return body | {"lora": [{"id": i, "scale": scale} for i, scale in scales]}
+
+
+def token_ids_of(line: str) -> list[int]:
+    """Of one event."""
+    return json.loads(line[5:]).get("tokens", []) if line.startswith("data:") else []
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    give_up = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(_POLL_S)
+    raise PeerFailed(f"the server did not start: {log_tail(log)}")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

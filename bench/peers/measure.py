@@ -1,0 +1,96 @@
+"""Rows: each peer at each precision with each number of adapters, and one request alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from bench import process_tree
+from bench.checkpoint import Checkpoint
+from bench.first_tokens import FirstTokens
+from bench.multi_lora import Burst, burst_result
+from bench.peers.peer import Peer, PeerFailed, Server, Setting
+from bench.report import rounded
+from bench.workload import Lengths
+
+# Other adapters' answers are 0 to 1 % of them so near, int8's own about 90 %.
+_MIN_NEAR = 0.75
+
+Row = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """folder: of conversions.   repeats: of which the one of median speed is the row."""
+
+    burst: Burst
+    checkpoint: Checkpoint
+    first_tokens: FirstTokens
+    num_adapters: Sequence[int]
+    threads: int
+    repeats: int
+    folder: Path
+
+
+def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
+    """(bench, setup, result) as they are measured. What fails is a row that says so."""
+    for precision in peer.precisions:
+        for count in plan.num_adapters:
+            adapters = dict(islice(plan.checkpoint.adapters.items(), count))
+            setting = Setting(
+                checkpoint=replace(plan.checkpoint, adapters=adapters),
+                precision=precision,
+                threads=plan.threads,
+                folder=plan.folder,
+            )
+            try:
+                with peer.serving(setting) as server:
+                    # First what needs less memory: a peak does not go down again.
+                    if count == 0:
+                        yield _row("peers.single", peer, server, _alone(plan), setting)
+                    yield _row("peers", peer, server, plan, setting)
+            except PeerFailed as failed:
+                setup = _setup(peer, setting, plan)
+                yield "peers", setup, {"failed": str(failed), "valid": False}
+
+
+def _alone(plan: Plan) -> Plan:
+    """One request of 200 prompt tokens: what decoding it takes, and how soon it begins."""
+    return replace(plan, burst=replace(plan.burst, num_requests=1, prompt_tokens=Lengths(200, 200)))
+
+
+def _row(bench: str, peer: Peer, server: Server, plan: Plan, setting: Setting) -> Row:
+    requests = plan.burst.requests(plan.checkpoint, len(setting.checkpoint.adapters))
+    likely = plan.first_tokens.likely(requests)
+    results = []
+    for _ in range(plan.repeats):
+        before_s = process_tree.cpu_seconds(server.pid)
+        outcomes = server.serve(requests)
+        cpu_s = process_tree.cpu_seconds(server.pid) - before_s
+        peak_rss_mb = process_tree.peak_rss_mb(server.pid)
+        results.append(burst_result(outcomes, cpu_s, peak_rss_mb, likely))
+    by_speed = sorted(results, key=lambda result: result["output_tokens_per_cpu_s"] or 0.0)
+    result = by_speed[len(by_speed) // 2]
+    result |= {
+        # Memory that a peer does not give back between bursts is not the burst's.
+        "peak_rss_mb": results[0]["peak_rss_mb"],
+        "runs": [result["output_tokens_per_cpu_s"] for result in results],
+        "adapters_matter": rounded(plan.first_tokens.adapters_matter(requests)),
+        "valid": all(_is_valid(result) for result in results),
+    }
+    return bench, _setup(peer, setting, plan) | {"version": server.version}, result
+
+
+def _is_valid(result: dict[str, Any]) -> bool:
+    return not result["errors"] and result["first_token_near"] >= _MIN_NEAR
+
+
+def _setup(peer: Peer, setting: Setting, plan: Plan) -> dict[str, Any]:
+    return {
+        "system": peer.system,
+        "precision": setting.precision,
+        "threads": setting.threads,
+        "co_batched": peer.co_batched,
+        **plan.burst.setup(len(setting.checkpoint.adapters)),
+    }

@@ -1,0 +1,62 @@
+"""OpenVINO GenAI with continuous batching, in the environment that it is given."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.peers.peer import PeerFailed, Setting, log_tail
+from bench.peers.worker import Worker, working
+
+_WORKER = Path(__file__).with_name("openvino_worker.py")
+_WEIGHTS = {"float32": "fp32", "int8": "int8"}
+_IMPORTS = "import openvino_genai, optimum.intel, numpy"
+_EXPORT_TIMEOUT_S = 900
+
+
+class OpenVINO:
+    """A bench.peers.peer.Peer. python: of its environment, with openvino-genai, optimum-intel."""
+
+    system = "OpenVINO GenAI"
+    precisions = tuple(_WEIGHTS)
+    co_batched = False
+
+    def __init__(self, python: str | None) -> None:
+        self._python = python
+
+    def missing(self) -> str | None:
+        if self._python is None:
+            return "--openvino PYTHON"
+        try:
+            done = subprocess.run((self._python, "-c", _IMPORTS), capture_output=True)
+        except OSError as error:
+            return str(error)
+        return None if done.returncode == 0 else done.stderr.decode()[-200:]
+
+    @contextmanager
+    def serving(self, setting: Setting) -> Iterator[Worker]:
+        assert self._python is not None
+        with working((self._python, str(_WORKER)), setting, self._export(setting)) as worker:
+            yield worker
+
+    def _export(self, setting: Setting) -> Path:
+        """The folder of OpenVINO's own form of the model."""
+        exported = setting.folder / f"openvino-{setting.precision}"
+        if exported.exists():
+            return exported
+        unfinished = setting.folder / f"openvino-{setting.precision}-unfinished"
+        command = (
+            self._python, "-m", "optimum.commands.optimum_cli", "export", "openvino",
+            "--model", str(setting.checkpoint.model_dir), "--task", "text-generation-with-past",
+            "--weight-format", _WEIGHTS[setting.precision], str(unfinished),
+        )  # fmt: skip
+        log = setting.folder / "openvino-export.log"
+        with log.open("w") as file:
+            environment = os.environ | {"OMP_NUM_THREADS": str(setting.threads)}
+            done = subprocess.run(
+                command, env=environment, stdout=file, stderr=file, timeout=_EXPORT_TIMEOUT_S
+            )
+        if done.returncode:
+            raise PeerFailed(f"the export failed: {log_tail(log)}")
+        return unfinished.rename(exported)

@@ -1,0 +1,33 @@
+"""The file of rows: one for each setup, and one for each system that was skipped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def put_row(path: Path, line: str) -> None:
+    """In place of the row of the same setup. That a system was skipped stays until it was not."""
+    old = path.read_text().splitlines(keepends=True) if path.exists() else []
+    new = json.loads(line)
+    if "skipped" in new["result"] and any(_measured(json.loads(row), new) for row in old):
+        return
+    kept = [row for row in old if not _replaces(new, json.loads(row))]
+    path.write_text("".join([*kept, line]))
+
+
+def _measured(old: Row, new: Row) -> bool:
+    same = old["setup"]["system"] == new["setup"]["system"]
+    return same and "skipped" not in old["result"]
+
+
+def _replaces(new: Row, old: Row) -> bool:
+    if new["setup"]["system"] != old["setup"]["system"]:
+        return False
+    return "skipped" in old["result"] or _key(new) == _key(old)
+
+
+def _key(row: Row) -> Row:
+    setup = {name: value for name, value in row["setup"].items() if name != "version"}
+    return {"bench": row["bench"], "setup": setup}

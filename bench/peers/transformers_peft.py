@@ -1,0 +1,71 @@
+"""transformers' `generate` with PEFT's mixed `adapter_names`: the peer, and the worker it runs in.
+
+`python -m bench.peers.transformers_peft` is the other end of `bench.peers.worker`.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import peft
+import transformers
+
+from bench.checkpoint import Checkpoint
+from bench.peers.peer import Setting
+from bench.peers.worker import Worker, working
+from bench.peft_generate import PeftPeer
+from bench.workload import BenchRequest
+
+_ANY_BATCH = 1 << 30
+
+
+class TransformersPeft:
+    """A bench.peers.peer.Peer."""
+
+    system = "transformers + PEFT"
+    precisions = ("float32",)
+    co_batched = True
+
+    def missing(self) -> str | None:
+        return None
+
+    @contextmanager
+    def serving(self, setting: Setting) -> Iterator[Worker]:
+        command = (sys.executable, "-m", "bench.peers.transformers_peft")
+        with working(command, setting, setting.checkpoint.model_dir) as worker:
+            yield worker
+
+
+def main() -> None:
+    # What libraries print is not part of the protocol.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    transformers.utils.logging.disable_progress_bar()
+    peer = _load(json.loads(sys.stdin.readline()))
+    version = f"transformers {transformers.__version__}, peft {peft.__version__}"
+    out.write(json.dumps({"version": version}) + "\n")
+    for line in sys.stdin:
+        requests = [_request(fields) for fields in json.loads(line)["requests"]]
+        outcomes = peer.run(requests, _ANY_BATCH)
+        answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
+        out.write(json.dumps({"answers": answers}) + "\n")
+
+
+def _load(job: dict[str, Any]) -> PeftPeer:
+    adapters = {name: Path(folder) for name, folder in job["adapters"].items()}
+    checkpoint = Checkpoint(Path(job["model_dir"]), adapters, vocab_size=0)
+    peer = PeftPeer(checkpoint, job["threads"])
+    peer.warm_up((checkpoint.base_model, *adapters))
+    return peer
+
+
+def _request(fields: dict[str, Any]) -> BenchRequest:
+    return BenchRequest(**fields | {"prompt_token_ids": tuple(fields["prompt_token_ids"])})
+
+
+if __name__ == "__main__":
+    main()

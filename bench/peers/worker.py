@@ -1,0 +1,100 @@
+"""A peer in a Python process of its own, spoken to in JSON lines, one object each.
+
+It is sent {"model_dir", "base_model", "adapters": {name: folder}, "precision", "threads"} and
+answers {"version"} when it is loaded and warm. Then every line {"requests": [{"index", "model",
+"prompt_token_ids", "max_tokens", "due_s"}]} is answered by {"answers": [{"token_ids", "token_s"}]},
+times from the start of the burst. It ends when its input does.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.outcome import Outcome
+from bench.peers.peer import PeerFailed, Setting, log_tail
+from bench.workload import BenchRequest
+
+_ROOT = Path(__file__).parent.parent.parent
+_STOP_TIMEOUT_S = 30.0
+
+
+class Worker:
+    """A bench.peers.peer.Server."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path, model_dir: Path) -> None:
+        self.pid = process.pid
+        self.version = ""
+        self._process = process
+        self._log = log
+        self._model_dir = model_dir
+
+    def load(self, setting: Setting) -> None:
+        checkpoint = setting.checkpoint
+        job = {
+            "model_dir": str(self._model_dir),
+            "base_model": checkpoint.base_model,
+            "adapters": {name: str(folder) for name, folder in checkpoint.adapters.items()},
+            "precision": setting.precision,
+            "threads": setting.threads,
+        }
+        self.version = self._ask(job)["version"]
+
+    def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
+        answers = self._ask({"requests": [asdict(request) for request in requests]})["answers"]
+        return [_outcome(r, answer) for r, answer in zip(requests, answers, strict=True)]
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+        except (BrokenPipeError, json.JSONDecodeError):
+            raise PeerFailed(f"it ended: {log_tail(self._log)}") from None
+
+
+@contextmanager
+def working(command: Sequence[str], setting: Setting, model_dir: Path) -> Iterator[Worker]:
+    """The process of `command`, loaded; it ends with the context. Raises PeerFailed."""
+    log = setting.folder / "worker.log"
+    threads = {"OMP_NUM_THREADS": str(setting.threads)}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, cwd=_ROOT, env=os.environ | threads, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+        )  # fmt: skip
+    try:
+        worker = Worker(process, log, model_dir)
+        worker.load(setting)
+        yield worker
+    finally:
+        _stop(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    try:
+        process.communicate(timeout=_STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def _outcome(request: BenchRequest, answer: dict[str, list[Any]]) -> Outcome:
+    token_ids, token_s = tuple(answer["token_ids"]), tuple(answer["token_s"])
+    return Outcome(
+        index=request.index,
+        model=request.model,
+        num_prompt_tokens=len(request.prompt_token_ids),
+        due_s=request.due_s,
+        sent_s=request.due_s,
+        end_s=token_s[-1],
+        chunk_s=token_s,
+        token_ids=token_ids,
+        error=None if len(token_ids) == request.max_tokens else "wrong_length",
+    )
