@@ -1,27 +1,42 @@
-"""A Hugging Face folder of safetensors, loaded onto a device. No pickles, no transformers."""
+"""A Hugging Face folder of safetensors, tensor by tensor. No pickles, no transformers."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 
 
 def load_config(model_dir: Path) -> dict[str, object]:
     return json.loads((model_dir / "config.json").read_text())
 
 
-def load_weights(
-    model_dir: Path, device: torch.device, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """All tensors of all shards, by name. Raises FileNotFoundError where there are none."""
-    index = model_dir / "model.safetensors.index.json"
-    if index.exists():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        shards = ["model.safetensors"]
-    weights: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        loaded = load_file(model_dir / shard, device=str(device))
-        weights |= {name: tensor.to(dtype) for name, tensor in loaded.items()}
-    return weights
+class StoredWeights(Mapping[str, torch.Tensor]):
+    """All tensors of all shards, by name; each is read when it is asked for, and not kept.
+
+    So a model that packs its weights as it reads them never holds them twice.
+    Raises FileNotFoundError where there are none.
+    """
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        index = model_dir / "model.safetensors.index.json"
+        names = ["model.safetensors"]
+        if index.exists():
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        self._shards: dict[str, Path] = {}
+        for name in names:
+            with safe_open(model_dir / name, framework="pt") as shard:
+                self._shards |= dict.fromkeys(shard.keys(), model_dir / name)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        # Opened for one tensor: what was read of a mapped file counts as memory until it is closed.
+        with safe_open(self._shards[name], framework="pt") as shard:
+            return shard.get_tensor(name).to(self.dtype, copy=True)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shards)
+
+    def __len__(self) -> int:
+        return len(self._shards)

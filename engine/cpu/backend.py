@@ -11,7 +11,7 @@ from engine.cpu.runner import ModelRunner
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.segments import Tables
-from engine.weights import load_weights
+from engine.weights import StoredWeights
 from kernels.cpu.plain import PlainKernels
 from lora.packed import PackedForm
 
@@ -23,7 +23,7 @@ def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
     dtype: torch.dtype = getattr(torch, config.dtype)
     layout = form.layout
     shape = attention_shape(model_config, layout.block_size, config.max_model_len, dtype)
-    weights = load_weights(Path(config.model_dir), torch.device("cpu"), dtype)
+    weights = StoredWeights(Path(config.model_dir), dtype)
     model = Decoder(model_config, weights, PlainKernels(shape))
     num_slabs = config.arena_bytes // layout.slab_bytes
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
@@ -31,5 +31,4 @@ def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> ModelRunner:
         return ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
 
-    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
-    return Backend(slabs, None, weight_bytes, make_runner)
+    return Backend(slabs, None, model.weight_bytes, make_runner)

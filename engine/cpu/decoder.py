@@ -51,10 +51,12 @@ class Decoder:
         self.config = config
         self.kernels = kernels
         checkpoint = Checkpoint(config, weights)
-        self.embedding = checkpoint.embedding
-        self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers)]
-        self.norm = checkpoint.norm
         self.lm_head = kernels.linear(checkpoint.lm_head, None)
+        tied_head = self.lm_head if config.tie_word_embeddings else None
+        self.embed = kernels.embedding(checkpoint.embedding, tied_head)
+        self.norm = checkpoint.norm
+        self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
+        self.weight_bytes = checkpoint.num_bytes
 
     def _place(self, index: int, layer: LayerWeights) -> _Layer:
         norms = None
@@ -88,7 +90,7 @@ class Decoder:
         The KV of all T tokens is written to the arena.
         """
         kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
-        residual = self.embedding[inputs.input_ids]
+        residual = self.embed(inputs.input_ids)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):

@@ -18,7 +18,7 @@ from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.segments import Tables
-from engine.weights import load_weights
+from engine.weights import StoredWeights
 from kernels.reference import FP8
 from lora.device import CudaDevice, Device
 from lora.packed import PackedForm
@@ -46,7 +46,7 @@ def gpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
     torch.cuda.set_stream(device.compute)
     check_capability(capability(there), config)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    weights = load_weights(Path(config.model_dir), torch.device("cpu"), dtype)
+    weights = dict(StoredWeights(Path(config.model_dir), dtype))
     return assemble(config, model_config, form, weights, device, ops)
 
 

@@ -73,7 +73,7 @@ class GpuDecoder:
         self.embedding = checkpoint.embedding.to(there)
         tied = config.tie_word_embeddings
         self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
-        self.layers = [self._place(layer) for layer in checkpoint.layers]
+        self.layers = [self._place(layer) for layer in checkpoint.layers()]
         self.norm = checkpoint.norm.to(there)
         self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
 

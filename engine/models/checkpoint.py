@@ -1,6 +1,6 @@
 """A checkpoint's tensors in the places that a decoder has for them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,18 +36,26 @@ class LayerWeights:
 class Checkpoint:
     """Tensors by name, each taken once: what is left over would have changed the answer.
 
-    Raises UnsupportedModel when one is missing, has another shape, or has no meaning here.
+    num_bytes: of those that were taken so far.
+    Raises UnsupportedModel when one is missing, has another shape, or has no meaning here; of the
+    layers, when they are taken.
     """
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor]) -> None:
         self.config = config
-        self._left = dict(weights)
+        self.num_bytes = 0
+        self._weights = weights
+        self._left = set(weights)
         vocabulary = (config.vocab_size, config.shape.hidden_size)
         self.embedding = self._take("model.embed_tokens.weight", *vocabulary)
         tied = config.tie_word_embeddings
         self.lm_head = self.embedding if tied else self._take("lm_head.weight", *vocabulary)
         self.norm = self._take("model.norm.weight", config.shape.hidden_size)
-        self.layers = [self._take_layer(index) for index in range(config.shape.num_layers)]
+
+    def layers(self) -> Iterator[LayerWeights]:
+        """One after the other, and none of them kept."""
+        for index in range(self.config.shape.num_layers):
+            yield self._take_layer(index)
         for name in self._left:
             if name.startswith("model.") and not name.endswith(_COMPUTED):
                 raise UnsupportedModel(f"the tensor {name} has no place in this architecture")
@@ -81,9 +89,11 @@ class Checkpoint:
     def _take(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._left:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}")
-        tensor = self._left.pop(name)
+        self._left.remove(name)
+        tensor = self._weights[name]
         if tensor.shape != shape:
             raise UnsupportedModel(
                 f"the tensor {name} is {list(tensor.shape)}, by config.json it is {list(shape)}"
             )
+        self.num_bytes += tensor.nbytes
         return tensor

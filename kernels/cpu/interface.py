@@ -13,6 +13,10 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 """x: [T, in] -> x @ weight.T + bias, [T, out], newly allocated."""
 
 
+Embedding = Callable[[torch.Tensor], torch.Tensor]
+"""ids: [T] int64 -> their rows of the weight, [T, hidden], newly allocated."""
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionShape:
     """What a model's attention is like in all layers.
@@ -36,6 +40,13 @@ class CpuKernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         """weight: [out, in], bias: [out]; not needed any more, once this returns."""
+        ...
+
+    def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
+        """weight: [vocab, hidden]; not needed any more, once this returns.
+
+        tied_head: the same weight as a `linear`, where it is the model's head, too.
+        """
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -12,7 +12,7 @@ from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import load_config, load_weights
+from engine.weights import StoredWeights, load_config
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -65,7 +65,7 @@ def build_core(
     layout = Layout.of(config.shape, itemsize=4)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
-    weights = load_weights(model_dir, CPU, torch.float32)
+    weights = dict(StoredWeights(model_dir, torch.float32))
     if make_backend:
         backend = make_backend(
             config,

@@ -171,10 +171,11 @@ def overflowing(adapter_dir, projection):
 
 @RUNNERS
 def test_a_nan_in_the_weights_fails_the_requests_that_meet_it(tmp_path, runner):
-    model_dir = save_model(tmp_path / "model", tied=False)
+    model_dir, poison = save_model(tmp_path / "model", tied=False), 7
+    tensors = load_file(model_dir / "model.safetensors")
+    tensors["model.embed_tokens.weight"][poison] = torch.nan
+    save_file(tensors, model_dir / "model.safetensors", {"format": "pt"})
     core = build_core(model_dir, tmp_path / "engine", {}, num_slabs=16, budget=40, **runner)
-    poison = 7
-    core.runner.model.embedding[poison] = torch.nan
     clean = [t for t in make_message("x", 70).prompt_token_ids if t != poison]
     prompts = {"first": [poison, *clean], "clean": clean, "last": [*clean, poison]}
     prompts |= {"middle": [*clean[:20], poison, *clean[20:]], "later": clean[::-1]}

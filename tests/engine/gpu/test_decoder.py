@@ -14,7 +14,7 @@ from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
 from engine.request import PENDING_TOKEN
-from engine.weights import load_config, load_weights
+from engine.weights import StoredWeights, load_config
 from kernels import reference
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -52,7 +52,7 @@ class World:
         self._place(model_dir, folder, r=4, lora_alpha=16)
         self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
         self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
-        weights = load_weights(model_dir, CPU, dtype)
+        weights = dict(StoredWeights(model_dir, dtype))
         self.torch_model = make_decoder(self.config, weights, self.form, LIMITS.max_model_len)
         if kv_dtype == dtype:
             self.torch_inputs = InputBuilder(

@@ -12,7 +12,7 @@ from engine.gpu.profile import run_largest_steps
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.weights import load_config, load_weights
+from engine.weights import StoredWeights, load_config
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
@@ -122,7 +122,7 @@ def make_backend(model_dir, device, **values):
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4)
     form = PackedForm(layout, "float32", "base-1")
-    weights = load_weights(model_dir, CPU, torch.float32)
+    weights = dict(StoredWeights(model_dir, torch.float32))
     return fake_backend(config, form, weights, device, **values), layout
 
 

@@ -10,7 +10,7 @@ from engine.errors import UnsupportedModel
 from engine.messages import SamplingParams
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import DecoderConfig
-from engine.weights import load_config, load_weights
+from engine.weights import StoredWeights, load_config
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
@@ -28,7 +28,7 @@ PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
 
 def load(model_dir, dtype=torch.float32):
     config = DecoderConfig.parse(load_config(model_dir))
-    return make_decoder(config, load_weights(model_dir, CPU, dtype), form_of(config, dtype), 128)
+    return make_decoder(config, dict(StoredWeights(model_dir, dtype)), form_of(config, dtype), 128)
 
 
 def form_of(config, dtype=torch.float32):
@@ -73,7 +73,7 @@ def checkpoint(tmp_path):
     """Config and weights of a Qwen3, the family with the most kinds of tensors."""
     model_dir = save_model(tmp_path / "model", family="qwen3", tied=False, attention_bias=True)
     config = DecoderConfig.parse(load_config(model_dir))
-    return config, load_weights(model_dir, CPU, torch.float32)
+    return config, dict(StoredWeights(model_dir, torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_tensor_without_a_place_is_refused_by_name(checkpoint, name):
 def test_old_checkpoints_may_carry_their_frequencies_and_a_tied_head(tmp_path):
     model_dir = save_model(tmp_path / "model")
     config = DecoderConfig.parse(load_config(model_dir))
-    weights = load_weights(model_dir, CPU, torch.float32)
+    weights = dict(StoredWeights(model_dir, torch.float32))
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     weights["lm_head.weight"] = torch.zeros_like(weights["model.embed_tokens.weight"])
     checkpoint = Checkpoint(config, weights)

@@ -1,0 +1,98 @@
+"""The C kernels, built once for this processor and kept in the user's cache folder."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from kernels.cpu.errors import Unavailable
+
+_SOURCES = Path(__file__).parent / "csrc"
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared")
+_TIMEOUT_S = 120.0
+# Preferred first: without OpenMP there is one thread.
+_VARIANTS = (
+    ("-march=native", "-fopenmp"),
+    ("-mcpu=native", "-fopenmp"),
+    ("-march=native",),
+    ("-mcpu=native",),
+)
+
+
+def load_library() -> ctypes.CDLL:
+    """Build it if it is not there for this source, compiler and processor; 2 s.
+
+    Raises Unavailable with the reason.
+    """
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or shutil.which(compiler) is None:
+        raise Unavailable("there is no C compiler")
+    folder = _cache_folder()
+    library = folder / f"kernels-{_fingerprint(compiler)}.so"
+    if not library.exists():
+        _build(compiler, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise Unavailable(f"the C kernels do not load: {error}") from error
+
+
+def _build(compiler: str, library: Path) -> None:
+    sources = sorted(str(path) for path in _SOURCES.glob("*.c"))
+    reason = ""
+    # Its own name until it is whole: another engine may be looking for it now.
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        target = Path(folder) / library.name
+        for variant in _VARIANTS:
+            command = [compiler, *_FLAGS, *variant, *sources, "-o", str(target), "-lm"]
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise Unavailable(f"the C compiler fails: {error}") from error
+            if done.returncode == 0:
+                target.replace(library)
+                return
+            reason = reason or done.stderr.strip().splitlines()[-1]
+    raise Unavailable(f"the C kernels do not compile: {reason}")
+
+
+def _fingerprint(compiler: str) -> str:
+    """Of everything that the library depends on."""
+    hasher = hashlib.sha256()
+    for path in sorted(_SOURCES.iterdir()):
+        hasher.update(path.read_bytes())
+    version = subprocess.run((compiler, "--version"), capture_output=True, check=False).stdout
+    hasher.update(repr((compiler, version, _FLAGS, _VARIANTS, _processor())).encode())
+    return hasher.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its name and features: a cache folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "".join(sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _cache_folder() -> Path:
+    """A folder that only this user can write: what lies in it is executed."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "chorale"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+    except OSError as error:
+        raise Unavailable(f"no folder for the C kernels: {error}") from error
+    if state.st_uid != os.getuid() or state.st_mode & 0o022:
+        raise Unavailable(f"{folder} can be written by others: chmod 700 it")
+    if not os.access(folder, os.W_OK):
+        raise Unavailable(f"{folder} cannot be written")
+    return folder

@@ -1,0 +1,76 @@
+/* Vectors as wide as the processor's own, and the few functions that all kernels need.
+ *
+ * No intrinsics: gcc and clang turn these types into AVX-512, AVX2 or NEON. Nothing is reassociated
+ * (no -ffast-math), so a sum has the order that is written here, whatever the batch.
+ */
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec splat(float value) { return (vec){0} + value; }
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+
+INLINE void store(float *to, vec value) { *(vec *)to = value; }
+
+/* A lane of `mask` is all ones or zero. */
+INLINE vec choose(ivec mask, vec yes, vec no) {
+    return (vec)((mask & (ivec)yes) | (~mask & (ivec)no));
+}
+
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+INLINE float sum_lanes(vec value) {
+    float lanes[LANES];
+    memcpy(lanes, &value, sizeof lanes);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+INLINE float largest_lane(vec value) {
+    float lanes[LANES];
+    memcpy(lanes, &value, sizeof lanes);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
+/* e^x to 2 units in the last place for x in [-87, 88]; outside as at these ends, NaN stays.
+ *
+ * 2^n * e^r with |r| <= ln(2) / 2: Cody and Waite's reduction, then Taylor's polynomial to r^7.
+ */
+INLINE vec exp_lanes(vec x) {
+    x = choose(x < splat(-87.0f), splat(-87.0f), x);
+    x = choose(x > splat(88.0f), splat(88.0f), x);
+    const vec shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vec shifted = x * 1.44269504f + shift;
+    vec n = shifted - shift;
+    vec r = x - n * 0.693145752f;
+    r = r - n * 1.42860677e-6f;
+    vec p = r * 1.98412698e-4f + 1.38888889e-3f;
+    p = p * r + 8.33333333e-3f;
+    p = p * r + 4.16666667e-2f;
+    p = p * r + 1.66666667e-1f;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    ivec exponent = (ivec)shifted << 23;
+    return choose(x == x, (vec)((ivec)p + exponent), x);
+}

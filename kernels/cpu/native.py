@@ -1,0 +1,215 @@
+"""The operations in C: see `csrc`. What is bit-identical there whatever the batch, is here too."""
+
+import ctypes
+
+import torch
+
+from kernels.cpu.compiler import load_library
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import AttentionShape, Embedding, Linear
+from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.work import HeadNorms, Site
+
+_LANES = 16
+"""What head_dim and block_size must be a multiple of."""
+
+
+class _Shape(ctypes.Structure):
+    """`Shape` of attention.c."""
+
+    _fields_ = (
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("block_size", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+        ("slab", ctypes.c_int64),
+    )
+
+
+class _LoRAWork(ctypes.Structure):
+    """`Work` of lora.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("y", "x", "arena", "bounds", "tables", "scales")),
+        *((name, ctypes.c_void_p) for name in ("depths", "outs")),
+        *((name, ctypes.c_int64) for name in ("in_features", "stride", "num_projections")),
+        *((name, ctypes.c_int64) for name in ("num_runs", "place")),
+    )
+
+
+class NativeKernels:
+    """See `CpuKernels`; float32. Every row's bits depend on nothing but the row.
+
+    threads: that every operation uses.
+    Raises Unavailable.
+    """
+
+    name = "C"
+
+    def __init__(self, shape: AttentionShape, threads: int) -> None:
+        if shape.cos.dtype != torch.float32:
+            raise Unavailable("the C kernels compute in float32 only")
+        if shape.head_dim % _LANES or shape.block_size % _LANES:
+            raise Unavailable(f"head_dim and block_size are no multiples of {_LANES}")
+        self.shape = shape
+        self.threads = threads
+        self._library = _declared(load_library())
+        self._found: tuple[AdapterRuns, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
+        self._found = None
+        self._cos, self._sin = shape.cos.contiguous(), shape.sin.contiguous()
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return NativeLinear(self._library, weight, bias, self.threads)
+
+    def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
+        # From the head's panels: weights lie in memory once.
+        return tied_head.rows if isinstance(tied_head, NativeLinear) else weight.__getitem__
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._norm(x, None, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return self._norm(x, delta.data_ptr(), weight, eps)
+
+    def _norm(
+        self, x: torch.Tensor, delta: int | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        y = torch.empty_like(x)
+        self._library.rms_norm(
+            x.data_ptr(), delta, weight.data_ptr(), y.data_ptr(), eps, *x.shape, self.threads
+        )
+        return y
+
+    def attention(
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        work: StepWork,
+        norms: HeadNorms | None = None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        shape, num_tokens = self.shape, len(qkv)
+        layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
+        kv = work.kv.data_ptr() + layer * layer_size * work.kv.itemsize
+        about = ctypes.byref(
+            _Shape(
+                shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
+                self._cos.data_ptr(), self._sin.data_ptr(), work.kv.stride(0),
+            )
+        )  # fmt: skip
+        finite = torch.empty(num_tokens, dtype=torch.uint8)
+        self._library.rope_store(
+            about,
+            qkv.data_ptr(),
+            norms.q.data_ptr() if norms else None,
+            norms.k.data_ptr() if norms else None,
+            norms.eps if norms else 0.0,
+            work.positions.data_ptr(),
+            work.slots.data_ptr(),
+            kv,
+            finite.data_ptr(),
+            num_tokens,
+            self.threads,
+        )
+        out = torch.empty(num_tokens, shape.num_heads * shape.head_dim)
+        self._library.attend(
+            about,
+            qkv.data_ptr(),
+            out.data_ptr(),
+            finite.data_ptr(),
+            kv,
+            work.query_starts.data_ptr(),
+            work.seq_lens.data_ptr(),
+            work.block_starts.data_ptr(),
+            work.blocks.data_ptr(),
+            len(work.seq_lens),
+            window or len(self._cos),
+            self.threads,
+        )
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape
+        y = torch.empty(rows, width // 2)
+        self._library.silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
+        return y
+
+    def _addresses(self, runs: AdapterRuns) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of the runs' tables and scales, and the tables' depths; found once a step."""
+        if self._found is None or self._found[0] is not runs:
+            tables = torch.tensor([table.data_ptr() for table in runs.tile_tables])
+            scales = torch.tensor([scale.data_ptr() for scale in runs.scales])
+            depths = torch.tensor([table.shape[2] for table in runs.tile_tables])
+            self._found = runs, (tables, scales, depths)
+        return self._found[1]
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
+        tables, scales, depths = self._addresses(runs)
+        outs = (ctypes.c_int64 * len(site.out_features))(*site.out_features)
+        work = _LoRAWork(
+            y.data_ptr(), x.data_ptr(), runs.arena.data_ptr(), runs.bounds.data_ptr(),
+            tables.data_ptr(), scales.data_ptr(), depths.data_ptr(), ctypes.addressof(outs),
+            site.in_features, y.shape[1], len(outs), len(depths),
+            site.layer * site.num_projections + site.projections[0],
+        )  # fmt: skip
+        self._library.add_lora(ctypes.byref(work), self.threads)
+
+
+class NativeLinear:
+    """See `Linear`. Keeps the weight in panels of 32 outputs, and nothing else of it."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
+    ) -> None:
+        self._library = library
+        self._threads = threads
+        self.out_features, self.in_features = weight.shape
+        num_panels = -(-self.out_features // 32)
+        self._panels = torch.empty(num_panels, self.in_features, 32)
+        library.pack_panels(
+            weight.contiguous().data_ptr(), self._panels.data_ptr(),
+            self.in_features, self.out_features,
+        )  # fmt: skip
+        self._bias = torch.zeros(num_panels * 32)
+        if bias is not None:
+            self._bias[: self.out_features] = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(len(x), self.out_features)
+        self._library.gemm(
+            x.data_ptr(), self._panels.data_ptr(), self._bias.data_ptr(), y.data_ptr(),
+            len(x), self.in_features, self.out_features, self._threads,
+        )  # fmt: skip
+        return y
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """weight[ids], to the bit.   ids: [T] int64.   Result: [T, in]."""
+        y = torch.empty(len(ids), self.in_features)
+        self._library.take_rows(
+            self._panels.data_ptr(), ids.data_ptr(), y.data_ptr(), len(ids), self.in_features
+        )
+        return y
+
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "gemm": (_P, _P, _P, _P, _I, _I, _I, ctypes.c_int),
+    "pack_panels": (_P, _P, _I, _I),
+    "take_rows": (_P, _P, _P, _I, _I),
+    "rms_norm": (_P, _P, _P, _P, _F, _I, _I, ctypes.c_int),
+    "silu_mul": (_P, _P, _I, _I, ctypes.c_int),
+    "rope_store": (_P, _P, _P, _P, _F, _P, _P, _P, _P, _I, ctypes.c_int),
+    "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int),
+    "add_lora": (_P, ctypes.c_int),
+}
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
