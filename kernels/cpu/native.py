@@ -13,6 +13,9 @@ from kernels.work import HeadNorms, Site
 _LANES = 16
 """What head_dim and block_size must be a multiple of."""
 
+_COLUMNS = 32
+"""Outputs of a panel of packed weights."""
+
 
 class _Shape(ctypes.Structure):
     """`Shape` of attention.c."""
@@ -42,13 +45,13 @@ class _LoRAWork(ctypes.Structure):
 class NativeKernels:
     """See `CpuKernels`; float32. Every row's bits depend on nothing but the row.
 
-    threads: that every operation uses.
+    threads: that every operation uses.   is_int8: products with int8 weights.
     Raises Unavailable.
     """
 
     name = "C"
 
-    def __init__(self, shape: AttentionShape, threads: int) -> None:
+    def __init__(self, shape: AttentionShape, threads: int, *, is_int8: bool = False) -> None:
         if shape.cos.dtype != torch.float32:
             raise Unavailable("the C kernels compute in float32 only")
         if shape.head_dim % _LANES or shape.block_size % _LANES:
@@ -56,12 +59,15 @@ class NativeKernels:
         self.shape = shape
         self.threads = threads
         self._library = _declared(load_library())
+        if is_int8 and not hasattr(self._library, "gemm_int8"):
+            raise Unavailable("this processor has no instruction for products of int8 (VNNI)")
+        self._make_linear = NativeInt8Linear if is_int8 else NativeLinear
         self._found: tuple[AdapterRuns, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
         self._found = None
         self._cos, self._sin = shape.cos.contiguous(), shape.sin.contiguous()
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return NativeLinear(self._library, weight, bias, self.threads)
+        return self._make_linear(self._library, weight, bias, self.threads)
 
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
         # From the head's panels: weights lie in memory once.
@@ -168,15 +174,13 @@ class NativeLinear:
         self._library = library
         self._threads = threads
         self.out_features, self.in_features = weight.shape
-        num_panels = -(-self.out_features // 32)
-        self._panels = torch.empty(num_panels, self.in_features, 32)
+        num_panels = -(-self.out_features // _COLUMNS)
+        self._panels = torch.empty(num_panels, self.in_features, _COLUMNS)
         library.pack_panels(
             weight.contiguous().data_ptr(), self._panels.data_ptr(),
             self.in_features, self.out_features,
         )  # fmt: skip
-        self._bias = torch.zeros(num_panels * 32)
-        if bias is not None:
-            self._bias[: self.out_features] = bias
+        self._bias = _padded(bias, num_panels)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(len(x), self.out_features)
@@ -195,11 +199,65 @@ class NativeLinear:
         return y
 
 
+class _Int8Weights(ctypes.Structure):
+    """`Weights` of int8.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "totals", "scales", "bias")),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+    )
+
+
+class NativeInt8Linear:
+    """See `Linear`, with weights and values rounded to int8: a scale an output, a scale a row."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
+    ) -> None:
+        self._library = library
+        self._threads = threads
+        self.out_features, self.in_features = weight.shape
+        self._padded = -(-self.in_features // 4) * 4
+        num_panels = -(-self.out_features // _COLUMNS)
+        self._panels = torch.zeros(num_panels, self._padded, _COLUMNS, dtype=torch.int8)
+        self._totals = torch.zeros(num_panels * _COLUMNS, dtype=torch.int32)
+        self._scales = torch.zeros(num_panels * _COLUMNS)
+        self._bias = _padded(bias, num_panels)
+        library.pack_int8(
+            weight.contiguous().data_ptr(), self._panels.data_ptr(), self._totals.data_ptr(),
+            self._scales.data_ptr(), self.in_features, self._padded, self.out_features,
+        )  # fmt: skip
+        self._weights = _Int8Weights(
+            self._panels.data_ptr(), self._totals.data_ptr(), self._scales.data_ptr(),
+            self._bias.data_ptr(), self._padded, self.out_features,
+        )  # fmt: skip
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(len(x), self.out_features)
+        rounded = torch.empty(len(x), self._padded, dtype=torch.uint8)
+        scales = torch.empty(len(x))
+        self._library.gemm_int8(
+            ctypes.byref(self._weights), x.data_ptr(), rounded.data_ptr(), scales.data_ptr(),
+            y.data_ptr(), len(x), self.in_features, self._threads,
+        )  # fmt: skip
+        return y
+
+
+def _padded(bias: torch.Tensor | None, num_panels: int) -> torch.Tensor:
+    padded = torch.zeros(num_panels * _COLUMNS)
+    if bias is not None:
+        padded[: len(bias)] = bias
+    return padded
+
+
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "gemm": (_P, _P, _P, _P, _I, _I, _I, ctypes.c_int),
     "pack_panels": (_P, _P, _I, _I),
     "take_rows": (_P, _P, _P, _I, _I),
+    "gemm_int8": (_P, _P, _P, _P, _P, _I, _I, ctypes.c_int),
+    "pack_int8": (_P, _P, _P, _P, _I, _I, _I),
     "rms_norm": (_P, _P, _P, _P, _F, _I, _I, ctypes.c_int),
     "silu_mul": (_P, _P, _I, _I, ctypes.c_int),
     "rope_store": (_P, _P, _P, _P, _F, _P, _P, _P, _P, _I, ctypes.c_int),
@@ -210,6 +268,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     for name, arguments in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, None
+        if hasattr(library, name):  # some are for some processors only
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
     return library
