@@ -9,12 +9,13 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 # Drawn again from the same rows, a file stays the same.
 matplotlib.rcParams["svg.hashsalt"] = "chorale"
 _SIZE_INCHES = (7.6, 4.8)
 _BENCHES = ("engine", "peers")
+_SAME = ("model", "requests", "prompt_tokens", "output_tokens", "threads")
 
 Line = list[dict[str, Any]]  # rows by rising number of adapters
 
@@ -29,14 +30,20 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Raises ValueError if the rows are not of one burst on one number of threads."""
     lines = lines_of(rows)
+    bursts = {tuple(row["setup"][n] for n in _SAME) for line in lines.values() for row in line}
+    if len(bursts) != 1:
+        raise ValueError(f"rows of one {', '.join(_SAME)}, not {sorted(bursts)}")
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     counts = sorted({row["setup"]["adapters"] for line in lines.values() for row in line})
+    systems = list(dict.fromkeys(line[0]["setup"]["system"] for line in lines.values()))
     for name, line in lines.items():
-        _draw_line(axes, name, line, counts)
-    _label(axes, lines, counts)
+        colour = f"C{systems.index(line[0]['setup']['system'])}"
+        _draw_line(axes, name, line, counts, colour)
+    _label(axes, bursts.pop(), counts)
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -54,36 +61,39 @@ def lines_of(rows: Iterable[dict[str, Any]]) -> dict[str, Line]:
     return dict(sorted(lines.items(), key=lambda item: -_speed(item[1][-1])))
 
 
-def _draw_line(axes: Axes, name: str, line: Line, counts: list[int]) -> None:
+def _draw_line(axes: Axes, name: str, line: Line, counts: list[int], colour: str) -> None:
     ours = line[0]["bench"] == "engine"
     mixed = line[0]["setup"].get("co_batched", True)
     axes.plot(
         [counts.index(row["setup"]["adapters"]) for row in line],
         [_speed(row) for row in line],
         label=name if mixed else f"{name} (one adapter at a time)",
+        color=colour,
         marker="o",
-        markerfacecolor=None if mixed else "white",
+        markerfacecolor=colour if mixed else "white",
         linestyle="-" if line[0]["setup"]["precision"] == "float32" else "--",
         linewidth=2.4 if ours else 1.2,
     )
 
 
-def _label(axes: Axes, lines: dict[str, Line], counts: list[int]) -> None:
+def _label(axes: Axes, burst: tuple[Any, ...], counts: list[int]) -> None:
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_yticks([10, 20, 50, 100, 200, 500])
     axes.set_xticks(range(len(counts)), [str(count) for count in counts])
-    setup = next(iter(lines.values()))[0]["setup"]
-    threads = "one thread" if setup["threads"] == 1 else f"{setup['threads']} threads"
+    model, requests, prompt, output, threads = burst
+    prompt, output = (text.replace(":", " to ") for text in (prompt, output))
     axes.set_title(
-        f"{setup['model']}, {setup['requests']} requests at once, "
-        f"{setup['prompt_tokens']} prompt tokens, {setup['output_tokens']} output, {threads}",
+        f"{model}: {requests} requests at once, {prompt} prompt tokens, {output} output tokens, "
+        f"{'one thread' if threads == 1 else f'{threads} threads'}",
         fontsize="medium",
     )
     axes.set_xlabel("distinct adapters among the requests")
     axes.set_ylabel("output tokens per CPU second")
-    axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.12))
+    axes.legend(
+        frameon=False, fontsize="small", ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14)
+    )
 
 
 def _speed(row: dict[str, Any]) -> float:

@@ -262,3 +262,14 @@ def test_only_valid_rows_are_drawn_a_line_for_each_system(tmp_path) -> None:
         draw(rows, tmp_path / name)
         drawn.append((tmp_path / name).read_text())
     assert drawn[0] == drawn[1]
+
+
+def test_rows_of_two_bursts_are_not_drawn_as_one(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    from bench.peers.plot import draw
+
+    other = make_row("b")
+    other["setup"]["threads"] = 2
+    with pytest.raises(ValueError, match="threads"):
+        draw([make_row("a"), other], tmp_path / "peers.svg")
+    assert not list(tmp_path.iterdir())
