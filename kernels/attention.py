@@ -31,7 +31,7 @@ def store_kv(
     return finite
 
 
-def _gather(
+def gather(
     kv: torch.Tensor, layer: int, blocks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of sequences, each [B, kv heads, blocks * block_size, head_dim].
@@ -59,7 +59,7 @@ def decode_attention(
     window: over the last `window` positions only, the query's own with them; None for all.
     """
     rows, heads, dim = q.shape
-    k, v = _gather(kv, layer, blocks)
+    k, v = gather(kv, layer, blocks)
     kv_heads = k.shape[1]
     # The query heads of one kv head are queries of one sequence, so K and V are never repeated.
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
@@ -81,7 +81,7 @@ def prefill_attention(
     q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window: as for decodes.
     """
     length, heads, dim = q.shape
-    k, v = _gather(kv, layer, torch.tensor([blocks], device=q.device))
+    k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
     k, v = k[:, :, : start + length], v[:, :, : start + length]
     repeats = heads // k.shape[1]
     keys = torch.arange(start + length, device=q.device)

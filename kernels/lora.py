@@ -18,3 +18,21 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: flo
     """
     for a, b in tiles:
         y.addmm_(x @ a.T, b, alpha=scale)
+
+
+_ROWS = 16
+
+
+def add_lora_by_tiles(
+    y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: float
+) -> None:
+    """As `add_lora`, in products of _ROWS rows, so that a row's bits are its own.
+
+    They are filled up with zeros: a product of fewer rows, or more, sums in another order.
+    """
+    for first in range(0, len(x), _ROWS):
+        part = y[first : first + _ROWS]
+        rows = x.new_zeros(_ROWS, x.shape[1])
+        rows[: len(part)] = x[first : first + _ROWS]
+        for a, b in tiles:
+            part += scale * torch.mm(torch.mm(rows, a.T), b)[: len(part)]

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from kernels.attention import decode_attention, prefill_attention, store_kv
-from kernels.cpu.interface import AttentionShape, Linear
+from kernels import attention
+from kernels.attention import store_kv
+from kernels.cpu import tiled_attention
+from kernels.cpu.interface import AttentionShape, Embedding, Linear
+from kernels.cpu.linear import MakeLinear, plain
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
-from kernels.lora import Tile, add_lora
+from kernels.lora import Tile, add_lora, add_lora_by_tiles
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import HeadNorms, Site
 
@@ -23,18 +25,28 @@ thread).
 
 
 class PlainKernels:
-    """See `CpuKernels`.   A KV block is [layer, k or v, kv head, token, head_dim]."""
+    """See `CpuKernels`.   A KV block is [layer, k or v, kv head, token, head_dim].
+
+    linear: makes the products.   is_invariant: a row's bits depend on nothing but the row, if the
+    products' do.
+    """
 
     name = "torch"
 
-    def __init__(self, shape: AttentionShape) -> None:
+    def __init__(
+        self, shape: AttentionShape, linear: MakeLinear = plain, *, is_invariant: bool = False
+    ) -> None:
         self.shape = shape
+        self.linear = linear
+        self.is_invariant = is_invariant
+        self._attention = tiled_attention if is_invariant else attention
+        self._add_lora = add_lora_by_tiles if is_invariant else add_lora
         self._planned: tuple[StepWork, _Plan] | None = None
         # Views of tiles, by the tables that say where they are: they go when the adapter goes.
         self._tiles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return lambda x: linear(x, weight, bias)
+    def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
+        return weight.__getitem__
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -64,16 +76,21 @@ class PlainKernels:
         out = torch.empty_like(q)
         plan = self._plan(work)
         for group in plan.decodes:
-            out[group.tokens] = decode_attention(
+            out[group.tokens] = self._attention.decode_attention(
                 q[group.tokens], kv, layer, group.blocks, group.seq_lens, window
             )
         for chunk in plan.prefills:
             tokens = slice(chunk.first, chunk.end)
-            out[tokens] = prefill_attention(q[tokens], kv, layer, chunk.blocks, chunk.start, window)
+            out[tokens] = self._attention.prefill_attention(
+                q[tokens], kv, layer, chunk.blocks, chunk.start, window
+            )
         return out.flatten(1).masked_fill_(~stored[:, None], torch.nan)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(*gate_up.chunk(2, dim=1))
+        gate, up = gate_up.chunk(2, dim=1)
+        # torch's silu takes another exp for what is left over of a vector, and where that is
+        # depends on how many rows there are, and threads. Its exp does not.
+        return gate / (1 + torch.exp(-gate)) * up if self.is_invariant else silu_mul(gate, up)
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
         outputs = y.split(site.out_features, dim=1)
@@ -81,7 +98,7 @@ class PlainKernels:
             scales = runs.scales[number][site.layer].tolist()
             for projection, output in zip(site.projections, outputs, strict=True):
                 if tiles := self._tiles_of(runs, number, site, projection):
-                    add_lora(output[first:end], x[first:end], tiles, scales[projection])
+                    self._add_lora(output[first:end], x[first:end], tiles, scales[projection])
 
     def _kv(self, work: StepWork) -> torch.Tensor:
         """[blocks, layers, 2, kv heads, block_size, head_dim]."""

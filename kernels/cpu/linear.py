@@ -1,0 +1,212 @@
+"""Linear layers by what torch brings along, each checked before it is trusted.
+
+The packed forms are no documented interface, and no library promises the same bits for a row
+whatever the number of rows. So nothing is taken on trust: the first library of a list whose
+products are right, and where that is asked for invariant, makes all layers of a weight's shape.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, pad
+
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import Linear
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""weight: [out, in], bias: [out] -> their linear layer, which keeps what it needs of them."""
+
+_SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128)
+"""Rows of an invariant product: other numbers of rows are cut, and filled up with zeros.
+
+All sizes are tried at start, so that no product is of a size that was not. So few: 0.5 s for a head
+of 49152 x 576 on one thread; every size up to 128 would take ten times as long.
+"""
+_LARGE_SIZES = (128, 64)
+"""What is cut off first, so that 70 rows are 64 and 8, not 128."""
+_MOST_FILLED = 32
+"""From how many rows on a library must be even: a decode is filled up to as many."""
+_TRIED_ROWS = (1, 33)
+_LEAST_OUTPUTS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """tolerance: how far its products may be from torch's, of their norm."""
+
+    name: str
+    make: MakeLinear
+    tolerance: float = 1e-4
+
+
+def plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    return lambda x: linear(x, weight, bias)
+
+
+def _packed_by_onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    multiply = torch.ops.mkldnn._linear_pointwise
+    return lambda x: multiply(x, packed, bias, "none", [], "")
+
+
+def _packed_by_mkl(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _SIZES[-1])
+    # The weight itself is read only where the number of rows is not the one that is named.
+    stand_in = weight.new_zeros(1).expand(weight.shape)
+    multiply = torch.ops.mkl._mkl_linear
+    return lambda x: multiply(x, packed, stand_in, bias, len(x))
+
+
+def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """Weights of 8 bits, a scale for each output; rows of 8 bits, a scale for each row.
+
+    The library has one scale for all rows of a product, so that an outlier of one tenant would
+    coarsen everybody's numbers. Every row is divided by its own largest value, and one more row
+    pins the range to [-1, 1]: the scale is the same whoever is there.
+    """
+    packed, is_short = _packed_int8(weight), not _holds_eight_bits()
+    pin = torch.zeros(weight.shape[1])
+    pin[0], pin[1] = -1.0, 1.0
+    multiply = torch.ops.quantized.linear_dynamic
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        largest = x.abs().amax(dim=1, keepdim=True)
+        rows = x.new_empty(len(x) + 1, x.shape[1])
+        torch.div(x, largest.clamp(min=torch.finfo(x.dtype).tiny), out=rows[:-1])
+        # What is not finite must not become the range; its row is not finite again by `largest`.
+        rows[:-1].nan_to_num_(0.0, 0.0, 0.0)
+        rows[-1] = pin
+        y = multiply(rows, packed, is_short)[:-1].mul_(largest)
+        return y if bias is None else y.add_(bias)
+
+    return run
+
+
+FLOAT32 = (
+    # The fastest first: 72, 106 and 105 ms for the products of a 135M model at 32 rows, 31, 57 and
+    # 57 at 8 (one thread, an EPYC with AVX-512).
+    Library("oneDNN", _packed_by_onednn),
+    Library("MKL", _packed_by_mkl),
+    Library("torch", plain),
+)
+INT8 = (Library("torch int8", _int8, tolerance=0.1),)
+
+
+class LinearMaker:
+    """A `MakeLinear` of the first library that can be trusted; found once for every shape.
+
+    is_invariant: a row's bits are the same whatever the number of rows, and its place among them.
+    names: of the libraries in use.
+    """
+
+    def __init__(self, libraries: Sequence[Library], *, is_invariant: bool) -> None:
+        self.libraries = libraries
+        self.is_invariant = is_invariant
+        self.names: set[str] = set()
+        self._trusted: dict[tuple[int, ...], tuple[Library, int]] = {}
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        """Raises Unavailable."""
+        shape = (*weight.shape, bias is not None)
+        if shape in self._trusted:
+            library, least_rows = self._trusted[shape]
+            made = library.make(weight, bias)
+        else:
+            library, made, least_rows = self._find(weight, bias)
+            self._trusted[shape] = library, least_rows
+            self.names.add(library.name)
+        return _even(made, least_rows) if self.is_invariant else made
+
+    def _find(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Library, Linear, int]:
+        reasons = []
+        for library in self.libraries:
+            try:
+                made = library.make(weight, bias)
+                _check_products(made, weight, bias, library.tolerance)
+                return library, made, _least_rows(made, weight) if self.is_invariant else 1
+            except (AttributeError, RuntimeError, Unavailable) as error:
+                # torch names an operation that it was built without in either of the first two.
+                reasons.append(f"{library.name}: {str(error).partition(chr(10))[0]}")
+        sizes = " x ".join(map(str, weight.shape))
+        raise Unavailable(f"linear layers of {sizes}: " + "; ".join(reasons))
+
+
+def _check_products(
+    made: Linear, weight: torch.Tensor, bias: torch.Tensor | None, tolerance: float
+) -> None:
+    """Raises Unavailable where they are not torch's."""
+    for num_rows in _TRIED_ROWS:
+        x = _random(num_rows, weight.shape[1])
+        expected, found = linear(x, weight, bias), made(x)
+        # Written so that NaN is not right either.
+        if not (found - expected).norm() <= tolerance * expected.norm():
+            raise Unavailable(f"wrong products of {num_rows} rows")
+
+
+def _least_rows(made: Linear, weight: torch.Tensor) -> int:
+    """From how many rows on every row has the same bits. Raises Unavailable.
+
+    One row, again and again: what it gives must be the same at every place of every size. Among
+    few outputs another order of sums might not show, so they get several.
+    """
+    least = _SIZES[0]
+    for row in _random(-(-_LEAST_OUTPUTS // len(weight)), weight.shape[1]):
+        expected = made(row.repeat(_SIZES[-1], 1))[0]
+        for size, larger in zip(_SIZES, (*_SIZES[1:], _SIZES[-1] + 1), strict=True):
+            if not (made(row.repeat(size, 1)) == expected).all():
+                least = max(least, larger)
+    if least > _MOST_FILLED:
+        raise Unavailable(f"a row's bits depend on the number of rows, up to {least} and more")
+    return least
+
+
+def _even(made: Linear, least_rows: int) -> Linear:
+    """The same in products of _SIZES only, of `least_rows` at least."""
+    sizes = [size for size in _SIZES if size >= least_rows]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        pieces = [made(_filled(piece, sizes))[: len(piece)] for piece in x.split(_cut(len(x)))]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    return run
+
+
+def _cut(num_rows: int) -> list[int]:
+    pieces = []
+    for size in _LARGE_SIZES:
+        pieces += [size] * (num_rows // size)
+        num_rows %= size
+    return [*pieces, num_rows] if num_rows or not pieces else pieces
+
+
+def _filled(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """With rows of zeros, up to the next size."""
+    size = next(size for size in sizes if size >= len(x))
+    return x if len(x) == size else pad(x, (0, 0, 0, size - len(x)))
+
+
+def _packed_int8(weight: torch.Tensor) -> torch.ScriptObject:
+    """scale = the output's largest value / 127, so that zero is zero."""
+    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(weight.dtype).tiny) / 127
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    with warnings.catch_warnings():
+        # torch means to remove this form, and has nothing as fast in its place.
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
+        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+    return torch.ops.quantized.linear_prepack(quantized, None)
+
+
+def _holds_eight_bits() -> bool:
+    """Whether two products of 8 bits can be added here: without VNNI the sum of 16 bits saturates.
+
+    Where they cannot, rows have 7 bits: 2 * 127 * 127 fits.
+    """
+    packed = _packed_int8(torch.ones(16, 64))
+    found = torch.ops.quantized.linear_dynamic(torch.ones(2, 64), packed, False)
+    return bool(((found - 64).abs() < 1).all())
+
+
+def _random(num_rows: int, width: int) -> torch.Tensor:
+    return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(num_rows))

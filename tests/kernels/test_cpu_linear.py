@@ -1,0 +1,186 @@
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.linear import FLOAT32, INT8, Library, LinearMaker, _packed_int8
+
+SHAPES = [(17, 35), (131, 67), (192, 64), (96, 1536)]
+SIZES = (0, 1, 2, 3, 7, 16, 33, 63, 64, 65, 70, 127, 128, 129, 200)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def randn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make(libraries, shape, is_invariant=True, bias=True):
+    weight = randn(*shape) / shape[1] ** 0.5
+    given = randn(shape[0], seed=1) if bias else None
+    return LinearMaker(libraries, is_invariant=is_invariant)(weight, given), weight, given
+
+
+# ---- the libraries that there are here ----
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("is_invariant", [False, True])
+@pytest.mark.parametrize("library", FLOAT32, ids=lambda library: library.name)
+def test_every_library_means_the_same(library, is_invariant, bias):
+    for shape in SHAPES:
+        layer, weight, given = make((library,), shape, is_invariant, bias)
+        for num_rows in SIZES:
+            x = randn(num_rows, shape[1], seed=2)
+            exact = linear(x.double(), weight.double(), None if given is None else given.double())
+            lost = (linear(x, weight, given) - exact).norm()
+            assert (layer(x) - exact).norm() <= 4 * lost + 1e-6 * exact.norm()
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("library", [*FLOAT32, *INT8], ids=lambda library: library.name)
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows_and_its_place(library):
+    for shape in SHAPES:
+        layer, _, _ = make((library,), shape)
+        rows = randn(200, shape[1], seed=3)
+        expected = layer(rows)
+        for num_rows in SIZES:
+            for first in (0, 1, 71):
+                part = slice(first, first + num_rows)
+                assert torch.equal(layer(rows[part].clone()), expected[part])
+
+
+# ---- 8 bits ----
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_neighbour_changes_a_row_of_int8(shape):
+    layer, _, _ = make(INT8, shape, is_invariant=False)
+    rows = randn(64, shape[1], seed=4)
+    alone = torch.cat([layer(row[None]) for row in rows])
+    outliers = rows.clone()
+    outliers[1::2] *= 1000
+    outliers[1, 0], outliers[3, 0], outliers[5] = torch.nan, torch.inf, 0.0
+    for found in (layer(rows)[::2], layer(outliers)[::2]):
+        assert torch.equal(found, alone[::2])
+    assert not layer(outliers)[[1, 3]].isfinite().any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_loses_what_8_bits_lose(shape):
+    """Beside the products of weights and rows that were rounded to 127 steps, in float64."""
+    layer, weight, bias = make(INT8, shape)
+    x = randn(40, shape[1], seed=5)
+    x[3] = 0.0
+    steps = weight.abs().amax(1, keepdim=True) / 127, x.abs().amax(1, keepdim=True) / 127
+    rounded = [
+        (t / s.clamp(min=1e-30)).round() * s for t, s in zip((weight, x), steps, strict=True)
+    ]
+    exact = linear(x.double(), weight.double(), bias.double())
+    ideal = linear(rounded[1].double(), rounded[0].double(), bias.double())
+    assert (layer(x) - exact).norm() <= 1.2 * (ideal - exact).norm()
+
+
+def test_int8_takes_7_bits_where_8_do_not_fit(monkeypatch):
+    full, weight, bias = make(INT8, (131, 67))
+    monkeypatch.setattr("kernels.cpu.linear._holds_eight_bits", lambda: False)
+    short, _, _ = make(INT8, (131, 67))
+    x = randn(40, 67, seed=5)
+    exact = linear(x, weight, bias)
+    losses = [(layer(x) - exact).norm() for layer in (full, short)]
+    assert losses[0] < losses[1] < 2.5 * losses[0]
+
+
+def test_an_outputs_scale_is_its_own():
+    weight = torch.tensor([[1.0, -127.0], [0.5, 0.25], [0.0, 0.0]])
+    quantized, _ = torch.ops.quantized.linear_unpack(_packed_int8(weight))
+    assert quantized.int_repr().tolist() == [[1, -127], [127, 64], [0, 0]]
+
+
+# ---- what is not trusted ----
+
+
+def wrong(weight, bias):
+    return lambda x: linear(x, weight.flip(0), bias)
+
+
+def nan(weight, bias):
+    return lambda x: linear(x, weight, bias) * torch.nan
+
+
+def wrong_when_many(weight, bias):
+    return lambda x: linear(x, weight, bias) + (len(x) > 8)
+
+
+def missing(weight, bias):
+    return torch.ops.mkldnn._no_such_operation(weight)
+
+
+def uneven(least_rows):
+    """Other bits below so many rows."""
+
+    def make(weight, bias):
+        return lambda x: (
+            linear(x.double(), weight.double()).float()
+            * (1.0 if len(x) >= least_rows else 1.0 + 2**-20)
+        )
+
+    return make
+
+
+def uneven_at_the_end(weight, bias):
+    def multiply(x):
+        y = linear(x.double(), weight.double()).float()
+        y[-1] *= 1.0 + 2**-20
+        return y
+
+    return multiply
+
+
+@pytest.mark.parametrize("broken", [wrong, nan, wrong_when_many, missing])
+def test_what_is_wrong_or_missing_is_passed_over(broken):
+    maker = LinearMaker((Library("broken", broken), FLOAT32[-1]), is_invariant=False)
+    weight, x = randn(30, 17), randn(3, 17)
+    assert torch.equal(maker(weight, None)(x), linear(x, weight))
+    assert maker.names == {"torch"}
+
+
+@pytest.mark.parametrize("broken", [uneven_at_the_end, uneven(40), uneven(128)])
+def test_what_is_not_invariant_is_refused_by_name_where_that_is_asked_for(broken):
+    libraries = (Library("odd", broken),)
+    LinearMaker(libraries, is_invariant=False)(randn(30, 17), None)
+    with pytest.raises(Unavailable, match=r"linear layers of 30 x 17: odd: a row's bits depend"):
+        LinearMaker(libraries, is_invariant=True)(randn(30, 17), None)
+
+
+@pytest.mark.parametrize("least_rows", [2, 4, 32])
+def test_few_rows_are_filled_up_to_as_many_as_a_library_wants(least_rows):
+    maker = LinearMaker((Library("odd", uneven(least_rows)),), is_invariant=True)
+    layer, row = maker(randn(30, 17), None), randn(1, 17, seed=6)
+    found = [layer(row.expand(n, -1))[n - 1] for n in (1, 2, 31, 32, 70, 300)]
+    assert all(torch.equal(f, found[0]) for f in found)
+
+
+def test_a_shape_is_checked_once():
+    seen = []
+
+    def counting(weight, bias):
+        def multiply(x):
+            seen.append(len(x))
+            return linear(x, weight, bias)
+
+        return multiply
+
+    maker = LinearMaker((Library("counting", counting),), is_invariant=False)
+    maker(randn(30, 17), None)
+    num_tried = len(seen)
+    maker(randn(30, 17, seed=1), None)
+    assert len(seen) == num_tried > 0
+    maker(randn(17, 30), None)
+    assert len(seen) == 2 * num_tried
