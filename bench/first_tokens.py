@@ -1,10 +1,10 @@
 """What transformers + PEFT says first to each request alone: who drops or swaps adapters is seen.
 
-Only the first token is compared. With random weights the answers of two correct systems part at
-the first near tie, and quantised weights change most first tokens (OpenVINO's int8: 25 of 32). So
-there are two figures: the share of the likeliest tokens, which float32 must reach, and the share
-within the likeliest 1 % of the vocabulary, which quantised systems reach, too (28 of 32), and
-other adapters' answers do not (0 of 32: they are as far from it as any).
+Only the first token is compared: with random weights the answers of two correct systems part at
+the first near tie. Those weights amplify, too: of OpenVINO's first tokens 31 of 32 are the
+reference's in float32, and 7 of 32 with int8 weights. So there are two figures: the share that is
+equal, and the share within the likeliest 1 % of the vocabulary, which is all of them in float32
+and 28 of 32 with int8. Of what another prompt or adapter says first, 0 of 32 are so near.
 """
 
 from collections.abc import Sequence

@@ -14,9 +14,9 @@ from bench.peers.peer import Peer, PeerFailed, Server, Setting
 from bench.report import rounded
 from bench.workload import Lengths
 
-# In float32 peers say what the reference says, but for near ties; quantised, four of five are near.
-# Of another adapter's answers 1 % are near.
-_MIN_MATCH = 0.9
+# Of another adapter's answers 1 % are near the reference; all of the right one's in float32 (30 of
+# 32 are equal to it, the others near ties), and with int8 weights 24 of 32 at least.
+_MIN_NEAR_FLOAT32 = 0.95
 _MIN_NEAR = 0.5
 
 Row = tuple[str, dict[str, Any], dict[str, Any]]
@@ -85,8 +85,8 @@ def _row(bench: str, peer: Peer, server: Server, plan: Plan, setting: Setting) -
 
 
 def _is_valid(result: dict[str, Any], precision: str) -> bool:
-    same = precision != "float32" or result["first_token_match"] >= _MIN_MATCH
-    return not result["errors"] and same and result["first_token_near"] >= _MIN_NEAR
+    min_near = _MIN_NEAR_FLOAT32 if precision == "float32" else _MIN_NEAR
+    return not result["errors"] and result["first_token_near"] >= min_near
 
 
 def _setup(peer: Peer, setting: Setting, plan: Plan) -> dict[str, Any]:

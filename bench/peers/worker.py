@@ -45,8 +45,13 @@ class Worker:
         self.version = self._ask(job)["version"]
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        answers = self._ask({"requests": [asdict(request) for request in requests]})["answers"]
-        return [_outcome(r, answer) for r, answer in zip(requests, answers, strict=True)]
+        return self.ask(requests)[0]
+
+    def ask(self, requests: Sequence[BenchRequest]) -> tuple[list[Outcome], dict[str, Any]]:
+        """The outcomes, and all that was said."""
+        told = self._ask({"requests": [asdict(request) for request in requests]})
+        outcomes = [_outcome(r, a) for r, a in zip(requests, told["answers"], strict=True)]
+        return outcomes, told
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
