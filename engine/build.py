@@ -132,21 +132,35 @@ def _layout(config: EngineConfig, model_config: DecoderConfig) -> Layout:
 def _backend(
     config: EngineConfig, model_config: DecoderConfig, form: PackedForm
 ) -> tuple[EngineConfig, Backend]:
+    _refuse_wishes(config)
     if config.device == "cuda":
         # Where there is no GPU there is no Triton either.
         from engine.gpu.backend import gpu_backend
 
         config = resolve_max_model_len(config, model_config)
         return config, gpu_backend(config, model_config, form)
-    if config.quantization or config.kv_cache_dtype != "auto":
-        raise UnsupportedModel(
-            "FP8 weights and FP8 KV are for GPUs: leave out quantization and "
-            "kv_cache_dtype, or take device cuda"
-        )
     assert config.arena_bytes is not None
     num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
     config = resolve_max_model_len(config, model_config, num_tokens)
     return config, cpu_backend(config, model_config, form)
+
+
+def _refuse_wishes(config: EngineConfig) -> None:
+    """Raises UnsupportedModel where one is for the other device."""
+    if config.device == "cuda" and config.batch_invariant:
+        raise UnsupportedModel(
+            "batch_invariant is for CPUs: the products of a GPU's library sum a row in another "
+            "order when there are more rows; leave it out, or take device cpu"
+        )
+    if config.device == "cuda" and config.quantization == "int8":
+        raise UnsupportedModel(
+            "quantization int8 is for CPUs: take quantization fp8, or device cpu"
+        )
+    if config.device == "cpu" and "fp8" in (config.quantization, config.kv_cache_dtype):
+        raise UnsupportedModel(
+            "FP8 weights and FP8 KV are for GPUs: take quantization int8 or none, leave out "
+            "kv_cache_dtype, or take device cuda"
+        )
 
 
 def _adapters(config: EngineConfig, form: PackedForm, backend: Backend) -> AdapterManager:

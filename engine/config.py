@@ -39,7 +39,11 @@ class EngineConfig:
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
     memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
-    quantization: "fp8", the base model's weights on a GPU.   kv_cache_dtype: "auto" or "fp8".
+    quantization: of the base model's weights, "fp8" on a GPU, "int8" on a CPU.
+    kv_cache_dtype: "auto" or "fp8".
+    batch_invariant: a request's tokens and logprobs are the same bits whatever else runs, and
+    however it was cut, cached or computed again; on a CPU.
+    cpu_kernels: "auto" takes the first of the others that works.
     device and dtype may be "auto", and arena_bytes, max_model_len, max_num_batched_tokens,
     max_sum_ranks_per_step, host_cache_bytes and swap_bytes None: `engine.build` replaces them by
     what the machine, the checkpoint and the arena give.
@@ -62,8 +66,10 @@ class EngineConfig:
     threads: int
     max_model_len: int | None
     memory_utilization: float = 0.9
-    quantization: Literal["fp8"] | None = None
+    quantization: Literal["fp8", "int8"] | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    batch_invariant: bool = False
+    cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
     sliding_window: int | None = None
     block_size: int = 16
     max_num_seqs: int = 64

@@ -53,8 +53,9 @@ class Settings(BaseModel):
     block_size: int = Field(16, ge=16)
     arena_bytes: int | None = Field(None, ge=1 << 20)  # 1 GiB; on a GPU what is left of its memory
     memory_utilization: float = Field(0.9, gt=0, lt=1)  # of a GPU's memory
-    quantization: Literal["fp8"] | None = None  # of the base model's weights, on a GPU
+    quantization: Literal["fp8", "int8"] | None = None  # of the base's weights: GPU, CPU
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    batch_invariant: bool = False  # on a CPU: the same bits whoever else is there
     threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
 
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)

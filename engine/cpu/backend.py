@@ -6,13 +6,15 @@ import torch
 
 from engine.backend import Backend
 from engine.config import EngineConfig
+from engine.cpu.choice import choose_kernels
 from engine.cpu.decoder import Decoder, attention_shape
 from engine.cpu.runner import ModelRunner
+from engine.errors import UnsupportedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.segments import Tables
 from engine.weights import StoredWeights
-from kernels.cpu.plain import PlainKernels
+from kernels.cpu.errors import Unavailable
 from lora.packed import PackedForm
 
 
@@ -24,7 +26,11 @@ def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
     layout = form.layout
     shape = attention_shape(model_config, layout.block_size, config.max_model_len, dtype)
     weights = StoredWeights(Path(config.model_dir), dtype)
-    model = Decoder(model_config, weights, PlainKernels(shape))
+    kernels = choose_kernels(config, model_config, shape)
+    try:
+        model = Decoder(model_config, weights, kernels)
+    except Unavailable as reason:  # of a shape that the self-check did not have, the head's
+        raise UnsupportedModel(str(reason)) from None
     num_slabs = config.arena_bytes // layout.slab_bytes
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
 

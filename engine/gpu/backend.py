@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
+from engine.gpu.linear import Quantization
 from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
@@ -76,9 +77,8 @@ def assemble(
     dtype: torch.dtype = getattr(torch, config.dtype)
     kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
     limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
-    model = GpuDecoder(
-        model_config, weights, limits.max_model_len, device, kernels, config.quantization
-    )
+    quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
+    model = GpuDecoder(model_config, weights, limits.max_model_len, device, kernels, quantization)
     slab_bytes = form.layout.slab_bytes
     num_slabs = fit_slabs(run_largest_steps(model, form, kv_dtype, limits), config, slab_bytes)
     slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)

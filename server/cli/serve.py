@@ -47,9 +47,13 @@ def serve(
         float | None, typer.Option(help="Share of a GPU's memory to take, without --arena-bytes.")
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="fp8: the base model's weights, on a GPU.")
+        str | None, typer.Option(help="The base model's weights: fp8 on a GPU, int8 on a CPU.")
     ] = None,
     kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
+    batch_invariant: Annotated[
+        bool | None,
+        typer.Option(help="On a CPU: the same bits whoever else is in the batch."),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of the longest request, answer included.")
     ] = None,

@@ -52,7 +52,14 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("port", 70000), ("device", "tpu"), ("arena_bytes", 0), ("drain_timeout_s", -1)],
+    [
+        ("port", 70000),
+        ("device", "tpu"),
+        ("arena_bytes", 0),
+        ("drain_timeout_s", -1),
+        ("quantization", "int4"),
+        ("batch_invariant", "sometimes"),
+    ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_setting(name, value):
     with pytest.raises(InvalidSetting, match=name):

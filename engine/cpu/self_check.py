@@ -1,0 +1,166 @@
+"""One layer of a model's sizes on made-up numbers: whether kernels can be trusted on this machine.
+
+What they compute is compared with plain torch. Where a token's bits must be its own, the same
+request runs alone in one chunk, and in pieces among others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.cpu.decoder import Decoder
+from engine.cpu.inputs import InputBuilder
+from engine.messages import SamplingParams
+from engine.models.config import DecoderConfig
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import AttentionShape, CpuKernels
+from kernels.tiles import ADDRESS_UNIT_BYTES
+from lora.batch import DeviceTables
+from lora.layout import PROJECTIONS, Layout
+from lora.packed import PackedForm
+
+_VOCABULARY = 64
+_TOKENS = 84
+"""More than a tile of keys of any kernels."""
+_WINDOW = 40
+"""Of a model that has one: its own would be longer than the trial."""
+_TILES = 2
+"""Of each module of the adapter: rank 16."""
+_REVISION = "trial"
+
+_Part = tuple[str, int, int]
+"""Tokens [start, end) of a request. "a" is the one that is looked at; "b" has no adapter."""
+
+
+def check_kernels(
+    kernels: CpuKernels,
+    reference: CpuKernels,
+    config: DecoderConfig,
+    shape: AttentionShape,
+    *,
+    tolerance: float,
+    is_invariant: bool,
+) -> None:
+    """tolerance: how far logits may be from the reference's, of their norm.
+
+    Raises Unavailable.
+    """
+    trial = _Trial(config, shape)
+    n = min(_TOKENS, len(shape.cos)) - 1
+    # 65: one token of a chunk has a tile of 64 keys for itself.
+    early, late = n // 12, min(65, n * 4 // 5)
+    among_others: list[list[_Part]] = [
+        [("b", 0, 5), ("a", 0, early), ("c", 0, n // 2)],
+        [("b", 5, 6), ("c", n // 2, n // 2 + 1), ("a", early, late)],
+        [("a", late, n - 1)],
+        [("c", n // 2 + 1, n // 2 + 2), ("a", n - 1, n), ("b", 6, 7)],
+        [("b", 7, n // 2), ("c", n // 2 + 2, n), ("a", n, n + 1)],
+    ]
+    found, expected = (trial.run(k, among_others) for k in (kernels, reference))
+    # Written so that NaN is not right either.
+    if not all(
+        (found[name] - expected[name]).norm() <= tolerance * expected[name].norm()
+        for name in expected
+    ):
+        raise Unavailable("the self-check failed: its logits are not torch's")
+    if is_invariant:
+        alone = trial.run(kernels, [[("a", 0, n)], [("a", n, n + 1)]])
+        if not torch.equal(found["a"][-2:], alone["a"]):
+            raise Unavailable("the self-check failed: a token's bits depend on who is beside it")
+
+
+class _Trial:
+    """A layer, an adapter, and three requests."""
+
+    def __init__(self, config: DecoderConfig, shape: AttentionShape) -> None:
+        self.rng = torch.Generator().manual_seed(0)
+        self.config = replace(
+            config,
+            shape=replace(config.shape, num_layers=1),
+            vocab_size=_VOCABULARY,
+            tie_word_embeddings=False,
+            windows=(_WINDOW if any(config.windows) else None,),
+        )
+        itemsize = shape.cos.itemsize
+        self.layout = Layout(self.config.shape, itemsize, shape.block_size, itemsize)
+        self.weights = self._make_weights()
+        depth = self.layout.num_blocks(_TOKENS)
+        self.blocks = {name: tuple(range(i, 3 * depth, 3)) for i, name in enumerate("abc")}
+        self.tokens = {
+            name: torch.randint(_VOCABULARY, (_TOKENS,), generator=self.rng).tolist()
+            for name in "abc"
+        }
+        self.tables, num_slabs = self._place_adapter(first_slab=3 * depth)
+        # What was there before, and must not be seen, is numbers, too.
+        arena = 0.1 * torch.randn(num_slabs, self.layout.slab_bytes // itemsize, generator=self.rng)
+        self.arena = arena.view(torch.uint8)
+
+    @torch.inference_mode()
+    def run(self, kernels: CpuKernels, steps: Sequence[Sequence[_Part]]) -> dict[str, torch.Tensor]:
+        """Of each request, the logits of its parts' last tokens, [parts, vocab]."""
+        model = Decoder(self.config, self.weights, kernels)
+        form = PackedForm(self.layout, "float32", _REVISION)
+        builder = InputBuilder(self.arena.clone(), form, lambda key: (0, self.tables))
+        found: dict[str, list[torch.Tensor]] = {}
+        for number, parts in enumerate(steps):
+            rows = tuple(self._row(part) for part in parts)
+            logits, _ = model.forward(builder.build(Batch(number, rows)))
+            for row, (name, _, _) in zip(logits, parts, strict=True):
+                found.setdefault(name, []).append(row)
+        return {name: torch.stack(rows) for name, rows in found.items()}
+
+    def _row(self, part: _Part) -> ScheduledRow:
+        name, start, end = part
+        is_base = name == "b"
+        return ScheduledRow(
+            request_id=name,
+            token_ids=tuple(self.tokens[name][start:end]),
+            start=start,
+            block_ids=self.blocks[name],
+            adapter_key=None if is_base else _REVISION,
+            adapter_digest=None if is_base else _REVISION,
+            adapter_generation=0,
+            sampling=SamplingParams(max_tokens=1),
+            seed=0,
+            num_output_tokens=0,
+        )
+
+    def _place_adapter(self, first_slab: int) -> tuple[DeviceTables, int]:
+        """Tiles one after the other from a slab on; also how many slabs the arena has then."""
+        unit = first_slab * self.layout.units_per_slab
+        table = torch.empty(1, len(PROJECTIONS), _TILES, dtype=torch.int32)
+        for projection in range(len(PROJECTIONS)):
+            for tile in range(_TILES):
+                table[0, projection, tile] = unit
+                unit += self.layout.tile_bytes(projection) // ADDRESS_UNIT_BYTES
+        scales = torch.full((1, len(PROJECTIONS)), 0.5)
+        tables = DeviceTables(_REVISION, _REVISION, table, scales)
+        return tables, -(-unit // self.layout.units_per_slab)
+
+    def _make_weights(self) -> dict[str, torch.Tensor]:
+        shape, layer = self.config.shape, "model.layers.0"
+        weights = {
+            "model.embed_tokens.weight": self._randn(_VOCABULARY, shape.hidden_size),
+            "lm_head.weight": self._randn(_VOCABULARY, shape.hidden_size),
+            "model.norm.weight": self._randn(shape.hidden_size),
+            f"{layer}.input_layernorm.weight": self._randn(shape.hidden_size),
+            f"{layer}.post_attention_layernorm.weight": self._randn(shape.hidden_size),
+        }
+        if self.config.has_head_norms:
+            for name in ("q_norm", "k_norm"):
+                weights[f"{layer}.self_attn.{name}.weight"] = self._randn(shape.head_dim)
+        for projection, (name, bias) in enumerate(
+            zip(PROJECTIONS, self.config.biases, strict=True)
+        ):
+            module = f"{layer}.{'self_attn' if projection < 4 else 'mlp'}.{name}"
+            in_features, out_features = shape.features(projection)
+            weight = self._randn(out_features, in_features)
+            weights[f"{module}.weight"] = weight.div_(in_features**0.5)
+            if bias:
+                weights[f"{module}.bias"] = self._randn(out_features)
+        return weights
+
+    def _randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.rng)

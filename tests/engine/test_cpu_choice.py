@@ -1,0 +1,268 @@
+"""Which kernels an engine on a CPU takes, what its self-check finds, and what is refused."""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from engine.build import build_core
+from engine.cpu.choice import MAKERS, choose_kernels
+from engine.cpu.decoder import attention_shape
+from engine.cpu.self_check import check_kernels
+from engine.errors import UnsupportedModel
+from engine.models.config import DecoderConfig
+from kernels.attention import prefill_attention
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.linear import FLOAT32, LinearMaker
+from kernels.cpu.plain import PlainKernels
+from tests.engine.gpu.backends import make_config
+from tests.tiny_models import save_model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+FAMILIES = {
+    "llama": LLAMA,
+    "one kv head": LLAMA | {"num_key_value_heads": 1, "head_dim": 48, "attention_bias": True},
+    "qwen2": LLAMA
+    | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def parse(config=LLAMA, max_model_len=256):
+    model_config = DecoderConfig.parse(config)
+    return model_config, attention_shape(model_config, 16, max_model_len, torch.float32)
+
+
+def choose(makers=MAKERS, config=LLAMA, max_model_len=256, **values):
+    return choose_kernels(
+        make_config(device="cpu", **values), *parse(config, max_model_len), makers
+    )
+
+
+def check(kernels, config=LLAMA, is_invariant=False):
+    model_config, shape = parse(config)
+    reference = PlainKernels(shape)
+    check_kernels(
+        kernels(shape), reference, model_config, shape, tolerance=1e-3, is_invariant=is_invariant
+    )
+
+
+# ---- the choice ----
+
+
+def missing(config, shape, linears):
+    raise Unavailable("no C compiler")
+
+
+def uneven(config, shape, linears):
+    return PlainKernels(shape)
+
+
+class Wrong(PlainKernels):
+    def silu_mul(self, gate_up):
+        return super().silu_mul(gate_up.flip(1))
+
+
+def wrong(config, shape, linears):
+    return Wrong(shape)
+
+
+def test_the_first_that_works_is_taken_and_the_log_says_why_not_the_others(caplog):
+    caplog.set_level(logging.INFO)
+    makers = {"native": missing, "numba": wrong, "torch": MAKERS["torch"]}
+    assert choose(makers).name == "torch"
+    assert caplog.messages == [
+        "CPU kernels: torch, products by oneDNN "
+        "(native: no C compiler; numba: the self-check failed: its logits are not torch's)"
+    ]
+
+
+def test_one_that_was_named_is_not_replaced_by_another():
+    with pytest.raises(UnsupportedModel, match=r"no kernels for this CPU: native: no C compiler$"):
+        choose({"native": missing, "torch": MAKERS["torch"]}, cpu_kernels="native")
+    assert choose(cpu_kernels="torch").name == "torch"
+
+
+def test_batch_invariance_passes_over_who_cannot_and_is_refused_where_nobody_can():
+    makers = {"native": missing, "numba": uneven, "torch": MAKERS["torch"]}
+    assert choose(makers).name == "torch"
+    assert not choose(makers).is_invariant
+    assert choose(makers, batch_invariant=True).is_invariant
+    with pytest.raises(
+        UnsupportedModel,
+        match="no kernels with batch_invariant for this CPU: native: no C compiler; numba: "
+        "the self-check failed: a token's bits depend on who is beside it",
+    ):
+        choose({"native": missing, "numba": uneven}, batch_invariant=True)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_there_is_here_passes(kind, family, quantization):
+    try:
+        MAKERS[kind](make_config(), parse()[1], LinearMaker(FLOAT32, is_invariant=True))
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    values = {"cpu_kernels": kind, "quantization": quantization, "batch_invariant": True}
+    choose(config=FAMILIES[family], **values)
+
+
+def test_an_engine_for_short_requests_is_checked_too():
+    assert choose(cpu_kernels="torch", batch_invariant=True, max_model_len=16).is_invariant
+    with pytest.raises(UnsupportedModel):
+        choose({"numba": uneven}, batch_invariant=True, max_model_len=16)
+
+
+# ---- what the self-check finds ----
+
+
+class NoAdapters(PlainKernels):
+    def add_lora(self, y, x, site, runs):
+        pass
+
+
+class OneTile(PlainKernels):
+    def add_lora(self, y, x, site, runs):
+        tables = tuple(table[..., :1] for table in runs.tile_tables)
+        super().add_lora(y, x, site, dataclasses.replace(runs, tile_tables=tables))
+
+
+class EverybodysAdapter(PlainKernels):
+    def add_lora(self, y, x, site, runs):
+        bounds = torch.tensor([[0, len(x)]], dtype=torch.int32)
+        super().add_lora(y, x, site, dataclasses.replace(runs, bounds=bounds))
+
+
+class NoHeadNorms(PlainKernels):
+    def attention(self, qkv, layer, work, norms=None, window=None):
+        return super().attention(qkv, layer, work, None, window)
+
+
+class NoWindow(PlainKernels):
+    def attention(self, qkv, layer, work, norms=None, window=None):
+        return super().attention(qkv, layer, work, norms, None)
+
+
+class NaN(PlainKernels):
+    def rms_norm(self, x, weight, eps):
+        return super().rms_norm(x, weight, eps) * torch.nan
+
+
+class NoBias(PlainKernels):
+    def __init__(self, shape):
+        super().__init__(shape, lambda weight, bias: lambda x: linear(x, weight))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "family"),
+    [
+        (Wrong, "llama"),
+        (NoAdapters, "llama"),
+        (OneTile, "llama"),
+        (EverybodysAdapter, "llama"),
+        (NaN, "llama"),
+        (NoHeadNorms, "qwen3"),
+        (NoWindow, "qwen2"),
+        (NoBias, "one kv head"),
+    ],
+)
+def test_the_self_check_finds_what_is_wrong(kernels, family):
+    check(PlainKernels, FAMILIES[family])
+    with pytest.raises(Unavailable, match="its logits are not torch's"):
+        check(kernels, FAMILIES[family])
+
+
+def even(shape):
+    return PlainKernels(shape, LinearMaker(FLOAT32, is_invariant=True), is_invariant=True)
+
+
+def but(name, value):
+    """Batch-invariant kernels with one operation that is not."""
+
+    def make(shape):
+        kernels = even(shape)
+        setattr(kernels, name, value)
+        return kernels
+
+    return make
+
+
+class SdpaForChunks:
+    def __init__(self, kernels):
+        self.decode_attention = kernels._attention.decode_attention
+        self.prefill_attention = prefill_attention
+
+
+def uneven_chunks(shape):
+    kernels = even(shape)
+    kernels._attention = SdpaForChunks(kernels)
+    return kernels
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        PlainKernels,
+        but("linear", lambda weight, bias: lambda x: linear(x, weight, bias)),
+        but("_add_lora", PlainKernels(None)._add_lora),
+        but("_attention", PlainKernels(None)._attention),
+        uneven_chunks,
+    ],
+    ids=["all", "products", "adapters", "attention", "chunks"],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_the_self_check_finds_what_is_not_invariant(kernels, family):
+    check(kernels, FAMILIES[family])
+    check(even, FAMILIES[family], is_invariant=True)
+    with pytest.raises(Unavailable, match="depend on who is beside it"):
+        check(kernels, FAMILIES[family], is_invariant=True)
+
+
+# ---- what is refused before anything is loaded ----
+
+
+@pytest.mark.parametrize(
+    ("values", "refusal"),
+    [
+        ({"device": "cuda", "batch_invariant": True}, "batch_invariant is for CPUs"),
+        ({"device": "cuda", "quantization": "int8"}, "int8 is for CPUs"),
+        ({"device": "cpu", "quantization": "fp8"}, "take quantization int8"),
+        ({"device": "cpu", "kv_cache_dtype": "fp8"}, "leave out kv_cache_dtype"),
+        (
+            {"device": "cpu", "dtype": "bfloat16", "batch_invariant": True},
+            "batch_invariant on a CPU wants dtype float32: in bfloat16",
+        ),
+        (
+            {"device": "cpu", "dtype": "float16", "quantization": "int8"},
+            "quantization int8 on a CPU wants dtype float32",
+        ),
+        (
+            {"device": "cpu", "dtype": "bfloat16", "cpu_kernels": "numba"},
+            "cpu_kernels numba on a CPU wants dtype float32",
+        ),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_refused_with_the_reason(tmp_path, values, refusal):
+    model_dir = save_model(tmp_path / "model")
+    config = make_config(tmp_path, model_dir=str(model_dir), arena_bytes=1 << 20, **values)
+    with pytest.raises(UnsupportedModel, match=refusal):
+        build_core(config, "eng-1", [])
