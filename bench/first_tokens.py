@@ -4,7 +4,7 @@ Only the first token is compared: with random weights the answers of two correct
 the first near tie. Those weights amplify, too: of OpenVINO's first tokens 31 of 32 are the
 reference's in float32, and 7 of 32 with int8 weights. So there are two figures: the share that is
 equal, and the share within the likeliest 1 % of the vocabulary, which is all of them in float32
-and 28 of 32 with int8. Of what another prompt or adapter says first, 0 of 32 are so near.
+and 28 of 32 with int8. Of what the base says first where an adapter was asked, 0 of 32 are near.
 """
 
 from collections.abc import Sequence
