@@ -1,0 +1,1 @@
+"""The loops that numba compiles. Importing them compiles them, or finds them compiled."""

@@ -1,0 +1,33 @@
+"""How keys and values lie in a block of the KV cache.
+
+A block is [layer, k or v, kv head, ..]; keys are [head_dim, token], values [token, head_dim]: 16
+keys are one vector of a channel, and their scores need no sum over lanes.
+"""
+
+from typing import NamedTuple
+
+from numba import njit
+from numba.core.types import NamedUniTuple, int64
+
+from kernels.cpu.jit.compiled import INLINED
+
+
+class Heads(NamedTuple):
+    """slab: float32 from one KV block to the next."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    slab: int
+
+
+HEADS = NamedUniTuple(int64, 5, Heads)
+
+
+@njit(**INLINED)
+def begins(heads, block, head, offset):
+    """Where a kv head's keys and values begin in a block, from the token at `offset` on."""
+    size, dim = heads.block_size, heads.head_dim
+    keys = block * heads.slab + head * dim * size
+    return keys + offset, keys + heads.num_kv_heads * dim * size + offset * dim

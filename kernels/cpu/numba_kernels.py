@@ -1,0 +1,159 @@
+"""The operations compiled by numba, for machines without a C compiler: see `jit`."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import AttentionShape, Embedding, Linear
+from kernels.cpu.jit.attention import attend, scratch_size
+from kernels.cpu.jit.blocks import Heads
+from kernels.cpu.jit.rope import rope_store
+from kernels.cpu.jit.rows import add_lora, rms_norm, silu_mul
+from kernels.cpu.jit.vector import LANES
+from kernels.cpu.linear import MakeLinear
+from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.work import HeadNorms, Site
+
+_TILE_ROWS = 48
+"""Query rows of a kv head that go over the keys together."""
+
+_RUN_TOKENS = 64
+"""Tokens of an adapter that one thread takes at a time."""
+
+# Parts of an operation that are worth waking a thread for, which takes 30 us.
+_ROWS, _ITEMS = 64, 8
+
+
+class NumbaKernels:
+    """See `CpuKernels`; float32. Every row's bits depend on nothing but the row.
+
+    linear: makes the products.   threads: that every other operation uses.
+    Raises Unavailable.
+    """
+
+    name = "numba"
+
+    def __init__(self, shape: AttentionShape, linear: MakeLinear, threads: int) -> None:
+        if shape.cos.dtype != torch.float32:
+            raise Unavailable("numba's kernels compute in float32 only")
+        if shape.head_dim % LANES or shape.block_size % LANES:
+            raise Unavailable(f"head_dim and block_size are no multiples of {LANES}")
+        self.shape = shape
+        self.linear = linear
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(max(1, threads - 1))
+        self._cos, self._sin = shape.cos.contiguous(), shape.sin.contiguous()
+        self._tile_tokens = max(1, _TILE_ROWS // (shape.num_heads // shape.num_kv_heads))
+        size = scratch_size(self._tile_tokens, self._heads(0))
+        self._scratch = torch.empty(threads, size)
+        self._tiles: tuple[StepWork, torch.Tensor] | None = None
+        self._runs: tuple[AdapterRuns, torch.Tensor] | None = None
+
+    def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
+        return weight.__getitem__
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._norm(x, 0, weight, eps)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return self._norm(x, delta.data_ptr(), weight, eps)
+
+    def _norm(self, x: torch.Tensor, delta: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        y = torch.empty_like(x)
+        addresses = (x.data_ptr(), delta, weight.data_ptr(), y.data_ptr())
+        self._share(_ROWS, rms_norm, len(x), *addresses, eps, x.shape[1])
+        return y
+
+    def attention(
+        self,
+        qkv: torch.Tensor,
+        layer: int,
+        work: StepWork,
+        norms: HeadNorms | None = None,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        shape, heads = self.shape, self._heads(work.kv.stride(0))
+        layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
+        kv = work.kv.data_ptr() + layer * layer_size * work.kv.itemsize
+        finite = torch.empty(len(qkv), dtype=torch.int32)
+        q_norm, k_norm = (norms.q.data_ptr(), norms.k.data_ptr()) if norms else (0, 0)
+        self._share(
+            _ROWS, rope_store, len(qkv),
+            heads, qkv.data_ptr(), q_norm, k_norm, self._cos.data_ptr(), self._sin.data_ptr(),
+            work.positions.data_ptr(), work.slots.data_ptr(), kv, finite.data_ptr(),
+            norms.eps if norms else 0.0,
+        )  # fmt: skip
+        out = torch.empty(len(qkv), shape.num_heads * shape.head_dim)
+        tiles = self._tiles_of(work)
+        self._share(
+            _ITEMS, attend, len(tiles),
+            heads, tiles.data_ptr(), work.blocks.data_ptr(), qkv.data_ptr(), out.data_ptr(),
+            finite.data_ptr(), kv, window or len(self._cos),
+            self._scratch.data_ptr(), self._scratch.shape[1],
+        )  # fmt: skip
+        return out
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        rows, width = gate_up.shape
+        y = torch.empty(rows, width // 2)
+        self._share(_ROWS, silu_mul, rows, gate_up.data_ptr(), y.data_ptr(), width // 2)
+        return y
+
+    def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
+        items, num_projections = self._items_of(runs), len(site.projections)
+        self._share(
+            _ITEMS, add_lora, len(items) * num_projections,
+            items.data_ptr(), x.data_ptr(), site.in_features, y.data_ptr(), y.shape[1],
+            (*site.out_features, 0, 0)[:3], num_projections,
+            site.layer * site.num_projections + site.projections[0], runs.arena.data_ptr(),
+        )  # fmt: skip
+
+    def _share(self, grain: int, kernel: Any, count: int, *arguments: Any) -> None:
+        """`count` parts of work, by this thread and others.
+
+        grain: parts that are worth waking one more thread for.
+        """
+        threads = min(self.threads, 1 + count // grain)
+        others = [
+            self._pool.submit(kernel, thread, threads, count, *arguments)
+            for thread in range(1, threads)
+        ]
+        kernel(0, threads, count, *arguments)
+        for other in others:
+            other.result()
+
+    def _heads(self, slab: int) -> Heads:
+        shape = self.shape
+        return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, slab)
+
+    def _tiles_of(self, work: StepWork) -> torch.Tensor:
+        """The items of `attend`; all layers of a step have the same."""
+        if self._tiles is None or self._tiles[0] is not work:
+            starts, ends = work.query_starts[:-1].tolist(), work.query_starts[1:].tolist()
+            lens, blocks = work.seq_lens.tolist(), work.block_starts[:-1].tolist()
+            items = [
+                (head, first, min(first + self._tile_tokens, end), length - end + first, block)
+                for start, end, length, block in zip(starts, ends, lens, blocks, strict=True)
+                for first in range(start, end, self._tile_tokens)
+                for head in range(self.shape.num_kv_heads)
+            ]
+            self._tiles = (work, torch.tensor(items, dtype=torch.int64))
+        return self._tiles[1]
+
+    def _items_of(self, runs: AdapterRuns) -> torch.Tensor:
+        """The items of `add_lora`; all sites of a step have the same."""
+        if self._runs is None or self._runs[0] is not runs:
+            bounds = runs.bounds.tolist()
+            items = [
+                (at, min(at + _RUN_TOKENS, end), table.data_ptr(), scale.data_ptr(), table.shape[2])
+                for (first, end), table, scale in zip(
+                    bounds, runs.tile_tables, runs.scales, strict=True
+                )
+                for at in range(first, end, _RUN_TOKENS)
+            ]
+            self._runs = (runs, torch.tensor(items, dtype=torch.int64))
+        return self._runs[1]

@@ -1,0 +1,303 @@
+"""Every set of CPU kernels against the formulas in float64, and against itself in other batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import AttentionShape, CpuKernels
+from kernels.cpu.linear import plain
+from kernels.cpu.native import NativeKernels
+from kernels.cpu.plain import PlainKernels
+from kernels.elementwise import rms_norm, silu_mul
+from kernels.work import Site
+from tests.kernels.cpu_cases import (
+    LAYER,
+    LAYERS,
+    Formula,
+    Part,
+    Sequences,
+    make_norms,
+    make_shape,
+    randn,
+    runs_of,
+)
+from tests.kernels.lora_cases import MIXES, assert_loses_no_more, make_case, rank_patterns
+
+ROWS = [1, 2, 3, 7, 16, 17, 33, 200]
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """is_invariant: a row's bits depend on the row only.   garbage: what may lie in memory that no
+    row sees; torch multiplies it by 0.
+    """
+
+    make: Callable[[AttentionShape], CpuKernels]
+    is_invariant: bool = True
+    garbage: float = torch.nan
+
+
+def _numba(threads: int) -> Callable[[AttentionShape], CpuKernels]:
+    def make(shape: AttentionShape) -> CpuKernels:
+        kernels = pytest.importorskip("kernels.cpu.numba_kernels", exc_type=ModuleNotFoundError)
+        return kernels.NumbaKernels(shape, plain, threads)
+
+    return make
+
+
+def _native(threads: int) -> Callable[[AttentionShape], CpuKernels]:
+    return lambda shape: NativeKernels(shape, threads)
+
+
+IMPLEMENTATIONS = {
+    "torch": Implementation(PlainKernels, is_invariant=False, garbage=1e4),
+    "torch, invariant": Implementation(
+        lambda shape: PlainKernels(shape, is_invariant=True), garbage=1e4
+    ),
+    "numba": Implementation(_numba(1)),
+    "numba, two threads": Implementation(_numba(2)),
+    "C": Implementation(_native(1)),
+    "C, two threads": Implementation(_native(2)),
+}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    return IMPLEMENTATIONS[request.param]
+
+
+@pytest.fixture
+def make_kernels(implementation: Implementation) -> Callable[[AttentionShape], CpuKernels]:
+    def make(shape: AttentionShape) -> CpuKernels:
+        try:
+            return implementation.make(shape)
+        except Unavailable as reason:
+            pytest.skip(str(reason))
+
+    return make
+
+
+@pytest.fixture
+def kernels(make_kernels: Callable[[AttentionShape], CpuKernels]) -> CpuKernels:
+    """Where attention does not matter."""
+    return make_kernels(make_shape(2, 1, 16))
+
+
+@pytest.fixture
+def invariant(implementation: Implementation) -> None:
+    if not implementation.is_invariant:
+        pytest.skip("a row's bits may depend on the others")
+
+
+# ---- norm, activation, embedding ----
+
+
+def norm_formula(x, weight):
+    return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dim", [16, 100, 576])
+def test_norms_are_their_formula_and_the_residual_is_added_in_place(kernels, rows, dim):
+    x, delta, weight = randn(rows, dim), randn(rows, dim, seed=2), randn(dim, seed=3)
+    before, total = x.clone(), x + delta
+    found = kernels.rms_norm(x, weight, EPS)
+    exact = norm_formula(x.double(), weight.double())
+    assert_loses_no_more(found, rms_norm(x, weight, EPS), exact)
+    assert torch.equal(x, before)
+    found = kernels.add_rms_norm(x, delta, weight, EPS)
+    exact = norm_formula(total.double(), weight.double())
+    assert_loses_no_more(found, rms_norm(total, weight, EPS), exact)
+    assert torch.equal(x, total)
+
+
+def assert_activated(found, gate_up):
+    gate, up = gate_up.double().chunk(2, dim=1)
+    exact = gate / (1 + (-gate).exp()) * up
+    assert_loses_no_more(found, silu_mul(*gate_up.chunk(2, dim=1)), exact)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dim", [16, 100, 576])
+def test_the_activation_is_its_formula(kernels, rows, dim):
+    gate_up = 10 * randn(rows, 2 * dim)
+    assert_activated(kernels.silu_mul(gate_up), gate_up)
+
+
+def test_the_activation_of_a_gate_far_from_zero_is_the_gate_or_zero(kernels):
+    gates = torch.tensor([-3e38, -1e30, -1e4, -100.0, -89.0, -88.0, 88.0, 89.0, 100.0])
+    gate_up = torch.stack((gates, torch.ones(len(gates))), dim=1)
+    assert_activated(kernels.silu_mul(gate_up), gate_up)
+
+
+def test_what_is_not_finite_stays_so_and_in_its_row(kernels):
+    for bad in (torch.nan, torch.inf):
+        x, weight = randn(5, 48), randn(48, seed=2)
+        good = kernels.rms_norm(x, weight, EPS), kernels.silu_mul(x)
+        x[3, 7] = bad
+        for found, expected in zip(
+            (kernels.rms_norm(x, weight, EPS), kernels.silu_mul(x)), good, strict=True
+        ):
+            assert not found[3].isfinite().all()
+            rest = [0, 1, 2, 4]
+            assert torch.equal(found[rest], expected[rest])
+
+
+def test_an_embedding_has_the_rows_of_its_weight(kernels):
+    weight, ids = randn(70, 48), torch.tensor([69, 0, 33, 0])
+    head = kernels.linear(weight.clone(), None)
+    assert torch.equal(kernels.embedding(weight.clone(), None)(ids), weight[ids])
+    assert torch.equal(kernels.embedding(weight.clone(), head)(ids), weight[ids])
+
+
+# ---- LoRA ----
+
+WIDTHS = {0: (72, 64), 1: (72, 24), 2: (72, 24), 3: (64, 72), 4: (72, 100), 5: (72, 100)}
+FEATURES = {**WIDTHS, 6: (100, 72)}
+RUNS = {**MIXES, "odd": [s for s, n in enumerate((1, 2, 3, 7, 17)) for _ in range(n)]}
+RUNS["long"] = [-1] * 5 + [1] * 133 + [3] * 16 + [4] * 33
+
+
+def sites():
+    for layer in range(2):
+        for projections in ((0, 1, 2), (3,), (4, 5), (6,)):
+            outs = tuple(FEATURES[p][1] for p in projections)
+            yield Site(layer, projections, FEATURES[projections[0]][0], outs, 7)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_adapters_are_added_to_their_tokens_and_to_no_others(kernels, name):
+    # Ranks from 1 to 64, modules that are not there, NaN around every tile.
+    case = make_case(rank_patterns(), RUNS[name], FEATURES, torch.float32)
+    runs = runs_of(case)
+    on_base = torch.tensor(RUNS[name]) < 0
+    for site in sites():
+        x = randn(len(on_base), site.in_features) / site.in_features**0.5
+        x[on_base] = torch.nan
+        before = randn(len(on_base), sum(site.out_features), seed=2)
+        found, torchs = before.clone(), before.clone()
+        kernels.add_lora(found, x, site, runs)
+        PlainKernels(make_shape(2, 1, 16)).add_lora(torchs, x, site, runs)
+        assert torch.equal(found[on_base], before[on_base])
+        with_adapter = ~on_base
+        if with_adapter.any():
+            exact = case.exact(before, x, site)[with_adapter]
+            assert_loses_no_more(found[with_adapter], torchs[with_adapter], exact)
+
+
+# ---- attention ----
+
+SHAPES = [(2, 2, 16), (9, 3, 64), (8, 2, 128)]
+LENGTHS = [1, 2, 17, 33, 150]
+# Chunks first, so that there is something to decode on; then decodes and chunks in one step.
+STEPS: list[list[Part]] = [
+    [(4, 0, 7), (3, 0, 16), (2, 0, 16)],
+    [(2, 16, 17), (0, 0, 1), (4, 7, 140), (1, 0, 1), (3, 16, 33)],
+    [(1, 1, 2), (4, 140, 150)],
+]
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 24, 1000])
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("heads", SHAPES)
+def test_attention_is_its_formula_and_touches_nothing_else(
+    implementation, make_kernels, heads, block_size, window, with_norms
+):
+    shape = make_shape(*heads, block_size)
+    norms = make_norms(shape.head_dim) if with_norms else None
+    sequences = Sequences(shape, LENGTHS, implementation.garbage)
+    kernels, formula = make_kernels(shape), Formula(shape, window, norms)
+    exact = [formula(qkv.double()) for qkv in sequences.qkv]
+    torchs = [formula(qkv) for qkv in sequences.qkv]
+    for parts in STEPS:
+        outs = sequences.step(kernels, parts, window, norms)
+        for (row, first, end), out in zip(parts, outs, strict=True):
+            assert_loses_no_more(out, torchs[row][first:end], exact[row][first:end])
+    other_layers = sequences.kv.view(len(sequences.kv), LAYERS, -1)[:, :LAYER]
+    behind = sequences.memory[:, sequences.kv.shape[1] :]
+    for untouched in (other_layers, behind, sequences.memory[sequences.spare]):
+        expected = torch.full_like(untouched, implementation.garbage)
+        torch.testing.assert_close(untouched, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
+    implementation, make_kernels, part, bad
+):
+    shape = make_shape(9, 3, 64)
+    kernels, formula = make_kernels(shape), Formula(shape)
+    sequences = Sequences(shape, [50, 21], implementation.garbage)
+    clean = [qkv.clone() for qkv in sequences.qkv]
+    first = 9 * 64 if part == "key" else 12 * 64
+    sequences.qkv[0][19, first + 70] = bad
+    exact, torchs = ([formula(qkv.to(t)) for qkv in clean] for t in (torch.float64, torch.float32))
+    for parts in ([(0, 0, 40), (1, 0, 21)], [(0, 40, 49)], [(0, 49, 50), (1, 20, 21)]):
+        for (row, first, end), out in zip(parts, sequences.step(kernels, parts), strict=True):
+            # What follows it in its own sequence is as wrong as the request.
+            good = min(end, 19) if row == 0 else end
+            if first < good:
+                found = out[: good - first]
+                assert_loses_no_more(found, torchs[row][first:good], exact[row][first:good])
+            is_nan = [row == 0 and token == 19 for token in range(first, end)]
+            assert out.isfinite().all(dim=1).tolist() == [not it for it in is_nan]
+            assert out.isnan().all(dim=1).tolist() == is_nan
+
+
+# ---- the same bits whoever else is there ----
+
+
+def chunked(length, size):
+    """[0, length) in pieces of `size`."""
+    return list(pairwise([*range(0, length, size), length]))
+
+
+@pytest.mark.usefixtures("invariant")
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("heads", SHAPES)
+def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(
+    implementation, make_kernels, heads, window
+):
+    shape, length = make_shape(*heads), 150
+    kernels = make_kernels(shape)
+    alone = Sequences(shape, [length], implementation.garbage)
+    (expected,) = alone.step(kernels, [(0, 0, length)], window)
+    for size in (1, 3, 7, 16, 31, 32, 100):
+        sequences = Sequences(shape, [33, length, 7, 64], implementation.garbage)
+        pieces = []
+        for number, (first, end) in enumerate(chunked(length, size)):
+            parts = [(1, first, end)]
+            if number < 32:
+                parts = [(0, number, number + 1), *parts]
+            if number % 3 == 0:
+                parts += [(3, 0, 64), (2, 0, 7)]
+            outs = sequences.step(kernels, parts, window)
+            pieces.append(outs[parts.index((1, first, end))])
+        assert torch.equal(torch.cat(pieces), expected), f"in chunks of {size}"
+
+
+@pytest.mark.usefixtures("invariant")
+def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels):
+    case = make_case(rank_patterns(), [1] * 150, FEATURES, torch.float32)
+    site = Site(1, (4, 5), 72, (100, 100), 7)
+    x, y = randn(150, 72), randn(150, 200, seed=2)
+    weight = randn(72, seed=3)
+
+    def run(first, end):
+        """LoRA, norm and activation of some of the rows."""
+        bounds = torch.tensor([[0, end - first]], dtype=torch.int32)
+        total, residual = y[first:end].clone(), x[first:end].clone()
+        kernels.add_lora(total, x[first:end], site, replace(runs_of(case), bounds=bounds))
+        normed = kernels.add_rms_norm(residual, x[first:end], weight, EPS)
+        return torch.cat((total, normed, kernels.silu_mul(total)), dim=1)
+
+    expected = run(0, 150)
+    for size in (1, 2, 3, 16, 17, 70):
+        found = torch.cat([run(first, end) for first, end in chunked(150, size)])
+        assert torch.equal(found, expected), f"of {size} rows"
