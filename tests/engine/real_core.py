@@ -13,6 +13,7 @@ from engine.models.config import DecoderConfig
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import StoredWeights, load_config
+from kernels.cpu.plain import PlainKernels
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -56,9 +57,11 @@ def build_core(
     num_seqs=8,
     lag=0,
     make_backend=None,
+    make_kernels=PlainKernels,
 ):
     """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits.
 
+    make_kernels: of an AttentionShape.
     make_backend: as tests.engine.gpu.backends.fake_backend, to run on that.
     """
     config = DecoderConfig.parse(load_config(model_dir))
@@ -94,7 +97,7 @@ def build_core(
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
         return EngineCore(scheduler, runner, journal)
-    model = make_decoder(config, weights, form, 256)
+    model = make_decoder(config, weights, form, 256, make_kernels)
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)

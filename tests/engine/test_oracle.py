@@ -9,6 +9,7 @@ import random
 import pytest
 import torch
 
+from tests.cpu_decoder import kernels_of
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
@@ -71,11 +72,24 @@ def run(core, messages, aborted, chance):
     raise AssertionError("somebody waits for ever")
 
 
+WAYS = [(0, "recompute"), (40, "swap")]
 RUNNERS = {"cpu": {}, "cpu, late": {"lag": 1}, "device": {"make_backend": fake_backend}}
+KERNELS = {
+    "C": {"make_kernels": kernels_of("native")},
+    "numba": {"make_kernels": kernels_of("numba")},
+    "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
+}
+CASES = [
+    *((runner, slots, f"{name}, {way}") for name, runner in RUNNERS.items() for slots, way in WAYS),
+    # Which way a preempted request comes back is nothing to the kernels.
+    *((kernels, 40, name) for name, kernels in KERNELS.items()),
+]
 
 
-@pytest.mark.parametrize("runner", RUNNERS.values(), ids=RUNNERS.keys())
-@pytest.mark.parametrize("num_swap_slots", [0, 40], ids=["recompute", "swap"])
+@pytest.mark.parametrize(
+    ("runner", "num_swap_slots"),
+    [pytest.param(runner, slots, id=name) for runner, slots, name in CASES],
+)
 @pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
 def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
     tmp_path, options, num_swap_slots, runner

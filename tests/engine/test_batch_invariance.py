@@ -1,0 +1,182 @@
+"""One request, two hundred times: the same tokens and logprobs to the last bit.
+
+What differs from time to time: who else is there, with which adapter; where chunks are cut; whether
+the prompt is found in the cache; preemption, by swap or by computing again; a step in flight; how
+many answers are asked for; who hangs up. With the setting off the bits do differ, so the test sees
+what it is for.
+"""
+
+import random
+import struct
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.cpu.choice import MAKERS
+from engine.messages import SamplingParams
+from tests.cpu_decoder import kernels_of
+from tests.engine.fakes import make_message
+from tests.engine.real_core import add_adapter, build_core
+from tests.tiny_models import save_adapter, save_model
+
+NUM_RUNS = 25
+NUM_TIMES = 8
+"""That each run makes the request: 200 in all, half greedy and half drawn."""
+PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
+LOGPROBS = {"logprobs": 4, "max_tokens": 11, "ignore_eos": True}
+GREEDY = SamplingParams(
+    temperature=0.0, repetition_penalty=1.3, logit_bias=((17, 2.0), (40, -3.0)), **LOGPROBS
+)
+DRAWN = SamplingParams(
+    temperature=1.4, top_p=0.97, top_k=90, seed=11, frequency_penalty=0.3, presence_penalty=0.2,
+    **LOGPROBS,
+)  # fmt: skip
+
+
+class World:
+    """A model, its adapters, and the settings of a run."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.model_dir = save_model(folder / "model", intermediate_size=208)
+        dirs = [
+            save_adapter(self.model_dir, folder / f"a{rank}", seed=rank, r=rank)
+            for rank in (4, 16, 24)
+        ]
+        self.objects = {}
+        refs = [add_adapter(self.objects, self.model_dir, d, folder) for d in dirs]
+        self.adapter = refs[1]
+        self.adapters = [None, *refs]
+
+    def core(self, chance, number, make_kernels):
+        return build_core(
+            self.model_dir,
+            self.folder / f"engine{number}-{chance.getrandbits(32)}",
+            self.objects,
+            num_slabs=chance.choice((16, 18, 20, 40)),
+            budget=chance.choice((13, 24, 64, 200)),
+            num_seqs=chance.choice((4, 12)),
+            num_swap_slots=40 * (number % 2),
+            lag=number % 3 == 0,
+            make_kernels=make_kernels,
+        )
+
+    def requests(self, chance):
+        """The request, again and again, among others; in an order of their own."""
+        ours = [self._ours(chance, time) for time in range(NUM_TIMES)]
+        others = [self._other(chance, i) for i in range(chance.choice((2, 10)))]
+        messages = [*ours, *others]
+        chance.shuffle(messages)
+        return messages
+
+    def _ours(self, chance, time):
+        params = replace((GREEDY, DRAWN)[time % 2], n=chance.choice((1, 1, 1, 3)))
+        # Another salt finds nothing in the cache.
+        salt = chance.choice(("", f"{time}"))
+        message = make_message(
+            f"ours{time}", prompt=PROMPT, adapter=self.adapter, cache_salt=salt, n=params.n
+        )
+        return replace(message, sampling_params=params, token_lease=100)
+
+    def _other(self, chance, number):
+        length = chance.randrange(1, 80)
+        return make_message(
+            f"other{number}",
+            tenant_id=f"t{chance.randrange(3)}",
+            prompt=[chance.randrange(1, 250) for _ in range(length)],
+            adapter=chance.choice(self.adapters),
+            max_tokens=chance.randrange(1, 25),
+            n=chance.choice((1, 2)),
+            logprobs=chance.choice((None, 2)),
+        )
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("invariance"))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def run(core, messages, chance):
+    """Requests come at random, others are cancelled at random.
+
+    Outputs by request and answer; which of ours waited half-way, by what had become of their KV.
+    """
+    outputs, pending = defaultdict(list), list(messages)
+    preempted = {"swapped": set(), "to be computed again": set()}
+    for _ in range(5000):
+        if pending and chance.random() < 0.5:
+            core.handle("gw", pending.pop())
+        for _, message in core.step():
+            for output in message.outputs:
+                outputs[output.request_id, output.index].append(output)
+        if chance.random() < 0.02:
+            core.scheduler.abort([f"other{chance.randrange(10)}"])
+        for request in core.scheduler.queues.waiting:
+            if request.request_id.startswith("ours") and request.output_token_ids:
+                fate = "swapped" if request.swapped else "to be computed again"
+                preempted[fate].add((request.request_id, request.index))
+        if not pending and not core.scheduler.has_work:
+            return outputs, preempted
+    raise AssertionError("somebody waits for ever")
+
+
+def pattern(outputs):
+    """Tokens, and every logprob that was named, bit by bit."""
+    tokens = tuple(token for output in outputs for token in output.new_token_ids)
+    told = [told for output in outputs for told in output.logprobs or ()]
+    assert len(told) == len(tokens) == LOGPROBS["max_tokens"]
+    numbers = [number for t in told for number in (t.logprob, *(value for _, value in t.top))]
+    named = tuple(token for t in told for token, _ in t.top)
+    return tokens, named, struct.pack(f"{len(numbers)}f", *numbers)
+
+
+def find_patterns(world, make_kernels, num_runs):
+    """How often each pattern came: {(way of choosing, answer): {pattern: times}}; what happened."""
+    patterns, happened = defaultdict(Counter), Counter()
+    kernels = []
+
+    def make_once(shape):
+        if not kernels:
+            kernels.append(make_kernels(shape))
+        return kernels[0]
+
+    for number in range(num_runs):
+        chance = random.Random(number)
+        core = world.core(chance, number, make_once)
+        outputs, preempted = run(core, world.requests(chance), chance)
+        for (request_id, index), answer in outputs.items():
+            happened["cancelled"] += answer[-1].finish_reason == "abort"
+            if request_id.startswith("ours"):
+                way = ("greedy", "drawn")[int(request_id[4:]) % 2]
+                patterns[way, index][pattern(answer)] += 1
+                happened["found in the cache"] += answer[-1].num_cached_tokens > 0
+                happened["not found"] += answer[-1].num_cached_tokens == 0
+        happened.update({fate: len(requests) for fate, requests in preempted.items()})
+    return patterns, happened
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [*((k, None) for k in MAKERS), ("native", "int8")]
+)
+def test_a_request_has_one_bit_pattern_whatever_happens_around_it(world, kind, quantization):
+    make_kernels = kernels_of(kind, batch_invariant=True, quantization=quantization)
+    patterns, happened = find_patterns(world, make_kernels, NUM_RUNS)
+    assert {key: len(found) for key, found in patterns.items()} == dict.fromkeys(patterns, 1)
+    assert sum(patterns["greedy", 0].values()) == NUM_RUNS * NUM_TIMES / 2
+    assert sum(patterns["drawn", 0].values()) == NUM_RUNS * NUM_TIMES / 2
+    assert len(patterns) == 6
+    assert len({next(iter(found)) for found in patterns.values()}) >= 4
+    assert len(happened) == 5
+    assert min(happened.values()) >= 5, happened
+
+
+def test_without_the_setting_its_bits_depend_on_others(world):
+    patterns, _ = find_patterns(world, kernels_of("torch"), 3)
+    assert all(len(patterns[way, 0]) > 1 for way in ("greedy", "drawn"))
