@@ -12,7 +12,6 @@ from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.cpu.linear import plain
 from kernels.cpu.native import NativeKernels
 from kernels.cpu.plain import PlainKernels
-from kernels.elementwise import rms_norm, silu_mul
 from kernels.work import Site
 from tests.kernels.cpu_cases import (
     LAYER,
@@ -24,6 +23,7 @@ from tests.kernels.cpu_cases import (
     make_shape,
     randn,
     runs_of,
+    with_adapters,
 )
 from tests.kernels.lora_cases import MIXES, assert_loses_no_more, make_case, rank_patterns
 
@@ -108,18 +108,20 @@ def test_norms_are_their_formula_and_the_residual_is_added_in_place(kernels, row
     before, total = x.clone(), x + delta
     found = kernels.rms_norm(x, weight, EPS)
     exact = norm_formula(x.double(), weight.double())
-    assert_loses_no_more(found, rms_norm(x, weight, EPS), exact)
+    assert_loses_no_more(found, norm_formula(x, weight), exact)
     assert torch.equal(x, before)
     found = kernels.add_rms_norm(x, delta, weight, EPS)
     exact = norm_formula(total.double(), weight.double())
-    assert_loses_no_more(found, rms_norm(total, weight, EPS), exact)
+    assert_loses_no_more(found, norm_formula(total, weight), exact)
     assert torch.equal(x, total)
 
 
 def assert_activated(found, gate_up):
-    gate, up = gate_up.double().chunk(2, dim=1)
-    exact = gate / (1 + (-gate).exp()) * up
-    assert_loses_no_more(found, silu_mul(*gate_up.chunk(2, dim=1)), exact)
+    torchs, exact = (
+        gate / (1 + (-gate).exp()) * up
+        for gate, up in (x.chunk(2, dim=1) for x in (gate_up, gate_up.double()))
+    )
+    assert_loses_no_more(found, torchs, exact)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -180,14 +182,13 @@ def test_adapters_are_added_to_their_tokens_and_to_no_others(kernels, name):
         x = randn(len(on_base), site.in_features) / site.in_features**0.5
         x[on_base] = torch.nan
         before = randn(len(on_base), sum(site.out_features), seed=2)
-        found, torchs = before.clone(), before.clone()
+        found = before.clone()
         kernels.add_lora(found, x, site, runs)
-        PlainKernels(make_shape(2, 1, 16)).add_lora(torchs, x, site, runs)
         assert torch.equal(found[on_base], before[on_base])
-        with_adapter = ~on_base
-        if with_adapter.any():
-            exact = case.exact(before, x, site)[with_adapter]
-            assert_loses_no_more(found[with_adapter], torchs[with_adapter], exact)
+        torchs = with_adapters(case, before, x, site)
+        exact = with_adapters(case, before.double(), x.double(), site)
+        if not on_base.all():
+            assert_loses_no_more(found[~on_base], torchs[~on_base], exact[~on_base])
 
 
 # ---- attention ----
