@@ -37,5 +37,8 @@ class LateRunner:
 
     def _with_known_tokens(self, row):
         chosen = self._chosen.get((row.request_id, row.index))
-        known = tuple(chosen if token == PENDING_TOKEN else token for token in row.token_ids)
-        return replace(row, token_ids=known)
+        known = {
+            name: tuple(chosen if token == PENDING_TOKEN else token for token in getattr(row, name))
+            for name in ("token_ids", "output_token_ids")
+        }
+        return replace(row, **known)
