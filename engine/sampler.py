@@ -10,6 +10,7 @@ import torch
 
 from engine.batch import BAD_LOGITS, ScheduledRow
 from engine.messages import SamplingParams, TokenLogprobs
+from kernels.elementwise import is_finite
 from kernels.sampling import (
     add_bias,
     draw,
@@ -45,7 +46,7 @@ def choose(
     logits = logits.float()
     params = [row.sampling for row in rows if row.sampling is not None]
     assert len(params) == len(rows) == len(logits)
-    finite = torch.isfinite(logits).all(dim=-1)
+    finite = is_finite(logits)
     asked = [i for i, p in enumerate(params) if p.logprobs is not None]
     logprobs = logits[asked].log_softmax(dim=-1) if asked else logits[:0]
     _adjust(logits, rows, params)

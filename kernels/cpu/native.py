@@ -13,7 +13,7 @@ from kernels.work import HeadNorms, Site
 _LANES = 16
 """What head_dim and block_size must be a multiple of."""
 
-_COLUMNS = 32
+_COLUMNS, _INT8_COLUMNS = 48, 32
 """Outputs of a panel of packed weights."""
 
 
@@ -98,7 +98,7 @@ class NativeKernels:
         norms: HeadNorms | None = None,
         window: int | None = None,
     ) -> torch.Tensor:
-        shape, num_tokens = self.shape, len(qkv)
+        shape, num_tokens = self.shape, qkv.shape[0]
         layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
         kv = work.kv.data_ptr() + layer * layer_size * work.kv.itemsize
         about = ctypes.byref(
@@ -166,7 +166,7 @@ class NativeKernels:
 
 
 class NativeLinear:
-    """See `Linear`. Keeps the weight in panels of 32 outputs, and nothing else of it."""
+    """See `Linear`. Keeps the weight in panels of 48 outputs, and nothing else of it."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
@@ -180,13 +180,13 @@ class NativeLinear:
             weight.contiguous().data_ptr(), self._panels.data_ptr(),
             self.in_features, self.out_features,
         )  # fmt: skip
-        self._bias = _padded(bias, num_panels)
+        self._bias = _padded(bias, num_panels * _COLUMNS)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty(len(x), self.out_features)
+        y = torch.empty(x.shape[0], self.out_features)
         self._library.gemm(
             x.data_ptr(), self._panels.data_ptr(), self._bias.data_ptr(), y.data_ptr(),
-            len(x), self.in_features, self.out_features, self._threads,
+            x.shape[0], self.in_features, self.out_features, self._threads,
         )  # fmt: skip
         return y
 
@@ -219,11 +219,11 @@ class NativeInt8Linear:
         self._threads = threads
         self.out_features, self.in_features = weight.shape
         self._padded = -(-self.in_features // 4) * 4
-        num_panels = -(-self.out_features // _COLUMNS)
-        self._panels = torch.zeros(num_panels, self._padded, _COLUMNS, dtype=torch.int8)
-        self._totals = torch.zeros(num_panels * _COLUMNS, dtype=torch.int32)
-        self._scales = torch.zeros(num_panels * _COLUMNS)
-        self._bias = _padded(bias, num_panels)
+        num_panels = -(-self.out_features // _INT8_COLUMNS)
+        self._panels = torch.zeros(num_panels, self._padded, _INT8_COLUMNS, dtype=torch.int8)
+        self._totals = torch.zeros(num_panels * _INT8_COLUMNS, dtype=torch.int32)
+        self._scales = torch.zeros(num_panels * _INT8_COLUMNS)
+        self._bias = _padded(bias, num_panels * _INT8_COLUMNS)
         library.pack_int8(
             weight.contiguous().data_ptr(), self._panels.data_ptr(), self._totals.data_ptr(),
             self._scales.data_ptr(), self.in_features, self._padded, self.out_features,
@@ -234,18 +234,18 @@ class NativeInt8Linear:
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty(len(x), self.out_features)
-        rounded = torch.empty(len(x), self._padded, dtype=torch.uint8)
-        scales = torch.empty(len(x))
+        y = torch.empty(x.shape[0], self.out_features)
+        rounded = torch.empty(x.shape[0], self._padded, dtype=torch.uint8)
+        scales = torch.empty(x.shape[0])
         self._library.gemm_int8(
             ctypes.byref(self._weights), x.data_ptr(), rounded.data_ptr(), scales.data_ptr(),
-            y.data_ptr(), len(x), self.in_features, self._threads,
+            y.data_ptr(), x.shape[0], self.in_features, self._threads,
         )  # fmt: skip
         return y
 
 
-def _padded(bias: torch.Tensor | None, num_panels: int) -> torch.Tensor:
-    padded = torch.zeros(num_panels * _COLUMNS)
+def _padded(bias: torch.Tensor | None, size: int) -> torch.Tensor:
+    padded = torch.zeros(size)
     if bias is not None:
         padded[: len(bias)] = bias
     return padded

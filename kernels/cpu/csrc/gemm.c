@@ -1,21 +1,21 @@
 /* Products with packed weights: y = x @ weight.T + bias.
  *
- * Weights lie in panels of 32 outputs, [in][32]. A tile of up to 12 rows keeps its sums in
+ * Weights lie in panels of 48 outputs, [in][48]. A tile of up to 8 rows keeps its sums in
  * registers and goes over all of `in` in order, so a row has the same bits whatever rows are beside
  * it. While a panel is used, the next one is fetched: a tile a share of it.
  *
- * 12 x 32: with AVX-512 24 sums, two weights and one value fill the registers. 64 ms for all
- * products of a step of 32 rows against 72 with oneDNN's packed weights and 105 with MKL's (135M
- * shape without its head, one thread of a Zen 4).
+ * 8 x 48: with AVX-512 24 sums, 3 weights and a value fill the registers; 12 x 32 loads more
+ * values, 6 x 64 wants 6 rows. 104 to 110 GFLOP/s from 32 rows on, of 117 that the processor can;
+ * oneDNN's packed weights 94 to 106, MKL's 64 to 88 (135M shape, one thread of a Zen 4).
  */
 #include "vectors.h"
 
-#define COLUMNS 32
+#define COLUMNS 48
 #define PARTS (COLUMNS / LANES)
 #if LANES == 16
-#define MOST_ROWS 12
+#define MOST_ROWS 8
 #else
-#define MOST_ROWS 3
+#define MOST_ROWS 2
 #endif
 
 /* The next panel's share of a tile: `lines` of COLUMNS floats from `next` on. */
@@ -28,8 +28,8 @@ INLINE void tile(const float *x, const float *panel, const float *bias, const fl
         vec weights[PARTS];
         for (int p = 0; p < PARTS; p++) weights[p] = load(panel + k * COLUMNS + p * LANES);
         if (k < lines) {
-            __builtin_prefetch(next + k * COLUMNS, 0, 2);
-            __builtin_prefetch(next + k * COLUMNS + COLUMNS / 2, 0, 2);
+            for (int line = 0; line < COLUMNS; line += 16)
+                __builtin_prefetch(next + k * COLUMNS + line, 0, 2);
         }
         for (int r = 0; r < rows; r++) {
             float value = x[r * in + k];
@@ -46,14 +46,14 @@ INLINE void tile(const float *x, const float *panel, const float *bias, const fl
 static void rows_of(int rows, const float *x, const float *panel, const float *bias,
                     const float *next, int64_t lines, int64_t in, float *y, int64_t out) {
     switch (rows) {
-        CASE(1) CASE(2) CASE(3)
-#if MOST_ROWS == 12
-        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(1) CASE(2)
+#if MOST_ROWS == 8
+        CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
 #endif
     }
 }
 
-/* x: [rows, in].   panels: [ceil(out / 32), in, 32].   bias: [ceil(out / 32), 32].
+/* x: [rows, in].   panels: [ceil(out / 48), in, 48].   bias: [ceil(out / 48), 48].
  * y: [rows, out].
  */
 void gemm(const float *x, const float *panels, const float *bias, float *y, int64_t rows,
@@ -68,7 +68,7 @@ void gemm(const float *x, const float *panels, const float *bias, float *y, int6
         int64_t width = out - n * COLUMNS;
         float last[MOST_ROWS * COLUMNS];
         for (int64_t t = 0; t < num_tiles; t++) {
-            /* Even tiles: 16 rows are 8 and 8, not 12 and 4. */
+            /* Even tiles: 12 rows are 6 and 6, not 8 and 4. */
             int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
             int64_t rest = n + 1 < num_panels ? in - t * lines : 0;
             float *to = y + first * out + n * COLUMNS;

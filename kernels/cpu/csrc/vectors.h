@@ -52,13 +52,13 @@ INLINE float largest_lane(vec value) {
     return lanes[0];
 }
 
-/* e^x to 2 units in the last place for x in [-87, 88]; outside as at these ends, NaN stays.
+/* e^x to 2 units in the last place for x in [-87, 88]; below as at -87, above infinity, NaN stays.
  *
  * 2^n * e^r with |r| <= ln(2) / 2: Cody and Waite's reduction, then Taylor's polynomial to r^7.
  */
 INLINE vec exp_lanes(vec x) {
     x = choose(x < splat(-87.0f), splat(-87.0f), x);
-    x = choose(x > splat(88.0f), splat(88.0f), x);
+    ivec is_large = x > splat(88.0f);
     const vec shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     vec shifted = x * 1.44269504f + shift;
     vec n = shifted - shift;
@@ -72,5 +72,6 @@ INLINE vec exp_lanes(vec x) {
     p = p * r + 1.0f;
     p = p * r + 1.0f;
     ivec exponent = (ivec)shifted << 23;
-    return choose(x == x, (vec)((ivec)p + exponent), x);
+    vec power = choose(is_large, splat(INFINITY), (vec)((ivec)p + exponent));
+    return choose(x == x, power, x);
 }
