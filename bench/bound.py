@@ -1,55 +1,89 @@
 """What bounds a burst on a CPU: the model's matrix products, measured on the same machine.
 
-Every token needs them, whoever serves it; attention, adapters, sampling, HTTP come on top. A row's
-share of this bound is what is left to win by anything but better products (int8, fewer tokens).
+Every token needs them, whoever serves it; attention, adapters, sampling, HTTP come on top. They are
+measured with the fastest library that we use, by the very numbers of rows of a run's steps.
 """
 
+import contextlib
 import json
 import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch.nn.functional import linear
 
-_PREFILL_TOKENS = 512  # more tokens at once are not faster
+from kernels.cpu.errors import Unavailable
+from kernels.cpu.interface import AttentionShape, Linear
+from kernels.cpu.linear import FLOAT32, LinearMaker
+from kernels.cpu.native import NativeKernels
+
 _REPEATS = 3
 
-
-def product_seconds(
-    model_dir: Path, num_prompt_tokens: int, num_steps: int, batch: int, threads: int
-) -> float:
-    """Processor seconds of all linear layers: the prompts in full chunks, then decode steps."""
-    torch.set_num_threads(threads)
-    config = json.loads((model_dir / "config.json").read_text())
-    layers, lm_head = _weights(config)
-    prefill_s = _fastest(layers, _PREFILL_TOKENS)
-    step_s = _fastest(layers, batch) + _fastest([lm_head], batch)
-    return num_prompt_tokens / _PREFILL_TOKENS * prefill_s + num_steps * step_s
+MakeLinear = Callable[[torch.Tensor, None], Linear]
 
 
-def _weights(config: dict[str, int]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Every layer has its own, so that they come from memory as they do in a model."""
-    hidden, intermediate = config["hidden_size"], config["intermediate_size"]
-    q = config["num_attention_heads"] * config["head_dim"]
-    kv = config["num_key_value_heads"] * config["head_dim"]
-    features = [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden)]
-    features += [(hidden, intermediate), (hidden, intermediate), (intermediate, hidden)]
-    layers = [
-        torch.randn(width_out, width_in)
-        for _ in range(config["num_hidden_layers"])
-        for width_in, width_out in features
-    ]
-    return layers, torch.randn(config["vocab_size"], hidden)
+class Products:
+    """All linear layers of a model with random weights, each with its own, as in a model.
+
+    model_dir: of a config.json.   libraries: that are tried; the fastest counts, for each step.
+    """
+
+    def __init__(self, model_dir: Path, threads: int) -> None:
+        torch.set_num_threads(threads)
+        config = json.loads((model_dir / "config.json").read_text())
+        self._models = [_Model(config, make) for make in _libraries(threads)]
+
+    def seconds(self, steps: Iterable[tuple[int, int]]) -> float:
+        """Processor seconds of these steps: (tokens, rows that choose a token)."""
+        counts = list(steps)
+        layers = self._fastest([tokens for tokens, _ in counts], lambda model: model.layers)
+        heads = self._fastest([rows for _, rows in counts if rows], lambda model: [model.head])
+        return layers + heads
+
+    def _fastest(
+        self, rows: Sequence[int], of: Callable[["_Model"], Sequence[tuple[Linear, int]]]
+    ) -> float:
+        return sum(
+            times * min(_seconds(of(model), count) for model in self._models)
+            for count, times in Counter(rows).items()
+        )
+
+
+def _libraries(threads: int) -> list[MakeLinear]:
+    makers: list[MakeLinear] = [LinearMaker(FLOAT32, is_invariant=False)]
+    no_positions = torch.zeros(1, 16)
+    with contextlib.suppress(Unavailable):
+        shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)
+        makers.append(NativeKernels(shape, threads).linear)
+    return makers
+
+
+class _Model:
+    """layers, head: linear layers with the number of their inputs."""
+
+    def __init__(self, config: dict[str, int], make: MakeLinear) -> None:
+        hidden, intermediate = config["hidden_size"], config["intermediate_size"]
+        q = config["num_attention_heads"] * config["head_dim"]
+        kv = config["num_key_value_heads"] * config["head_dim"]
+        features = [(hidden, q + 2 * kv), (q, hidden)]
+        features += [(hidden, 2 * intermediate), (intermediate, hidden)]
+        self.layers = [
+            (make(torch.randn(width_out, width_in), None), width_in)
+            for _ in range(config["num_hidden_layers"])
+            for width_in, width_out in features
+        ]
+        self.head = (make(torch.randn(config["vocab_size"], hidden), None), hidden)
 
 
 @torch.inference_mode()
-def _fastest(weights: list[torch.Tensor], num_tokens: int) -> float:
-    """Seconds for a pass over all weights."""
-    inputs = {w.shape[1]: torch.randn(num_tokens, w.shape[1]) for w in weights}
+def _seconds(linears: Sequence[tuple[Linear, int]], num_rows: int) -> float:
+    """Of a pass over all of them, the fastest of a few."""
+    inputs = {width: torch.randn(num_rows, width) for _, width in linears}
     seconds = []
     for _ in range(_REPEATS):
         start = time.process_time()
-        for weight in weights:
-            linear(inputs[weight.shape[1]], weight)
+        for linear, width in linears:
+            linear(inputs[width])
         seconds.append(time.process_time() - start)
     return min(seconds)

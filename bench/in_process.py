@@ -1,10 +1,6 @@
-"""The engine in this process: no gateway, no sockets; a token's time is when step() gave it."""
+"""Engines in this process, each with a random model."""
 
 import random
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +8,16 @@ import torch
 import transformers
 
 from bench.checkpoint import make_checkpoint
-from bench.outcome import Outcome
+from bench.session import Ask, run
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.messages import AbortRequests, AddRequest, RequestOutput, SamplingParams, StepOutputs
 from engine.models.config import DecoderConfig
 from engine.weights import load_config
 from lora.layout import Layout
 
 DEVICE, DTYPE, THREADS = "cpu", torch.float32, 1
-_GATEWAY = "bench"
-_FOREVER_S = 1e9
 _WARM_UP = 16  # tokens of prompt, and of answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request. due_s: when it arrives, from the start of the run."""
-
-    prompt_token_ids: tuple[int, ...]
-    max_tokens: int
-    due_s: float = 0.0
-    tenant_id: str = "bench"
 
 
 class EngineFactory:
@@ -84,129 +67,3 @@ class EngineFactory:
 
     def _bytes(self, num_tokens: int) -> int:
         return self.layout.num_blocks(num_tokens) * self.layout.slab_bytes
-
-
-@dataclass(slots=True)
-class _Answer:
-    ask: Ask
-    sent_s: float
-    chunk_s: list[float] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    end_s: float | None = None
-    error: str | None = None
-
-
-class Session:
-    """One run on one engine: requests go in at any time, `step` notes what came of them."""
-
-    def __init__(self, core: EngineCore) -> None:
-        self.core = core
-        self.num_open = 0
-        self._answers: list[_Answer] = []
-        self._start = time.perf_counter()
-
-    def now_s(self) -> float:
-        return time.perf_counter() - self._start
-
-    def send(self, ask: Ask) -> None:
-        message = AddRequest(
-            request_id=str(len(self._answers)),
-            tenant_id=ask.tenant_id,
-            prompt_token_ids=ask.prompt_token_ids,
-            sampling_params=SamplingParams(
-                max_tokens=ask.max_tokens, temperature=0.0, ignore_eos=True
-            ),
-            token_lease=ask.max_tokens,
-            deadline_s=_FOREVER_S,
-            first_token_timeout_s=_FOREVER_S,
-        )
-        self._answers.append(_Answer(ask, self.now_s()))
-        self.num_open += 1
-        self._note(self.core.handle(_GATEWAY, message))
-
-    def step(self) -> None:
-        self._note(self.core.step())
-
-    def stop(self) -> None:
-        """End what is open; it counts as unfinished."""
-        still_open = [str(i) for i, a in enumerate(self._answers) if a.end_s is None]
-        self.core.handle(_GATEWAY, AbortRequests(request_ids=tuple(still_open)))
-        while self.num_open:
-            self.step()
-
-    def num_tokens(self, index: int) -> int:
-        """Generated so far for the request that was sent as number `index`."""
-        return len(self._answers[index].token_ids)
-
-    def outcomes(self) -> list[Outcome]:
-        """In the order of sending."""
-        return [_outcome(index, answer) for index, answer in enumerate(self._answers)]
-
-    def _note(self, messages: Sequence[tuple[str, object]]) -> None:
-        now_s = self.now_s()
-        for _, message in messages:
-            if isinstance(message, StepOutputs):
-                for output in message.outputs:
-                    self._note_output(output, now_s)
-
-    def _note_output(self, output: RequestOutput, now_s: float) -> None:
-        answer = self._answers[int(output.request_id)]
-        if output.new_token_ids:
-            answer.chunk_s.append(now_s)
-            answer.token_ids += output.new_token_ids
-        if output.is_last:
-            answer.end_s = now_s
-            self.num_open -= 1
-            if output.finish_reason != "length":
-                answer.error = output.error or output.finish_reason
-
-
-def _outcome(index: int, answer: _Answer) -> Outcome:
-    assert answer.end_s is not None, "the run is not over"
-    return Outcome(
-        index=index,
-        model="base",
-        num_prompt_tokens=len(answer.ask.prompt_token_ids),
-        due_s=answer.ask.due_s,
-        sent_s=answer.sent_s,
-        end_s=answer.end_s,
-        chunk_s=tuple(answer.chunk_s),
-        token_ids=tuple(answer.token_ids),
-        error=answer.error,
-    )
-
-
-def run(
-    core: EngineCore,
-    asks: Sequence[Ask],
-    *,
-    batch_size: int | None = None,
-    stop_s: float | None = None,
-    after_step: Callable[[EngineCore], None] = lambda core: None,
-) -> list[Outcome]:
-    """Serve `asks`, in the order in which they are due; their outcomes, in that order.
-
-    batch_size: static batches. The next requests, at most so many of those that have arrived, are
-    sent when the last one of the batch has ended; without it they are sent as they arrive.
-    stop_s: when to end what is still open or has not been sent; the latter has no outcome.
-    """
-    session, waiting = Session(core), deque(asks)
-    while waiting or session.num_open:
-        if stop_s is not None and session.now_s() >= stop_s:
-            session.stop()
-            break
-        if batch_size is None or not session.num_open:
-            _send_due(session, waiting, batch_size or len(waiting))
-        if session.num_open:
-            session.step()
-            after_step(core)
-        elif waiting:
-            time.sleep(max(waiting[0].due_s - session.now_s(), 0.0))
-    return session.outcomes()
-
-
-def _send_due(session: Session, waiting: deque[Ask], limit: int) -> None:
-    now_s = session.now_s()
-    while waiting and waiting[0].due_s <= now_s and limit:
-        session.send(waiting.popleft())
-        limit -= 1

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,6 +84,7 @@ def burst_result(
         "output_tokens_per_s": rate(num_output, duration_s),
         "ttft_ms": {"p50": _ms(median(ttft_s)), "max": _ms(max(ttft_s))} if good else {},
         "tpot_ms": _ms(median(map(_tpot_s, good))) if good else None,
+        "decode_step_ms": _decode_step_ms(good),
         "peak_rss_mb": round(peak_rss_mb),
         "first_token_match": rounded(sum(equal) / len(outcomes)),
         "first_token_near": rounded(sum(near) / len(outcomes)),
@@ -93,6 +95,19 @@ def _tpot_s(outcome: Outcome) -> float:
     """From the first token to the last, over the tokens after the first."""
     elapsed_s = outcome.chunk_s[-1] - outcome.chunk_s[0]
     return elapsed_s / max(len(outcome.token_ids) - 1, 1)
+
+
+def _decode_step_ms(outcomes: Sequence[Outcome]) -> float | None:
+    """The median gap while all requests decode together; None where they never do."""
+    start_s = max((outcome.chunk_s[0] for outcome in outcomes), default=0.0)
+    end_s = min((outcome.end_s for outcome in outcomes), default=0.0)
+    gaps_s = [
+        after - before
+        for outcome in outcomes
+        for before, after in pairwise(outcome.chunk_s)
+        if start_s <= before and after <= end_s
+    ]
+    return _ms(median(gaps_s)) if gaps_s else None
 
 
 def _ms(seconds: float) -> float:

@@ -49,7 +49,7 @@ def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
     return {"p50": rounded(p50 * 1000), "p99": rounded(p99 * 1000)}
 
 
-def rate(count: int, seconds: float) -> float | None:
+def rate(count: float, seconds: float) -> float | None:
     return rounded(count / seconds) if seconds > 0 else None
 
 

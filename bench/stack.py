@@ -11,7 +11,7 @@ import peft
 import transformers
 
 from bench import cpu_time
-from bench.bound import product_seconds
+from bench.bound import Products
 from bench.checkpoint import Checkpoint, make_checkpoint
 from bench.measurement import WARM_UP_TOKENS, describe, measure, warm_up, workloads
 from bench.outcome import Outcome
@@ -22,6 +22,7 @@ from bench.workload import Workload, make_requests
 
 _BLOCK_SIZE = 16
 _MAX_NUM_SEQS = 64  # the default of chorale serve
+_CHUNK_TOKENS = 128  # of a step on a CPU, by default
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
 
 Row = tuple[dict[str, Any], dict[str, Any]]
@@ -101,9 +102,9 @@ def _bound(
     max_num_seqs = int(dict(options.settings).get("max_num_seqs", _MAX_NUM_SEQS))
     batch = min(workload.num_requests, max_num_seqs)
     num_steps = math.ceil(result["output_tokens"] / batch)
-    products_s = product_seconds(
-        checkpoint.model_dir, result["prompt_tokens"], num_steps, batch, options.threads
-    )
+    chunks = math.ceil(result["prompt_tokens"] / _CHUNK_TOKENS)
+    steps = [(_CHUNK_TOKENS, 0)] * chunks + [(batch, batch)] * num_steps
+    products_s = Products(checkpoint.model_dir, options.threads).seconds(steps)
     engine_s = result["cpu_s"].get("engine")
     share = round(products_s / engine_s, 3) if engine_s else None
     return {"products_cpu_s": round(products_s, 2), "share_of_engine": share}

@@ -1,5 +1,6 @@
 """A Hugging Face folder of safetensors, tensor by tensor. No pickles, no transformers."""
 
+import ctypes
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,3 +41,13 @@ class StoredWeights(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._shards)
+
+
+def give_back_memory() -> None:
+    """Freed memory goes back to the system, where the C library can do that (glibc).
+
+    After packing weights: 100 to 250 MB of 870 would stay between the packed ones (135M shape).
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

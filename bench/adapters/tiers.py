@@ -1,9 +1,5 @@
 """The way of an adapter as in production: a store, the fetcher's process, its disk cache."""
 
-import os
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.adapters.fetcher import fetcher
 from bench.in_process import DEVICE, DTYPE, THREADS, EngineFactory
 from engine.build import build_core
 from engine.config import EngineConfig
@@ -20,9 +17,6 @@ from lora.packed import PackedForm
 BASE_REVISION = "bench"
 ROOT = Path(__file__).parent.parent.parent
 _DTYPE_NAME = str(DTYPE).removeprefix("torch.")
-_MAX_FETCHES = 8  # the default of `chorale serve`
-_START_S = 30.0
-_LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -74,30 +68,9 @@ def fetching(
     quota_bytes: int,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Tiers]:
-    """`python -m lora.fetch`, with its files under `folder`. quota_bytes: of the disk cache."""
+    """The fetcher's process, with its files under `folder`. quota_bytes: of the disk cache."""
     tiers = Tiers(folder, folder / "fetch.sock", folder / "cache")
-    command = [
-        sys.executable, "-m", "lora.fetch",
-        "--socket", str(tiers.socket),
-        "--storage", storage_url,
-        "--cache", str(tiers.cache),
-        "--quota-bytes", str(quota_bytes),
-        "--max-fetches", str(_MAX_FETCHES),
-    ]  # fmt: skip
-    fetcher = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **(environment or {})})
-    try:
-        _wait_until_listening(fetcher, tiers.socket)
+    with fetcher(
+        tiers.socket, tiers.cache, storage_url, quota_bytes=quota_bytes, environment=environment
+    ):
         yield tiers
-    finally:
-        fetcher.kill()
-        fetcher.wait()
-
-
-def _wait_until_listening(fetcher: subprocess.Popen[bytes], path: Path) -> None:
-    until = time.monotonic() + _START_S
-    while time.monotonic() < until and fetcher.poll() is None:
-        with socket.socket(socket.AF_UNIX) as probe:
-            if probe.connect_ex(str(path)) == 0:
-                return
-        time.sleep(_LOOK_S)
-    raise SystemExit("the fetcher did not start")

@@ -10,8 +10,9 @@ from typing import Any
 
 from bench.experiment import Experiment
 from bench.headlines.kv_use import KVUse
-from bench.in_process import Ask, EngineFactory, run
+from bench.in_process import EngineFactory
 from bench.report import rate, ratio
+from bench.session import Ask, run
 from engine.core import EngineCore
 
 

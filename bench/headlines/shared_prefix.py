@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, run
+from bench.in_process import EngineFactory
 from bench.report import rate, ratio
+from bench.session import Ask, run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,27 @@
 """The file of rows: one for each setup, and one for each system that was skipped."""
 
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bench.report import describe_machine, json_line
+
 Row = dict[str, Any]
+
+
+def write_rows(rows: Iterable[tuple[str, Row, Row]], path: Path | None) -> bool:
+    """Each (bench, setup, result) as it comes, printed and put into the file; are all valid?"""
+    are_valid = True
+    for bench, setup, result in rows:
+        line = json_line(bench, describe_machine(), setup, result) + "\n"
+        sys.stdout.write(line)
+        sys.stdout.flush()
+        if path:
+            put_row(path, line)
+        are_valid &= result.get("valid", True)
+    return are_valid
 
 
 def put_row(path: Path, line: str) -> None:

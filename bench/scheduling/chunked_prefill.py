@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, Session
+from bench.in_process import EngineFactory
 from bench.outcome import Outcome
 from bench.report import percentiles_ms, ratio
+from bench.session import Ask, Session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, run
+from bench.in_process import EngineFactory
 from bench.outcome import Outcome
 from bench.report import percentiles_ms, ratio
+from bench.session import Ask, run
 from engine.fairness import DECODE_COST, PREFILL_COST, SchedulingPolicy
 
 

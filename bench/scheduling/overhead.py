@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, Session
+from bench.in_process import EngineFactory
 from bench.report import percentiles_ms, ratio
+from bench.session import Ask, Session
 from engine.batch import Batch, StepTokens
 
 

@@ -11,8 +11,9 @@ from statistics import median
 from typing import Any
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, run
+from bench.in_process import EngineFactory
 from bench.report import ratio, rounded
+from bench.session import Ask, run
 from engine.messages import EngineStats
 
 

@@ -10,8 +10,9 @@ from statistics import median
 from typing import Any
 
 from bench.experiment import Experiment
-from bench.in_process import Ask, EngineFactory, run
+from bench.in_process import EngineFactory
 from bench.report import percentiles_ms, ratio
+from bench.session import Ask, run
 
 
 @dataclass(frozen=True, kw_only=True)

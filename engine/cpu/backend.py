@@ -13,7 +13,7 @@ from engine.errors import UnsupportedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.segments import Tables
-from engine.weights import StoredWeights
+from engine.weights import StoredWeights, give_back_memory
 from kernels.cpu.errors import Unavailable
 from lora.packed import PackedForm
 
@@ -31,6 +31,7 @@ def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
         model = Decoder(model_config, weights, kernels)
     except Unavailable as reason:  # of a shape that the self-check did not have, the head's
         raise UnsupportedModel(str(reason)) from None
+    give_back_memory()
     num_slabs = config.arena_bytes // layout.slab_bytes
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
 

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from bench.in_process import Ask, EngineFactory, Session, run
+from bench.in_process import EngineFactory
+from bench.session import Ask, Session, run
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,71 @@
+"""`python -m bench.engine`: our engine on the burst of bench.multi_lora, a JSON line a setup.
+
+By kernels (C, numba, torch), precision, number of distinct adapters, and with `batch_invariant`.
+`bound`: the matrix products of the very same steps alone, by the fastest library that we use.
+Exit status 1: a row is not valid (`bench.peers` says when).
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bench.bound import Products
+from bench.engine.chorale import Chorale
+from bench.peers.measure import Plan, Row, measure
+from bench.peers.options import add_burst_options, make_plan
+from bench.peers.rows import write_rows
+from bench.report import rate, rounded
+
+_SYSTEMS = {
+    "C": Chorale("native", ("float32", "int8")),
+    "numba": Chorale("numba", ("float32", "int8")),
+    "torch": Chorale("torch", ("float32", "int8")),
+    "C-invariant": Chorale("native", ("float32",), is_invariant=True),
+    "numba-invariant": Chorale("numba", ("float32",), is_invariant=True),
+    "torch-invariant": Chorale("torch", ("float32",), is_invariant=True),
+}
+_COST_OF_INVARIANCE = (16,)
+"""Adapters of the rows with `batch_invariant`: what it costs does not depend on them."""
+
+
+def main() -> None:
+    options = parse_options(sys.argv[1:])
+    sys.exit(not write_rows(run(options), options.out))
+
+
+def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="bench.engine", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    add_burst_options(parser)
+    parser.add_argument("--only", choices=_SYSTEMS, action="append", help="may be repeated")
+    return parser.parse_args(arguments)
+
+
+def run(options: argparse.Namespace) -> Iterator[Row]:
+    """Row by row, as they are measured."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        plan = make_plan(options, Path(temporary))
+        products = Products(plan.checkpoint.model_dir, plan.threads)
+        for name in options.only or _SYSTEMS:
+            yield from _measure(_SYSTEMS[name], plan, products)
+
+
+def _measure(system: Chorale, plan: Plan, products: Products) -> Iterator[Row]:
+    counts = _COST_OF_INVARIANCE if system.is_invariant else plan.num_adapters
+    for bench, setup, result in measure(system, replace(plan, num_adapters=counts)):
+        if setup["precision"] == "float32":
+            products_s = products.seconds(system.steps)
+            result["bound"] = {
+                "products_cpu_s": rounded(products_s),
+                "output_tokens_per_cpu_s": rate(result["output_tokens"], products_s),
+                "share": rate(products_s, result["cpu_s"]),
+            }
+        yield bench.replace("peers", "engine"), setup, result
+
+
+if __name__ == "__main__":
+    main()

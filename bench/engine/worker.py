@@ -1,0 +1,141 @@
+"""The engine in a process of its own, the other end of `bench.peers.worker`.
+
+Built as `python -m engine` builds it, adapters in the arena by way of store, fetcher and disk. What
+it answers has "steps", too: (tokens, rows that chose a token) of each step of the burst.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.adapters.fetcher import fetcher
+from bench.session import Ask, run
+from engine.batch import Batch, StepTokens
+from engine.build import build_core
+from engine.config import EngineConfig
+from engine.core import EngineCore, Runner
+from registry.base_model import BaseModel
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE, write_canonical
+from registry.ref import AdapterRef
+from registry.validate import AdapterLimits, check_adapter
+
+_WARM_UP = (1,) * 16
+_QUOTA_BYTES = 4 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kernels", required=True)
+    parser.add_argument("--batch-invariant", action="store_true")
+    options = parser.parse_args()
+    # What libraries print is not part of the protocol.
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.INFO)
+    job = json.loads(sys.stdin.readline())
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        store = folder / "store"
+        refs = {name: _register(job, Path(path), store) for name, path in job["adapters"].items()}
+        socket, cache = folder / "fetch.sock", folder / "cache"
+        with fetcher(socket, cache, store.as_uri(), quota_bytes=_QUOTA_BYTES):
+            core = _build(job, options, folder, socket, cache)
+            # Every adapter goes to its place in the arena, every buffer is touched once.
+            run(core, [Ask(prompt_token_ids=_WARM_UP, max_tokens=4)])
+            run(core, [Ask(_WARM_UP, 4, adapter=ref) for ref in refs.values()])
+            out.write(json.dumps({"version": f"torch {torch.__version__}"}) + "\n")
+            for line in sys.stdin:
+                out.write(json.dumps(_serve(core, json.loads(line)["requests"], refs)) + "\n")
+
+
+def _register(job: Mapping[str, Any], folder: Path, store: Path) -> AdapterRef:
+    """A PEFT folder as an upload leaves it in the store."""
+    base = BaseModel.load(Path(job["model_dir"]), job["base_model"], store.parent / "base")
+    checked = check_adapter(
+        (folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base, AdapterLimits()
+    )
+    written = io.BytesIO()
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
+    data = written.getvalue()
+    digest = hashlib.sha256(data).hexdigest()
+    key = f"tenants/bench/{digest}"
+    (store / key).parent.mkdir(parents=True, exist_ok=True)
+    (store / key).write_bytes(data)
+    return AdapterRef(folder.name, 1, digest, key, 16, len(data))
+
+
+def _build(
+    job: Mapping[str, Any], options: argparse.Namespace, folder: Path, socket: Path, cache: Path
+) -> EngineCore:
+    torch.set_num_threads(job["threads"])
+    config = EngineConfig(
+        data_dir=str(folder),
+        model_dir=job["model_dir"],
+        base_revision="bench",
+        vocabulary_path="",
+        eos_token_ids=(0,),
+        adapter_cache_dir=str(cache),
+        fetcher_socket=str(socket),
+        device="cpu",
+        dtype="float32",
+        arena_bytes=None,
+        threads=job["threads"],
+        max_model_len=None,
+        quantization="int8" if job["precision"] == "int8" else None,
+        batch_invariant=options.batch_invariant,
+        cpu_kernels=options.kernels,
+        prefix_caching=False,  # a burst that is served again must not be known already
+    )
+    return build_core(config, "bench", [])[0]
+
+
+def _serve(
+    core: EngineCore, requests: list[dict[str, Any]], refs: Mapping[str, AdapterRef]
+) -> dict[str, Any]:
+    asks = [
+        Ask(
+            prompt_token_ids=tuple(request["prompt_token_ids"]),
+            max_tokens=request["max_tokens"],
+            due_s=request["due_s"],
+            adapter=refs.get(request["model"]),
+        )
+        for request in requests
+    ]
+    log = core.runner = _Steps(core.runner)
+    outcomes = run(core, asks)
+    core.runner = log.runner
+    answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
+    return {"answers": answers, "steps": log.steps}
+
+
+class _Steps:
+    """A runner that notes what it is given. See engine.core.Runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self.lag = runner.lag
+        self.steps: list[tuple[int, int]] = []
+
+    def launch(self, batch: Batch) -> None:
+        tokens = sum(len(row.token_ids) for row in batch.rows)
+        self.steps.append((tokens, sum(row.sampling is not None for row in batch.rows)))
+        self.runner.launch(batch)
+
+    def collect(self) -> StepTokens:
+        return self.runner.collect()
+
+
+if __name__ == "__main__":
+    main()

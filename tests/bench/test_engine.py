@@ -1,0 +1,34 @@
+"""Our engine on the burst: what its rows say is what it did."""
+
+import json
+
+from bench.bound import Products
+from bench.engine.__main__ import parse_options, run
+from bench.peers.rows import write_rows
+
+SMALL = ["--stack", "tiny", "--requests", "5", "--output-tokens", "3"]
+
+
+def test_a_row_has_the_right_first_tokens_and_the_bound_of_its_own_steps(tmp_path, monkeypatch):
+    asked = []
+    seconds = Products.seconds
+    monkeypatch.setattr(
+        Products, "seconds", lambda self, steps: asked.append(list(steps)) or seconds(self, steps)
+    )
+    options = parse_options([*SMALL, "--only", "C", "--adapters", "16"])
+    assert write_rows(run(options), tmp_path / "rows.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [(row["setup"]["precision"], row["setup"]["adapters"]) for row in rows] == [
+        ("float32", 16),
+        ("int8", 16),
+    ]
+    assert {row["bench"] for row in rows} == {"engine"}
+    for row in rows:
+        result = row["result"]
+        assert (result["output_tokens"], result["errors"], result["valid"]) == (15, {}, True)
+    assert rows[0]["result"]["first_token_match"] == 1.0
+    assert rows[0]["result"]["bound"]["products_cpu_s"] > 0
+    (steps,) = asked
+    assert sum(rows for _, rows in steps) == 15
+    num_prompt = sum(tokens for tokens, _ in steps) - 15 + 5  # the first token is the prompt's step
+    assert 5 * 64 <= num_prompt <= 5 * 256
