@@ -16,7 +16,7 @@ import torch
 
 from engine.cpu.choice import MAKERS
 from engine.messages import SamplingParams
-from tests.cpu_decoder import kernels_of
+from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message
 from tests.engine.real_core import add_adapter, build_core
 from tests.tiny_models import save_adapter, save_model

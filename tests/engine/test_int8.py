@@ -18,7 +18,8 @@ from engine.models.config import DecoderConfig
 from engine.weights import StoredWeights, load_config
 from lora.layout import Layout
 from lora.packed import PackedForm
-from tests.cpu_decoder import kernels_of, make_decoder
+from tests.cpu_decoder import make_decoder
+from tests.engine.cpu_kernels import kernels_of
 
 MODEL = Path(demo.__file__).parent / "model"
 CONFIG = DecoderConfig.parse(load_config(MODEL))

@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 
-from tests.cpu_decoder import kernels_of
+from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
