@@ -29,7 +29,6 @@ def make(libraries, shape, is_invariant=True, bias=True):
 # ---- the libraries that there are here ----
 
 
-@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("is_invariant", [False, True])
 @pytest.mark.parametrize("library", FLOAT32, ids=lambda library: library.name)

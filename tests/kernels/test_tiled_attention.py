@@ -11,7 +11,7 @@ from kernels.lora import add_lora, add_lora_by_tiles
 NUM_BLOCKS = 60
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
 def threads(request):
     torch.set_num_threads(request.param)
     yield
@@ -70,6 +70,7 @@ def test_it_means_what_the_reference_means(shape, window):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", [None, 7, 70])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_token_has_the_same_bits_in_every_batch_and_chunk(shape, window):
@@ -88,6 +89,7 @@ def test_a_token_has_the_same_bits_in_every_batch_and_chunk(shape, window):
         assert torch.equal(decoded, torch.stack([whole[row][-1] for row in rows]))
 
 
+@pytest.mark.usefixtures("threads")
 def test_adapters_on_more_rows_are_the_same_bits():
     tiles = [(randn(8, 96, seed=i), randn(8, 131, seed=9 + i)) for i in range(3)]
     x, y = randn(70, 96), randn(70, 131, seed=5)
@@ -101,6 +103,7 @@ def test_adapters_on_more_rows_are_the_same_bits():
         assert torch.equal(found, expected[first:end])
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("width", [67, 131, 4099])
 def test_norms_and_activations_of_more_rows_are_the_same_bits(width):
     kernels = PlainKernels(None, is_invariant=True)
