@@ -9,7 +9,7 @@ from engine.cpu.inputs import ForwardInputs
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
-from kernels.cpu.work import StepWork
+from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
 from kernels.work import HeadNorms, Site
 from lora.layout import PROJECTIONS, ModelShape
@@ -93,21 +93,28 @@ class Decoder:
         residual = self.embed(inputs.input_ids)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        runs, sampled = work.adapters, inputs.logits_indices
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
-            qkv = self._project(layer.qkv, x, work)
+            qkv = self._project(layer.qkv, x, runs)
             attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
-            delta = self._project(layer.o, attended, work)
+            if layer is self.layers[-1]:
+                # Nothing turns a NaN of the residual stream into a number again: this one tells.
+                finite = is_finite(residual) & is_finite(attended)
+                # The cache is complete: from here on only tokens whose row samples matter.
+                attended, residual = attended[sampled], residual[sampled]
+                runs = inputs.sampled_adapters
+            delta = self._project(layer.o, attended, runs)
             x = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
-            activated = kernels.silu_mul(self._project(layer.gate_up, x, work))
-            delta = self._project(layer.down, activated, work)
+            activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
+            delta = self._project(layer.down, activated, runs)
             x = kernels.add_rms_norm(residual, delta, next_norm, eps)
-        # Nothing turns a NaN of the residual stream into a number again: the last one tells.
-        return self.lm_head(x[inputs.logits_indices]), is_finite(residual)
+        finite[sampled] &= is_finite(residual)
+        return self.lm_head(x), finite
 
-    def _project(self, product: _Product, x: torch.Tensor, work: StepWork) -> torch.Tensor:
+    def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         y = product.linear(x)
-        if work.adapters.tile_tables:
-            self.kernels.add_lora(y, x, product.site, work.adapters)
+        if runs.tile_tables:
+            self.kernels.add_lora(y, x, product.site, runs)
         return y
 
 

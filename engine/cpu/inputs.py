@@ -1,15 +1,16 @@
 """A batch of plain ints turned into the tensors of one forward pass."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 
 from engine.batch import Batch, ScheduledRow
 from engine.segments import Tables, find_firsts, find_segments
-from kernels.cpu.work import StepWork
-from lora.batch import adapter_runs
+from kernels.cpu.work import AdapterRuns, StepWork
+from lora.batch import Segment, adapter_runs
 from lora.packed import PackedForm
 
 
@@ -17,12 +18,14 @@ from lora.packed import PackedForm
 class ForwardInputs:
     """input_ids: [T] int64.   logits_indices: tokens whose row samples, [rows] int64.
 
+    sampled_adapters: of those tokens alone, side by side.
     adapter_digests: by row number, of the tables that `work` applies to it.
     """
 
     input_ids: torch.Tensor
     logits_indices: torch.Tensor
     work: StepWork
+    sampled_adapters: AdapterRuns
     adapter_digests: Mapping[int, str]
 
 
@@ -58,6 +61,7 @@ class InputBuilder:
             input_ids=_longs([t for row in rows for t in row.token_ids]),
             logits_indices=_longs(sampled),
             work=work,
+            sampled_adapters=adapter_runs(_among(sampled, segments), self.elements),
             adapter_digests=adapter_digests,
         )
 
@@ -68,6 +72,16 @@ class InputBuilder:
     def _slots(self, row: ScheduledRow) -> list[int]:
         size = self.layout.block_size
         return [row.block_ids[p // size] * size + p % size for p in _positions(row)]
+
+
+def _among(tokens: list[int], segments: Sequence[Segment]) -> list[Segment]:
+    """Where the segments are when nothing but these tokens is left, in their order."""
+    left = []
+    for segment in segments:
+        start, end = bisect_left(tokens, segment.start), bisect_left(tokens, segment.end)
+        if start < end:
+            left.append(replace(segment, start=start, end=end))
+    return left
 
 
 def _positions(row: ScheduledRow) -> range:

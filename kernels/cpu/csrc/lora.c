@@ -14,6 +14,7 @@
 #else
 #define MOST_ROWS 1
 #endif
+#define ITEM_ROWS 48 /* tokens of a run that a thread takes at a time */
 #define PARTS 4      /* vectors of outputs at a time: their sums do not wait for each other */
 
 /* The next tile, of which each step of this one fetches as much as it uses. */
@@ -122,15 +123,23 @@ INLINE Ahead ahead_of(const Work *w, int64_t run, int64_t p, int64_t index) {
 }
 
 void add_lora(const Work *w, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2) if (threads > 1)
+    int64_t longest = 0;
+    for (int64_t run = 0; run < w->num_runs; run++) {
+        int64_t rows = w->bounds[2 * run + 1] - w->bounds[2 * run];
+        longest = rows > longest ? rows : longest;
+    }
+    int64_t num_items = (longest + ITEM_ROWS - 1) / ITEM_ROWS;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(3) if (threads > 1)
     for (int64_t run = 0; run < w->num_runs; run++)
-        for (int64_t p = 0; p < w->num_projections; p++) {
-            int64_t column = 0, first = w->bounds[2 * run], end = w->bounds[2 * run + 1];
-            for (int64_t before = 0; before < p; before++) column += w->outs[before];
-            const float *tile;
-            for (int64_t i = 0; (tile = tile_of(w, run, p, i)); i++)
-                apply_rows(w->y + first * w->stride + column, w->stride, w->x + first * w->in, tile,
-                           w->in, w->outs[p], w->scales[run][w->place + p], ahead_of(w, run, p, i),
-                           end - first);
-        }
+        for (int64_t p = 0; p < w->num_projections; p++)
+            for (int64_t item = 0; item < num_items; item++) {
+                int64_t first = w->bounds[2 * run] + item * ITEM_ROWS, column = 0;
+                int64_t rows = w->bounds[2 * run + 1] - first;
+                for (int64_t before = 0; before < p; before++) column += w->outs[before];
+                const float *tile;
+                for (int64_t i = 0; rows > 0 && (tile = tile_of(w, run, p, i)); i++)
+                    apply_rows(w->y + first * w->stride + column, w->stride, w->x + first * w->in,
+                               tile, w->in, w->outs[p], w->scales[run][w->place + p],
+                               ahead_of(w, run, p, i), rows < ITEM_ROWS ? rows : ITEM_ROWS);
+            }
 }
