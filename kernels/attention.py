@@ -31,9 +31,7 @@ def store_kv(
     return finite
 
 
-def gather(
-    kv: torch.Tensor, layer: int, blocks: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def gather(kv: torch.Tensor, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of sequences, each [B, kv heads, blocks * block_size, head_dim].
 
     blocks: [B, blocks] int64.

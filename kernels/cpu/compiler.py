@@ -1,6 +1,5 @@
 """The C kernels, built once for this processor and kept in the user's cache folder."""
 
-import ctypes
 import hashlib
 import os
 import platform
@@ -23,7 +22,7 @@ _VARIANTS = (
 )
 
 
-def load_library() -> ctypes.CDLL:
+def build_library() -> Path:
     """Build it if it is not there for this source, compiler and processor; 2 s.
 
     Raises Unavailable with the reason.
@@ -35,10 +34,7 @@ def load_library() -> ctypes.CDLL:
     library = folder / f"kernels-{_fingerprint(compiler)}.so"
     if not library.exists():
         _build(compiler, library)
-    try:
-        return ctypes.CDLL(str(library))
-    except OSError as error:
-        raise Unavailable(f"the C kernels do not load: {error}") from error
+    return library
 
 
 def _build(compiler: str, library: Path) -> None:

@@ -5,6 +5,8 @@
  * instruction (VNNI) multiplies unsigned with signed bytes, so values are stored with 128 added,
  * and 128 times the sum of the weights is taken off again.
  */
+#include <stddef.h>
+
 #include "vectors.h"
 
 #define COLUMNS 32
@@ -56,8 +58,8 @@ static void quantize(const float *x, uint8_t *q, float *scale, int64_t dim, int6
     for (; i < in; i++) q[i] = 128;
 }
 
-INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_t panel, float *y,
-                 int64_t stride, const int rows) {
+INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_t panel,
+                 const int8_t *next, float *y, int64_t stride, const int rows) {
     const int8_t *weights = w->panels + panel * COLUMNS * w->in;
     ivec sums[MOST_ROWS][PARTS];
     for (int r = 0; r < rows; r++)
@@ -66,9 +68,10 @@ INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_
         ivec quads[PARTS];
         for (int p = 0; p < PARTS; p++)
             quads[p] = *(const ivec *)(weights + k * COLUMNS + p * LANES * QUAD);
-        /* The next panel. */
-        __builtin_prefetch(weights + (k + w->in) * COLUMNS, 0, 2);
-        __builtin_prefetch(weights + (k + w->in) * COLUMNS + 64, 0, 2);
+        if (next) {
+            __builtin_prefetch(next + k * COLUMNS, 0, 2);
+            __builtin_prefetch(next + k * COLUMNS + 64, 0, 2);
+        }
         for (int r = 0; r < rows; r++) {
             int32_t values;
             memcpy(&values, q + r * w->in + k, sizeof values);
@@ -85,10 +88,10 @@ INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_
 }
 
 #define CASE(n) \
-    case n: tile(q, scales, w, panel, y, stride, n); break;
+    case n: tile(q, scales, w, panel, next, y, stride, n); break;
 
 static void rows_of(int rows, const uint8_t *q, const float *scales, const Weights *w,
-                    int64_t panel, float *y, int64_t stride) {
+                    int64_t panel, const int8_t *next, float *y, int64_t stride) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3)
 #if MOST_ROWS == 12
@@ -116,7 +119,8 @@ void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, floa
                 int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
                 float *to = y + first * w->out + n * COLUMNS;
                 int is_last = width < COLUMNS;
-                rows_of(count, q + first * w->in, scales + first, w, n, is_last ? last : to,
+                const int8_t *next = w->panels + (n + 1) * COLUMNS * w->in;
+                rows_of(count, q + first * w->in, scales + first, w, n, t ? NULL : next, is_last ? last : to,
                         is_last ? COLUMNS : w->out);
                 if (is_last)
                     for (int64_t r = 0; r < count; r++)
