@@ -54,7 +54,8 @@ def _build(compiler: str, library: Path) -> None:
             if done.returncode == 0:
                 target.replace(library)
                 return
-            reason = reason or done.stderr.strip().splitlines()[-1]
+            said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            reason = reason or said[-1]
     raise Unavailable(f"the C kernels do not compile: {reason}")
 
 
