@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_MODEL_LEN = 8192
 _STEP_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (74 of 78 GFLOP/s),
-and decodes wait for a chunk of 0.4 s instead of 1.4 s (135M shape, one thread; bench/LOG.md).
+"""Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (110 GFLOP/s in C),
+and decodes wait for a chunk of 0.3 s instead of 1.1 s (135M shape, one thread; bench/LOG.md).
 """
 _ARENA_BYTES = {"cpu": 1 << 30, "cuda": None}
 """None: what is left of the device's memory."""

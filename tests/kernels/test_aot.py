@@ -20,7 +20,7 @@ from tests.kernels.aot import (
     Task,
     compile_tasks,
 )
-from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SMALL, Case
+from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, Case
 from tests.kernels.aot_toys import TOYS
 
 pytestmark = pytest.mark.timeout(900)

@@ -87,10 +87,10 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < tokens; t++) {
         float *row = qkv + t * width, *k = row + heads * dim, *v = row + with_keys * dim;
-        const float *cos = s->cos + positions[t] * (dim / 2), *sin = s->sin + positions[t] * (dim / 2);
+        int64_t angles = positions[t] * (dim / 2);
         for (int64_t h = 0; h < with_keys; h++) {
             if (q_norm) norm_head(row + h * dim, h < heads ? q_norm : k_norm, eps, dim);
-            rotate(row + h * dim, cos, sin, dim / 2);
+            rotate(row + h * dim, s->cos + angles, s->sin + angles, dim / 2);
         }
         finite[t] = all_finite(k, 2 * s->num_kv_heads * dim);
         write_kv(s, kv, k, v, slots[t], finite[t]);
@@ -210,12 +210,13 @@ INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Runn
         memset(weights, 0, GROUP * sizeof(float));
         return;
     }
+    int32_t first = low > 0 ? low : 0, end = high < GROUP ? high : GROUP;
     ivec seen[PARTS];
     vec largest = splat(-INFINITY);
     for (int p = 0; p < PARTS; p++) {
         ivec lane;
         for (int i = 0; i < LANES; i++) lane[i] = p * LANES + i;
-        seen[p] = (lane >= (int32_t)(low > 0 ? low : 0)) & (lane < (int32_t)(high < GROUP ? high : GROUP));
+        seen[p] = (lane >= first) & (lane < end);
         scores[p] = choose(seen[p], scores[p] * scale, splat(-INFINITY));
         largest = larger(scores[p], largest);
     }

@@ -120,8 +120,8 @@ void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, floa
                 float *to = y + first * w->out + n * COLUMNS;
                 int is_last = width < COLUMNS;
                 const int8_t *next = w->panels + (n + 1) * COLUMNS * w->in;
-                rows_of(count, q + first * w->in, scales + first, w, n, t ? NULL : next, is_last ? last : to,
-                        is_last ? COLUMNS : w->out);
+                rows_of(count, q + first * w->in, scales + first, w, n, t ? NULL : next,
+                        is_last ? last : to, is_last ? COLUMNS : w->out);
                 if (is_last)
                     for (int64_t r = 0; r < count; r++)
                         memcpy(to + r * w->out, last + r * COLUMNS, width * sizeof(float));

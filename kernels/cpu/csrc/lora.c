@@ -86,8 +86,10 @@ static void apply_rows(float *y, int64_t stride, const float *x, const float *ti
                        int64_t out, float scale, Ahead ahead, int64_t rows) {
     for (; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * in, y += MOST_ROWS * stride)
         apply(y, stride, x, tile, in, out, scale, &ahead, MOST_ROWS);
+#if MOST_ROWS > 1
     if (rows == 2) apply(y, stride, x, tile, in, out, scale, &ahead, 2);
     if (rows == 1) apply(y, stride, x, tile, in, out, scale, &ahead, 1);
+#endif
 }
 
 /* Projections of one layer, side by side in y: [tokens, stride].   x: [tokens, in].
