@@ -20,6 +20,8 @@
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec splat(float value) { return (vec){0} + value; }
@@ -71,7 +73,8 @@ INLINE vec exp_lanes(vec x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    ivec exponent = (ivec)shifted << 23;
-    vec power = choose(is_large, splat(INFINITY), (vec)((ivec)p + exponent));
+    /* Unsigned: of what is too large or NaN the bits overflow, and are not used. */
+    vec power = (vec)((uvec)p + ((uvec)shifted << 23));
+    power = choose(is_large, splat(INFINITY), power);
     return choose(x == x, power, x);
 }
