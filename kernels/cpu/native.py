@@ -4,9 +4,9 @@ import ctypes
 
 import torch
 
+from kernels.cpu.bindings import load_library
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
-from kernels.cpu.library import load_library
 from kernels.cpu.native_linear import NativeInt8Linear, NativeLinear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.work import HeadNorms, Site

@@ -94,7 +94,11 @@ def test_a_folder_that_others_can_write_is_refused(cache, fake_compiler):
 
 def test_engines_that_start_together_all_get_it(cache):
     environment = os.environ | {"XDG_CACHE_HOME": str(cache.parent)}
-    command = [sys.executable, "-c", "from kernels.cpu.library import load_library; load_library()"]
+    command = [
+        sys.executable,
+        "-c",
+        "from kernels.cpu.bindings import load_library; load_library()",
+    ]
     root = Path(__file__).parents[2]
     starting = [subprocess.Popen(command, cwd=root, env=environment) for _ in range(3)]
     assert [process.wait(timeout=100) for process in starting] == [0, 0, 0]
