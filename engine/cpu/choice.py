@@ -72,16 +72,16 @@ def choose_kernels(
         except Unavailable as reason:
             reasons.append(f"{kind}: {reason}")
         else:
-            logger.info("%s", _describe(kind, linears, reasons))
+            logger.info("%s", _describe(kernels.name, linears, reasons))
             return kernels
     wish = " with batch_invariant" if config.batch_invariant else ""
     raise UnsupportedModel(f"no kernels{wish} for this CPU: {'; '.join(reasons)}")
 
 
-def _describe(kind: str, linears: LinearMaker, reasons: Sequence[str]) -> str:
+def _describe(name: str, linears: LinearMaker, reasons: Sequence[str]) -> str:
     products = f", products by {' and '.join(sorted(linears.names))}" if linears.names else ""
     why_not = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"CPU kernels: {kind}{products}{why_not}"
+    return f"CPU kernels: {name}{products}{why_not}"
 
 
 def _refuse_what_wants_float32(config: EngineConfig) -> None:

@@ -87,7 +87,8 @@ class Decoder:
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; [T] bool, is it finite.
 
-        The KV of all T tokens is written to the arena.
+        The KV of all T tokens is written to the arena. What is not finite after the last layer's
+        attention shows in the logits.
         """
         kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
         residual = self.embed(inputs.input_ids)
@@ -108,7 +109,6 @@ class Decoder:
             activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
             delta = self._project(layer.down, activated, runs)
             x = kernels.add_rms_norm(residual, delta, next_norm, eps)
-        finite[sampled] &= is_finite(residual)
         return self.lm_head(x), finite
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:

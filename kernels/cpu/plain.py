@@ -70,11 +70,10 @@ class PlainKernels:
         q, k, v = heads.split((num_q, num_kv, num_kv), dim=1)
         if norms is not None:
             q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
-        cos, sin = shape.cos[work.positions], shape.sin[work.positions]
-        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        plan = self._plan(work)
+        q, k = apply_rope(q, plan.cos, plan.sin), apply_rope(k, plan.cos, plan.sin)
         stored = store_kv(kv, layer, k, v, work.slots)
         out = torch.empty_like(q)
-        plan = self._plan(work)
         for group in plan.decodes:
             out[group.tokens] = self._attention.decode_attention(
                 q[group.tokens], kv, layer, group.blocks, group.seq_lens, window
@@ -108,7 +107,7 @@ class PlainKernels:
 
     def _plan(self, work: StepWork) -> "_Plan":
         if self._planned is None or self._planned[0] is not work:
-            self._planned = (work, _Plan.of(work))
+            self._planned = (work, _Plan.of(work, self.shape))
         return self._planned[1]
 
     def _tiles_of(
@@ -154,11 +153,15 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
+    """What all layers of a step share.   cos, sin: [T, head_dim / 2], of its tokens."""
+
     decodes: list[_Decodes]
     prefills: list[_Prefill]
+    cos: torch.Tensor
+    sin: torch.Tensor
 
     @classmethod
-    def of(cls, work: StepWork) -> "_Plan":
+    def of(cls, work: StepWork, shape: AttentionShape) -> "_Plan":
         starts, lens = work.query_starts.tolist(), work.seq_lens.tolist()
         block_starts, blocks = work.block_starts.tolist(), work.blocks.tolist()
         rows = [
@@ -170,7 +173,8 @@ class _Plan:
         decodes = sorted((row for row in rows if row.end - row.first == 1), key=lambda r: r.start)
         groups = [decodes[i : i + _DECODE_GROUP] for i in range(0, len(decodes), _DECODE_GROUP)]
         prefills = [row for row in rows if row.end - row.first > 1]
-        return cls([_group(rows) for rows in groups], prefills)
+        cos, sin = shape.cos[work.positions], shape.sin[work.positions]
+        return cls([_group(rows) for rows in groups], prefills, cos, sin)
 
 
 def _group(rows: list[_Prefill]) -> _Decodes:

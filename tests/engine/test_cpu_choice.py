@@ -41,6 +41,10 @@ FAMILIES = {
 }
 
 
+NAMES = {"native": "C", "numba": "numba", "torch": "torch"}
+"""What the log says."""
+
+
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
@@ -118,12 +122,14 @@ def test_batch_invariance_passes_over_who_cannot_and_is_refused_where_nobody_can
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_what_there_is_here_passes(kind, family, quantization):
+    config = make_config(quantization=quantization)
     try:
-        MAKERS[kind](make_config(), parse()[1], LinearMaker(FLOAT32, is_invariant=True))
+        made = MAKERS[kind](config, parse()[1], LinearMaker(FLOAT32, is_invariant=True))
     except Unavailable as reason:
         pytest.skip(str(reason))
     values = {"cpu_kernels": kind, "quantization": quantization, "batch_invariant": True}
-    choose(config=FAMILIES[family], **values)
+    chosen = choose(config=FAMILIES[family], **values)
+    assert (type(chosen), chosen.name) == (type(made), NAMES[kind])
 
 
 def test_an_engine_for_short_requests_is_checked_too():

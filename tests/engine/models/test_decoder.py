@@ -11,6 +11,7 @@ from engine.messages import SamplingParams
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import DecoderConfig
 from engine.weights import StoredWeights, load_config
+from kernels.cpu.plain import PlainKernels
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
@@ -49,6 +50,42 @@ def last_logits(model, dtype):
         inputs = builder.build(Batch(1, (row,)))
         logits.append(model.forward(inputs)[0][0])
     return torch.stack(logits).float()
+
+
+class OneIsNotFinite(PlainKernels):
+    """A token's keys or values in one layer."""
+
+    def __init__(self, shape, layer, token):
+        super().__init__(shape)
+        self.place = layer, token
+
+    def attention(self, qkv, layer, work, norms=None, window=None):
+        out = super().attention(qkv, layer, work, norms, window)
+        if layer == self.place[0]:
+            out[self.place[1]] = torch.nan
+        return out
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("token", [3, len(PROMPT) - 1])
+@torch.inference_mode()
+def test_a_token_that_is_not_finite_is_told_in_any_layer_whether_it_samples_or_not(
+    tmp_path, layer, token
+):
+    model_dir = save_model(tmp_path / "model")
+    config = DecoderConfig.parse(load_config(model_dir))
+    assert config.shape.num_layers == 2
+    form = form_of(config)
+    model = make_decoder(
+        config, StoredWeights(model_dir, torch.float32), form, 128,
+        lambda shape: OneIsNotFinite(shape, layer, token),
+    )  # fmt: skip
+    arena = torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
+    builder = InputBuilder(arena, form, lambda key: (0, None))
+    sampling = SamplingParams(max_tokens=1)
+    row = ScheduledRow("r", tuple(PROMPT), 0, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
+    _, finite = model.forward(builder.build(Batch(1, (row,))))
+    assert finite.tolist() == [i != token for i in range(len(PROMPT))]
 
 
 @torch.inference_mode()
