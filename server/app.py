@@ -69,7 +69,7 @@ async def _sweep(gateway: Gateway) -> None:
     while True:
         await _write_key_uses(gateway)
         with contextlib.suppress(RegistryError, DatabaseError):
-            await asyncio.to_thread(sweep_uploads, gateway.registry, gateway.database.begin)
+            await asyncio.to_thread(sweep_uploads, gateway.uploads, gateway.database.begin)
         await asyncio.sleep(_SWEEP_S)
 
 

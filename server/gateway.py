@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from registry.base_model import BaseModel
-from registry.service import Registry
+from registry.catalog import Catalog
 from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
 from registry.validate import AdapterLimits
 from server.database import Database
 from server.engines import Engines
@@ -37,7 +38,8 @@ class Gateway:
     settings: Settings
     database: Database
     base: BaseModel
-    registry: Registry
+    catalog: Catalog
+    uploads: Uploads
     tokenizer: Tokenizer
     engines: Engines
     settler: Settler
@@ -68,13 +70,15 @@ class Gateway:
             if settler is not None:
                 settler.wake()
 
+        catalog = Catalog(base)
         engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
         settler = Settler(database, engines.read_journal, engine_ids=engines.engine_ids)
         return cls(
             settings=settings,
             database=database,
             base=base,
-            registry=Registry(base, storage, limits, work_dir=work_dir),
+            catalog=catalog,
+            uploads=Uploads(catalog, storage, limits, work_dir=work_dir),
             tokenizer=Tokenizer(model_dir),
             engines=engines,
             settler=settler,

@@ -191,7 +191,7 @@ async def _resolve(
         price = current_price(conn, now_ms())
         if model == gateway.base.model_id:
             return None, price
-        return gateway.registry.resolve(conn, identity.tenant_id, model), price
+        return gateway.catalog.resolve(conn, identity.tenant_id, model), price
 
     return await gateway.database.read(read)
 

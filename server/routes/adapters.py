@@ -24,7 +24,7 @@ async def list_adapters(
     gateway: GatewayDep, identity: AdaptersKey, after: str | None = None, limit: Limit = 100
 ) -> dict[str, Any]:
     found = await gateway.database.read(
-        lambda conn: gateway.registry.list_adapters(
+        lambda conn: gateway.catalog.list_adapters(
             conn, identity.tenant_id, after=after, limit=limit + 1
         )
     )
@@ -37,7 +37,7 @@ async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> 
     return _adapter(
         gateway,
         await gateway.database.read(
-            lambda conn: gateway.registry.get_adapter(conn, identity.tenant_id, name)
+            lambda conn: gateway.catalog.get_adapter(conn, identity.tenant_id, name)
         ),
     )
 
@@ -45,7 +45,7 @@ async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> 
 @router.delete("/{name}")
 async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
     await gateway.database.write(
-        lambda conn: gateway.registry.delete_adapter(conn, identity.tenant_id, name)
+        lambda conn: gateway.catalog.delete_adapter(conn, identity.tenant_id, name)
     )
     return {"id": name, "object": "adapter.deleted", "deleted": True}
 
@@ -59,7 +59,7 @@ async def list_versions(
     limit: Limit = 100,
 ) -> dict[str, Any]:
     found = await gateway.database.read(
-        lambda conn: gateway.registry.list_versions(
+        lambda conn: gateway.catalog.list_versions(
             conn, identity.tenant_id, name, before=before, limit=limit + 1
         )
     )
@@ -72,7 +72,7 @@ async def set_alias(
     name: str, alias: str, body: _Alias, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
     adapter = await gateway.database.write(
-        lambda conn: gateway.registry.set_alias(conn, identity.tenant_id, name, alias, body.version)
+        lambda conn: gateway.catalog.set_alias(conn, identity.tenant_id, name, alias, body.version)
     )
     return _adapter(gateway, adapter)
 
@@ -101,7 +101,7 @@ def render_version(gateway: Gateway, version: Version) -> dict[str, Any]:
         "size_bytes": version.size_bytes,
         "state": version.state,
         "tier": residency.tier if residency else "remote",
-        "is_servable": gateway.registry.is_servable(version),
+        "is_servable": gateway.catalog.is_servable(version),
         "passport": version.passport,
         "created_at": version.created_at_ms // 1000,
     }

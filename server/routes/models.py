@@ -14,11 +14,11 @@ router = APIRouter()
 @router.get("/models")
 async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
-        found = gateway.registry.list_adapters(conn, identity.tenant_id)
+        found = gateway.catalog.list_adapters(conn, identity.tenant_id)
         return [
             _model(gateway, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in found
-            if adapter.latest and gateway.registry.is_servable(adapter.latest)
+            if adapter.latest and gateway.catalog.is_servable(adapter.latest)
         ]
 
     adapters = await gateway.database.read(read)
@@ -31,9 +31,9 @@ async def get_model(model: str, gateway: GatewayDep, identity: InferenceKey) -> 
         return _base(gateway)
 
     def read(conn: Connection) -> int:
-        gateway.registry.resolve(conn, identity.tenant_id, model)
+        gateway.catalog.resolve(conn, identity.tenant_id, model)
         name = model.partition("@")[0]
-        return gateway.registry.get_adapter(conn, identity.tenant_id, name).created_at_ms
+        return gateway.catalog.get_adapter(conn, identity.tenant_id, name).created_at_ms
 
     return _model(gateway, model, await gateway.database.read(read), identity.tenant_name)
 

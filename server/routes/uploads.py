@@ -53,7 +53,7 @@ async def create_upload(
 ) -> dict[str, Any]:
     files = {filename: FileSpec(f.size_bytes, f.sha256) for filename, f in body.files.items()}
     upload = await gateway.database.write(
-        lambda conn: gateway.registry.create_upload(
+        lambda conn: gateway.uploads.create_upload(
             conn,
             identity.tenant_id,
             identity.key_id,
@@ -71,7 +71,7 @@ async def create_upload(
 async def get_upload(upload_id: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
     return _upload(
         await gateway.database.read(
-            lambda conn: gateway.registry.get_upload(conn, identity.tenant_id, upload_id)
+            lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
         )
     )
 
@@ -87,10 +87,10 @@ async def put_part(
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
     with tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder:
-        part = await _receive(request, Path(folder) / "part", gateway.registry.limits.part_bytes)
+        part = await _receive(request, Path(folder) / "part", gateway.uploads.limits.part_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
-            gateway.registry.put_part,
+            gateway.uploads.put_part,
             gateway.database.begin,
             identity.tenant_id,
             upload_id,
@@ -111,13 +111,13 @@ async def complete_upload(
     """Verify, validate, store, publish; asked again it gives the same version again."""
     version = await asyncio.to_thread(
         completion.complete_upload,
-        gateway.registry,
+        gateway.uploads,
         gateway.database.begin,
         identity.tenant_id,
         upload_id,
     )
     upload = await gateway.database.read(
-        lambda conn: gateway.registry.get_upload(conn, identity.tenant_id, upload_id)
+        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
     rendered = render_version(gateway, version)
     return {**_upload(upload), "adapter": upload.adapter_name, "version": rendered}

@@ -2,10 +2,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, event
 
 from registry.base_model import BaseModel
-from registry.service import Registry
+from registry.catalog import Catalog
 from registry.storage import LocalStorage
 from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
 from tests.registry.factories import Clock, make_base
 
 
@@ -59,8 +60,13 @@ def storage(tmp_path):
 
 
 @pytest.fixture
-def registry(base, storage, clock, tmp_path):
+def catalog(base, clock):
+    return Catalog(base, clock)
+
+
+@pytest.fixture
+def uploads(catalog, storage, clock, tmp_path):
     """Parts of 1000 bytes; a work folder of its own, so that tests see what is left in it."""
     (tmp_path / "work").mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
-    return Registry(base, storage, limits, clock, tmp_path / "work")
+    return Uploads(catalog, storage, limits, clock, tmp_path / "work")

@@ -16,8 +16,8 @@ from registry.base_model import BaseModel
 from registry.completion import complete_upload
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, CanonicalAdapter, lora_names, read_canonical
-from registry.service import Registry
 from registry.upload_rows import FileSpec, Upload
+from registry.uploads import Uploads
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
@@ -147,7 +147,7 @@ def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
 
 
 def send_part(
-    registry: Registry,
+    uploads: Uploads,
     conn: Connection,
     upload: Upload,
     filename: str,
@@ -162,7 +162,7 @@ def send_part(
     path.write_bytes(data)
     total = upload.files[filename].size_bytes if total is None else total
     try:
-        file = registry.put_part(
+        file = uploads.put_part(
             lambda: nullcontext(conn),
             upload.tenant_id,
             upload.upload_id,
@@ -179,18 +179,18 @@ def send_part(
 
 
 def send_all(
-    registry: Registry, conn: Connection, upload: Upload, files: dict[str, bytes], folder: Path
+    uploads: Uploads, conn: Connection, upload: Upload, files: dict[str, bytes], folder: Path
 ) -> None:
     """Send every file in parts of the registry's size."""
-    part_bytes = registry.limits.part_bytes
+    part_bytes = uploads.limits.part_bytes
     for filename, data in files.items():
         for start in range(0, len(data), part_bytes):
             part = data[start : start + part_bytes]
-            send_part(registry, conn, upload, filename, start, part, folder)
+            send_part(uploads, conn, upload, filename, start, part, folder)
 
 
 def upload_adapter(
-    registry: Registry,
+    uploads: Uploads,
     database: Engine,
     folder: Path,
     *,
@@ -200,8 +200,8 @@ def upload_adapter(
     alias: str | None = None,
 ) -> Version:
     """The whole road: create, send, complete. Without files, a sound small adapter."""
-    files = files or make_files(make_config(), encode(make_adapter(registry.base)))
+    files = files or make_files(make_config(), encode(make_adapter(uploads.catalog.base)))
     with database.begin() as conn:
-        upload = registry.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
-        send_all(registry, conn, upload, files, folder)
-    return complete_upload(registry, database.begin, tenant_id, upload.upload_id)
+        upload = uploads.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
+        send_all(uploads, conn, upload, files, folder)
+    return complete_upload(uploads, database.begin, tenant_id, upload.upload_id)

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from registry.catalog import Catalog
 from registry.completion import complete_upload, sweep_uploads
 from registry.errors import (
     InvalidAdapter,
@@ -16,7 +17,7 @@ from registry.errors import (
 )
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
-from registry.service import Registry
+from registry.uploads import Uploads
 from tests.registry.factories import (
     declare,
     encode,
@@ -50,21 +51,21 @@ class FailingStorage:
 
 
 @pytest.fixture
-def failing(registry, storage):
+def failing(uploads, storage):
     failing = FailingStorage(storage)
-    registry._storage = failing
+    uploads._storage = failing
     return failing
 
 
 @pytest.fixture
-def send(registry, database, tmp_path, base):
+def send(uploads, database, tmp_path, base):
     """Create an upload and send its files; returns the upload, ready to be completed."""
 
     def send(files=None, **options):
         files = files or sound_files(base)
         with database.begin() as conn:
-            upload = registry.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
-            send_all(registry, conn, upload, files, tmp_path)
+            upload = uploads.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
+            send_all(uploads, conn, upload, files, tmp_path)
         return upload
 
     return send
@@ -79,14 +80,14 @@ def files_left(tmp_path):
     return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
 
 
-def complete(registry, database, upload):
-    return complete_upload(registry, database.begin, A, upload.upload_id)
+def complete(uploads, database, upload):
+    return complete_upload(uploads, database.begin, A, upload.upload_id)
 
 
 def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
-    registry, database, send, storage, base
+    uploads, database, send, storage, base
 ):
-    version = complete(registry, database, send())
+    version = complete(uploads, database, send())
     raw = b"".join(storage.read(version.object_key))
     assert version.digest == sha256(raw)
     assert version.size_bytes == len(raw) == version.passport["size_bytes"]
@@ -95,62 +96,62 @@ def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
     assert parse_canonical(raw).rank == version.rank == 4
 
 
-def test_only_the_object_is_left(registry, database, send, tmp_path, storage):
-    version = complete(registry, database, send())
+def test_only_the_object_is_left(uploads, database, send, tmp_path, storage):
+    version = complete(uploads, database, send())
     assert list(storage.list("")) == [version.object_key]
     assert len(files_left(tmp_path)) == 1
 
 
-def test_complete_is_idempotent(registry, database, send):
+def test_complete_is_idempotent(catalog, uploads, database, send):
     upload = send()
-    version = complete(registry, database, upload)
-    assert complete(registry, database, upload) == version
+    version = complete(uploads, database, upload)
+    assert complete(uploads, database, upload) == version
     with database.begin() as conn:
-        found = registry.get_upload(conn, A, upload.upload_id)
+        found = uploads.get_upload(conn, A, upload.upload_id)
         assert (found.state, found.version) == ("complete", 1)
-        assert len(registry.list_versions(conn, A, "pirate")) == 1
+        assert len(catalog.list_versions(conn, A, "pirate")) == 1
 
 
-def test_the_same_adapter_in_another_order_is_the_same_version(registry, database, send, base):
-    first = complete(registry, database, send())
+def test_the_same_adapter_in_another_order_is_the_same_version(uploads, database, send, base):
+    first = complete(uploads, database, send())
     turned = dict(reversed(make_adapter(base).items()))
-    again = complete(registry, database, send(make_files(make_config(), encode(turned))))
+    again = complete(uploads, database, send(make_files(make_config(), encode(turned))))
     assert again == first
 
 
-def test_an_upload_of_old_bytes_moves_the_aliases_back(registry, database, send, base):
-    first = complete(registry, database, send())
-    complete(registry, database, send(sound_files(base, seed=2)))
-    complete(registry, database, send(alias="prod"))
+def test_an_upload_of_old_bytes_moves_the_aliases_back(catalog, uploads, database, send, base):
+    first = complete(uploads, database, send())
+    complete(uploads, database, send(sound_files(base, seed=2)))
+    complete(uploads, database, send(alias="prod"))
     with database.begin() as conn:
-        assert registry.resolve(conn, A, "pirate") == first.ref
-        assert registry.resolve(conn, A, "pirate@prod") == first.ref
+        assert catalog.resolve(conn, A, "pirate") == first.ref
+        assert catalog.resolve(conn, A, "pirate@prod") == first.ref
 
 
-def test_another_alpha_is_another_version(registry, database, send, base):
-    first = complete(registry, database, send())
+def test_another_alpha_is_another_version(uploads, database, send, base):
+    first = complete(uploads, database, send())
     files = make_files(make_config(lora_alpha=16), encode(make_adapter(base)))
-    second = complete(registry, database, send(files))
+    second = complete(uploads, database, send(files))
     assert (second.version, second.digest == first.digest) == (2, False)
 
 
-def test_missing_bytes_are_named_and_the_upload_stays_open(registry, database, base, tmp_path):
+def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, base, tmp_path):
     files = sound_files(base)
     with database.begin() as conn:
-        upload = registry.create_upload(conn, A, "key", "pirate", declare(files))
-        send_part(registry, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+        upload = uploads.create_upload(conn, A, "key", "pirate", declare(files))
+        send_part(uploads, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
     with pytest.raises(UploadNotComplete) as caught:
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
     assert caught.value.missing_bytes == {WEIGHTS_FILE: len(files[WEIGHTS_FILE])}
     with database.begin() as conn:
-        send_all(registry, conn, upload, files, tmp_path)
-    assert complete(registry, database, upload).version == 1
+        send_all(uploads, conn, upload, files, tmp_path)
+    assert complete(uploads, database, upload).version == 1
 
 
-def test_another_tenant_cannot_complete(registry, database, send):
+def test_another_tenant_cannot_complete(uploads, database, send):
     upload = send()
     with pytest.raises(UploadNotFound):
-        complete_upload(registry, database.begin, "tenant-b", upload.upload_id)
+        complete_upload(uploads, database.begin, "tenant-b", upload.upload_id)
 
 
 def damaged(base, kind):
@@ -212,139 +213,139 @@ def damaged(base, kind):
     + ["unknown_module", "dora", "unknown_config_key", "duplicate_config_key"],
 )
 def test_a_hostile_upload_is_refused_by_name_and_leaves_nothing(
-    registry, database, send, base, tmp_path, kind
+    catalog, uploads, database, send, base, tmp_path, kind
 ):
     files, code = damaged(base, kind)
     upload = send(files)
     for _ in range(2):
         # Asked again, a failed upload gives the fault that it failed with.
         with pytest.raises(InvalidAdapter) as caught:
-            complete(registry, database, upload)
+            complete(uploads, database, upload)
         assert caught.value.code == code
         assert caught.value.param
     assert files_left(tmp_path) == []
     with database.begin() as conn:
-        found = registry.get_upload(conn, A, upload.upload_id)
+        found = uploads.get_upload(conn, A, upload.upload_id)
         assert (found.state, found.error_code) == ("failed", code)
         assert found.error
-        assert registry.list_adapters(conn, A) == []
+        assert catalog.list_adapters(conn, A) == []
         with pytest.raises(UploadNotOpen):
-            send_part(registry, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
+            send_part(uploads, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
 
 
 @pytest.mark.parametrize("filename", [CONFIG_FILE, WEIGHTS_FILE])
 def test_bytes_other_than_declared_are_refused_and_leave_nothing(
-    registry, database, base, tmp_path, filename
+    uploads, database, base, tmp_path, filename
 ):
     files = sound_files(base)
     declared = declare(files)
     declared[filename] = replace(declared[filename], sha256="0" * 64)
     with database.begin() as conn:
-        upload = registry.create_upload(conn, A, "key", "pirate", declared)
-        send_all(registry, conn, upload, files, tmp_path)
+        upload = uploads.create_upload(conn, A, "key", "pirate", declared)
+        send_all(uploads, conn, upload, files, tmp_path)
     with pytest.raises(InvalidAdapter) as caught:
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
     assert (caught.value.code, caught.value.param) == ("digest_mismatch", filename)
     assert files_left(tmp_path) == []
 
 
 @pytest.mark.parametrize("method", ["read", "put"])
 def test_a_store_that_is_down_fails_the_request_and_not_the_upload(
-    registry, database, send, tmp_path, failing, method
+    uploads, database, send, tmp_path, failing, method
 ):
     upload = send()
     failing.broken = {method}
     with pytest.raises(StorageError):
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
     assert list((tmp_path / "work").iterdir()) == []
     failing.broken = set()
-    assert complete(registry, database, upload).version == 1
+    assert complete(uploads, database, upload).version == 1
     assert len(files_left(tmp_path)) == 1
 
 
 def test_a_part_that_the_store_damaged_is_the_stores_fault(
-    registry, database, send, storage, tmp_path
+    uploads, database, send, storage, tmp_path
 ):
     upload = send()
     key = next(iter(storage.list("uploads/")))
     (tmp_path / "other").write_bytes(b"other")
     storage.put(key, tmp_path / "other")
     with pytest.raises(StorageError) as caught:
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
     assert caught.value.key == key
 
 
 def test_parts_that_could_not_be_discarded_are_swept_later(
-    registry, database, send, tmp_path, failing
+    uploads, database, send, tmp_path, failing
 ):
     upload = send()
     failing.broken = {"delete"}
-    version = complete(registry, database, upload)
+    version = complete(uploads, database, upload)
     assert len(files_left(tmp_path)) > 1
-    assert sweep_uploads(registry, database.begin) == 0
+    assert sweep_uploads(uploads, database.begin) == 0
     failing.broken = set()
-    assert sweep_uploads(registry, database.begin) == 1
-    assert sweep_uploads(registry, database.begin) == 0
+    assert sweep_uploads(uploads, database.begin) == 1
+    assert sweep_uploads(uploads, database.begin) == 0
     assert list(failing.list("")) == [version.object_key]
 
 
-def test_an_expired_upload_is_swept_and_leaves_nothing(registry, database, send, tmp_path, clock):
+def test_an_expired_upload_is_swept_and_leaves_nothing(uploads, database, send, tmp_path, clock):
     upload = send()
-    assert sweep_uploads(registry, database.begin) == 0
+    assert sweep_uploads(uploads, database.begin) == 0
     clock.now_s += 24 * 3600
-    assert sweep_uploads(registry, database.begin) == 1
+    assert sweep_uploads(uploads, database.begin) == 1
     assert files_left(tmp_path) == []
     with pytest.raises(UploadNotOpen):
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
 
 
 def test_an_upload_that_expires_while_it_is_built_leaves_no_object(
-    registry, database, send, tmp_path, clock
+    uploads, database, send, tmp_path, clock
 ):
     upload = send()
     with database.begin() as conn:
-        plan = registry.prepare_complete(conn, A, upload.upload_id)
-    built = registry.build(plan)
+        plan = uploads.prepare_complete(conn, A, upload.upload_id)
+    built = uploads.build(plan)
     clock.now_s += 24 * 3600
-    sweep_uploads(registry, database.begin)
+    sweep_uploads(uploads, database.begin)
     with database.begin() as conn, pytest.raises(UploadNotOpen):
-        registry.finish_complete(conn, built)
+        uploads.finish_complete(conn, built)
     with database.begin() as conn:
-        registry.discard_object(conn, built)
+        uploads.discard_object(conn, built)
     assert files_left(tmp_path) == []
 
 
-def test_an_object_that_another_upload_may_need_is_not_discarded(registry, database, send, storage):
+def test_an_object_that_another_upload_may_need_is_not_discarded(uploads, database, send, storage):
     first, second = send(), send()
     plans = []
     for upload in (first, second):
         with database.begin() as conn:
-            plans.append(registry.prepare_complete(conn, A, upload.upload_id))
-    built = [registry.build(plan) for plan in plans]
+            plans.append(uploads.prepare_complete(conn, A, upload.upload_id))
+    built = [uploads.build(plan) for plan in plans]
     with database.begin() as conn:
-        registry.discard_object(conn, built[0])
+        uploads.discard_object(conn, built[0])
     assert storage.size(built[0].object_key)
     with database.begin() as conn:
-        registry.finish_complete(conn, built[1])
-        registry.discard_object(conn, built[0])
+        uploads.finish_complete(conn, built[1])
+        uploads.discard_object(conn, built[0])
     assert storage.size(built[0].object_key)
 
 
-def test_the_same_upload_completed_twice_at_once_is_one_version(registry, database, send):
+def test_the_same_upload_completed_twice_at_once_is_one_version(uploads, database, send):
     upload = send()
     with database.begin() as conn:
-        plans = [registry.prepare_complete(conn, A, upload.upload_id) for _ in range(2)]
-    built = [registry.build(plan) for plan in plans]
+        plans = [uploads.prepare_complete(conn, A, upload.upload_id) for _ in range(2)]
+    built = [uploads.build(plan) for plan in plans]
     with database.begin() as conn:
-        first = registry.finish_complete(conn, built[0])
+        first = uploads.finish_complete(conn, built[0])
     with database.begin() as conn:
-        assert registry.finish_complete(conn, built[1]) == first
-        registry.fail_complete(conn, upload, InvalidAdapter(code="late", message="Too late."))
-        assert registry.get_upload(conn, A, upload.upload_id).state == "complete"
+        assert uploads.finish_complete(conn, built[1]) == first
+        uploads.fail_complete(conn, upload, InvalidAdapter(code="late", message="Too late."))
+        assert uploads.get_upload(conn, A, upload.upload_id).state == "complete"
 
 
 def test_the_slower_of_two_completes_gets_the_version_of_the_faster(
-    registry, base, database, send, storage, clock, tmp_path
+    uploads, base, database, send, storage, clock, tmp_path
 ):
     upload = send()
 
@@ -355,26 +356,24 @@ def test_the_slower_of_two_completes_gets_the_version_of_the_faster(
             return getattr(storage, name)
 
         def read(self, key, start=0, end=None):
-            complete(registry, database, upload)
+            complete(uploads, database, upload)
             return storage.read(key, start, end)
 
-    slower = Registry(base, SlowStorage(), registry.limits, clock, tmp_path / "work")
+    slower = Uploads(uploads.catalog, SlowStorage(), uploads.limits, clock, tmp_path / "work")
     version = complete(slower, database, upload)
     assert version.version == 1
 
 
 def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
-    registry, database, send, storage
+    uploads, database, send, storage
 ):
     upload = send()
-    registry.discard_parts(upload)
+    uploads.discard_parts(upload)
     with pytest.raises(ObjectNotFound):
-        complete(registry, database, upload)
+        complete(uploads, database, upload)
 
 
-def test_no_transaction_is_open_while_bytes_move(
-    registry, base, database, storage, clock, tmp_path
-):
+def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock, tmp_path):
     open_connections = []
 
     class WatchingStorage:
@@ -382,7 +381,7 @@ def test_no_transaction_is_open_while_bytes_move(
             open_connections.append(database.pool.checkedout())
             return getattr(storage, name)
 
-    watched = Registry(base, WatchingStorage(), clock=clock)
+    watched = Uploads(Catalog(base, clock), WatchingStorage(), clock=clock)
     files = sound_files(base)
     with database.begin() as conn:
         upload = watched.create_upload(conn, A, "key", "pirate", declare(files))
@@ -398,21 +397,19 @@ def test_no_transaction_is_open_while_bytes_move(
     assert set(open_connections) == {0}
 
 
-def test_a_quota_counts_what_was_completed(registry, database, send, base, tmp_path):
-    complete(registry, database, send())
+def test_a_quota_counts_what_was_completed(uploads, database, send, base, tmp_path):
+    complete(uploads, database, send())
     with database.begin() as conn, pytest.raises(QuotaExceeded):
-        registry.create_upload(conn, A, "key", "other", declare(sound_files(base)), max_adapters=1)
+        uploads.create_upload(conn, A, "key", "other", declare(sound_files(base)), max_adapters=1)
 
 
-def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(
-    registry, database, base, tmp_path
-):
+def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(uploads, database, base, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     def push(seed):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        return upload_adapter(registry, database, folder, files=sound_files(base, seed=seed))
+        return upload_adapter(uploads, database, folder, files=sound_files(base, seed=seed))
 
     with ThreadPoolExecutor(3) as pool:
         versions = list(pool.map(push, range(3)))

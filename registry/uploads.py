@@ -1,4 +1,4 @@
-"""The registry: resumable uploads that become versions, and names that resolve to them.
+"""Uploads: resumable sessions that become versions.
 
 Methods take the caller's connection inside the caller's transaction and never commit. No
 transaction may stay open while bytes move: `put_part` opens its own, and completing an upload is
@@ -16,12 +16,10 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from registry import adapter_rows, upload_rows
-from registry.adapter_rows import LATEST, Adapter, Version
-from registry.base_model import BaseModel
+from registry.adapter_rows import Version
 from registry.build import BuiltAdapter, CompletionPlan, build_adapter
+from registry.catalog import Catalog
 from registry.errors import (
-    AdapterNotFound,
-    AdapterNotServable,
     Invalid,
     InvalidAdapter,
     TooLarge,
@@ -30,8 +28,7 @@ from registry.errors import (
     UploadNotOpen,
     UploadOffsetMismatch,
 )
-from registry.names import check_alias, check_new_name, is_name, parse_model
-from registry.ref import AdapterRef
+from registry.names import check_alias, check_new_name
 from registry.storage import Storage
 from registry.upload_rows import (
     COMPLETE,
@@ -51,96 +48,22 @@ Begin = Callable[[], AbstractContextManager[Connection]]
 _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
 
-class Registry:
+class Uploads:
     """work_dir: where uploads are assembled; None for the system's temporary folder."""
 
     def __init__(
         self,
-        base: BaseModel,
+        catalog: Catalog,
         storage: Storage,
         limits: RegistryLimits | None = None,
         clock: Callable[[], float] = time.time,
         work_dir: Path | None = None,
     ) -> None:
-        self.base = base
+        self.catalog = catalog
         self.limits = limits or RegistryLimits()
         self._storage = storage
         self._clock = clock
         self._work_dir = work_dir
-
-    # Names
-
-    def resolve(self, conn: Connection, tenant_id: str, model: str) -> AdapterRef:
-        """The version that `name`, `name@alias` or `name@3` means now.
-
-        Raises AdapterNotFound, also for another tenant's adapter, and AdapterNotServable for the
-        tenant's own version that was made for another base model.
-        """
-        asked = parse_model(model)
-        version = adapter_rows.find_version(
-            conn, tenant_id, asked.name, alias=asked.alias, number=asked.version
-        )
-        if version is None:
-            raise AdapterNotFound(model=model)
-        if not self.is_servable(version):
-            raise AdapterNotServable(model=model, version=version.version)
-        return version.ref
-
-    def is_servable(self, version: Version) -> bool:
-        return version.base_revision == self.base.base_revision
-
-    def list_adapters(
-        self, conn: Connection, tenant_id: str, *, after: str | None = None, limit: int = 1000
-    ) -> list[Adapter]:
-        """The tenant's adapters by name, those after the name `after`."""
-        return adapter_rows.list_adapters(conn, tenant_id, after, limit)
-
-    def get_adapter(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
-        """Raises AdapterNotFound."""
-        adapter = adapter_rows.find_adapter(conn, tenant_id, name) if is_name(name) else None
-        if adapter is None:
-            raise AdapterNotFound(model=name)
-        return adapter
-
-    def list_versions(
-        self,
-        conn: Connection,
-        tenant_id: str,
-        name: str,
-        *,
-        before: int | None = None,
-        limit: int = 1000,
-    ) -> list[Version]:
-        """Newest first, those below the number `before`. Raises AdapterNotFound."""
-        adapter = self.get_adapter(conn, tenant_id, name)
-        return adapter_rows.list_versions(conn, tenant_id, adapter.adapter_id, before, limit)
-
-    def set_alias(
-        self, conn: Connection, tenant_id: str, name: str, alias: str, version: int
-    ) -> Adapter:
-        """Point an alias at a version, `latest` too: that is a rollback. Raises AdapterNotFound."""
-        check_alias(alias)
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
-        asked = parse_model(f"{name}@{version}")
-        if not adapter_rows.find_version(
-            conn, tenant_id, name, alias=asked.alias, number=asked.version
-        ):
-            raise AdapterNotFound(model=f"{name}@{version}")
-        now_ms = self._now_ms()
-        adapter_rows.move_alias(conn, tenant_id, adapter.adapter_id, alias, version, now_ms)
-        return self.get_adapter(conn, tenant_id, name)
-
-    def delete_adapter(self, conn: Connection, tenant_id: str, name: str) -> None:
-        """Take the name and its versions away; objects stay. Raises AdapterNotFound.
-
-        A later upload of the name goes on with the next version number.
-        """
-        adapter_rows.lock_tenant(conn, tenant_id)
-        adapter = self.get_adapter(conn, tenant_id, name)
-        adapter_rows.mark_deleted(conn, tenant_id, adapter.adapter_id, self._now_ms())
-
-    # Uploads
 
     def create_upload(
         self,
@@ -159,7 +82,7 @@ class Registry:
         max_adapters, max_adapter_bytes_total: the tenant's own, None for the default.
         Raises InvalidName, InvalidUpload, TooLarge, QuotaExceeded.
         """
-        check_new_name(name, self.base.model_id)
+        check_new_name(name, self.catalog.base.model_id)
         if alias is not None:
             check_alias(alias)
         check_files(files, self.limits)
@@ -272,7 +195,7 @@ class Registry:
         Raises InvalidAdapter or TooLarge (then `fail_complete`), StorageError (then try again).
         """
         limits = self.limits.adapter
-        return build_adapter(plan, self.base, self._storage, limits, self._work_dir)
+        return build_adapter(plan, self.catalog.base, self._storage, limits, self._work_dir)
 
     def finish_complete(self, conn: Connection, built: BuiltAdapter) -> Version:
         """Make the object a version and move `latest`, and the alias asked for, to it.
@@ -285,21 +208,8 @@ class Registry:
         if upload.state == COMPLETE:
             return _version_of(conn, upload)
         _check_open(upload)
-        now_ms = self._now_ms()
-        new_adapter_id = f"ad_{secrets.token_hex(16)}"
-        adapter_id = adapter_rows.open_adapter(
-            conn, tenant_id, upload.adapter_name, new_adapter_id=new_adapter_id, now_ms=now_ms
-        )
-        version = adapter_rows.find_same_version(
-            conn, tenant_id, adapter_id, built.digest, built.base_revision
-        )
-        if version is None:
-            number = adapter_rows.next_version(conn, adapter_id)
-            version = built.as_version(adapter_id, number, now_ms)
-            adapter_rows.insert_version(conn, tenant_id, version)
-        for alias in {LATEST, upload.alias or LATEST}:
-            adapter_rows.move_alias(conn, tenant_id, adapter_id, alias, version.version, now_ms)
-        result = {"adapter_id": adapter_id, "version": version.version}
+        version = self.catalog.publish(conn, upload.adapter_name, built, upload.alias)
+        result = {"adapter_id": version.adapter_id, "version": version.version}
         upload_rows.close_upload(conn, tenant_id, upload_id, state=COMPLETE, **result)
         return version
 

@@ -1,0 +1,284 @@
+import pytest
+from sqlalchemy import inspect
+
+from registry.catalog import Catalog
+from registry.errors import (
+    InvalidName,
+    InvalidUpload,
+    QuotaExceeded,
+    TooLarge,
+    UploadNotFound,
+    UploadNotOpen,
+    UploadOffsetMismatch,
+)
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE
+from registry.tables import metadata
+from registry.upload_rows import FileSpec
+from registry.uploads import Uploads
+from tests.registry.factories import (
+    declare,
+    encode,
+    make_adapter,
+    make_config,
+    make_files,
+    send_part,
+    sha256,
+    upload_adapter,
+)
+
+A, B = "tenant-a", "tenant-b"
+
+
+def make_upload_files(base, **changes):
+    return make_files(make_config(), encode(make_adapter(base, **changes)))
+
+
+def seeded(base, seed):
+    return make_upload_files(base, seed=seed)
+
+
+@pytest.fixture
+def make_version(uploads, database, tmp_path):
+    def make(**options):
+        return upload_adapter(uploads, database, tmp_path, **options)
+
+    return make
+
+
+@pytest.fixture
+def upload(uploads, connection, base):
+    return uploads.create_upload(connection, A, "key-1", "pirate", declare(make_upload_files(base)))
+
+
+# Declarations
+
+
+@pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a b", "a/b", "a@b", "a" * 65, "a\n", "é"])
+def test_a_name_that_is_no_name_is_refused(uploads, connection, base, name):
+    with pytest.raises(InvalidName):
+        uploads.create_upload(connection, A, "key", name, declare(make_upload_files(base)))
+
+
+def test_the_base_models_name_is_taken(uploads, connection, base):
+    with pytest.raises(InvalidName):
+        uploads.create_upload(connection, A, "key", base.model_id, declare(make_upload_files(base)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        [CONFIG_FILE],
+        [CONFIG_FILE, "adapter_model.bin"],
+        [CONFIG_FILE, WEIGHTS_FILE, "model.py"],
+        [CONFIG_FILE, "../adapter_model.safetensors"],
+    ],
+)
+def test_only_the_two_files_of_peft_are_taken(uploads, connection, names):
+    with pytest.raises(InvalidUpload) as caught:
+        uploads.create_upload(
+            connection, A, "key", "pirate", {name: FileSpec(10, "0" * 64) for name in names}
+        )
+    assert caught.value.code == "invalid_files"
+
+
+@pytest.mark.parametrize(
+    "spec", [FileSpec(0, "0" * 64), FileSpec(1, "0" * 63), FileSpec(1, "G" * 64)]
+)
+def test_a_declaration_needs_a_size_and_a_sha256(uploads, connection, spec):
+    files = {CONFIG_FILE: spec, WEIGHTS_FILE: FileSpec(1, "0" * 64)}
+    with pytest.raises(InvalidUpload):
+        uploads.create_upload(connection, A, "key", "pirate", files)
+
+
+@pytest.mark.parametrize(("config", "weights"), [(65_537, 1), (1, (2 << 30) + 1)])
+def test_a_declared_size_over_the_limit_is_too_large(uploads, connection, config, weights):
+    files = {CONFIG_FILE: FileSpec(config, "0" * 64), WEIGHTS_FILE: FileSpec(weights, "0" * 64)}
+    with pytest.raises(TooLarge):
+        uploads.create_upload(connection, A, "key", "pirate", files)
+
+
+def create(uploads, connection, name, base, **quotas):
+    files = declare(make_upload_files(base))
+    return uploads.create_upload(connection, A, "key", name, files, **quotas)
+
+
+def test_open_uploads_are_limited_until_they_expire(uploads, connection, base, clock):
+    for _ in range(3):
+        create(uploads, connection, "pirate", base)
+    with pytest.raises(QuotaExceeded) as caught:
+        create(uploads, connection, "pirate", base)
+    assert (caught.value.code, caught.value.quota) == ("quota_exceeded", "max_open_uploads")
+    clock.now_s += 24 * 3600
+    create(uploads, connection, "pirate", base)
+
+
+def test_adapters_are_limited_and_open_uploads_count(uploads, connection, base, make_version):
+    make_version(name="one")
+    create(uploads, connection, "two", base, max_adapters=2)
+    with pytest.raises(QuotaExceeded) as caught:
+        create(uploads, connection, "three", base, max_adapters=2)
+    assert caught.value.quota == "max_adapters"
+    create(uploads, connection, "one", base, max_adapters=2)
+
+
+def test_bytes_are_limited_and_equal_objects_count_once(uploads, connection, base, make_version):
+    version = make_version(name="one")
+    make_version(name="two")
+    new_bytes = sum(len(data) for data in make_upload_files(base).values())
+    limit = version.size_bytes + new_bytes
+    create(uploads, connection, "three", base, max_adapter_bytes_total=limit)
+    with pytest.raises(QuotaExceeded) as caught:
+        create(uploads, connection, "three", base, max_adapter_bytes_total=limit)
+    assert caught.value.quota == "max_adapter_bytes_total"
+
+
+# Parts
+
+
+def test_parts_are_counted_in_order(uploads, connection, upload, tmp_path, base):
+    data = make_upload_files(base)[WEIGHTS_FILE]
+    for start in range(0, len(data), 1000):
+        part = data[start : start + 1000]
+        received = send_part(uploads, connection, upload, WEIGHTS_FILE, start, part, tmp_path)
+        assert received == start + len(part)
+    found = uploads.get_upload(connection, A, upload.upload_id)
+    assert found.files[WEIGHTS_FILE].received_bytes == len(data)
+    assert found.files[WEIGHTS_FILE].sha256 == sha256(data)
+
+
+def test_the_same_part_again_changes_nothing(uploads, connection, upload, tmp_path):
+    for _ in range(2):
+        part = b"a" * 1000
+        assert send_part(uploads, connection, upload, WEIGHTS_FILE, 0, part, tmp_path) == 1000
+    send_part(uploads, connection, upload, WEIGHTS_FILE, 1000, b"b" * 1000, tmp_path)
+    assert send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path) == 2000
+
+
+@pytest.mark.parametrize(("start", "byte"), [(1500, b"b"), (0, b"b"), (500, b"a")])
+def test_a_part_at_another_place_or_with_other_bytes_is_a_conflict(
+    uploads, connection, upload, tmp_path, storage, start, byte
+):
+    send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path)
+    with pytest.raises(UploadOffsetMismatch) as caught:
+        send_part(uploads, connection, upload, WEIGHTS_FILE, start, byte * 1000, tmp_path)
+    assert caught.value.code == "upload_offset_mismatch"
+    assert caught.value.received_bytes == 1000
+    (key,) = storage.list("uploads/")
+    assert b"".join(storage.read(key)) == b"a" * 1000
+
+
+def test_more_bytes_than_declared_are_too_large(uploads, connection, upload, tmp_path, storage):
+    size = upload.files[CONFIG_FILE].size_bytes
+    with pytest.raises(TooLarge):
+        send_part(uploads, connection, upload, CONFIG_FILE, 0, b"x" * (size + 1), tmp_path)
+    assert list(storage.list("")) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1001])
+def test_a_part_that_is_not_the_last_has_the_full_size(
+    uploads, connection, upload, tmp_path, storage, size
+):
+    with pytest.raises((InvalidUpload, TooLarge)):
+        send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"x" * size, tmp_path)
+    assert list(storage.list("")) == []
+
+
+def test_a_total_other_than_declared_is_refused(uploads, connection, upload, tmp_path):
+    with pytest.raises(InvalidUpload) as caught:
+        send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"x" * 1000, tmp_path, total=7000)
+    assert caught.value.code == "size_mismatch"
+
+
+@pytest.mark.parametrize("filename", ["adapter_model.bin", "../../x", ""])
+def test_a_file_that_was_not_declared_is_refused(
+    uploads, connection, upload, tmp_path, storage, filename
+):
+    with pytest.raises(InvalidUpload) as caught:
+        send_part(uploads, connection, upload, filename, 0, b"x", tmp_path, total=1)
+    assert caught.value.code == "unknown_file"
+    assert list(storage.list("")) == []
+
+
+def test_another_tenants_upload_is_not_found(uploads, connection, upload):
+    with pytest.raises(UploadNotFound):
+        uploads.get_upload(connection, B, upload.upload_id)
+
+
+@pytest.mark.parametrize("upload_id", ["", "up_", "up_\0", "up_" + "0" * 32, "x" * 1000])
+def test_an_upload_that_is_not_there_is_not_found(uploads, connection, upload_id):
+    with pytest.raises(UploadNotFound):
+        uploads.get_upload(connection, A, upload_id)
+
+
+def test_an_expired_upload_takes_no_parts(uploads, connection, upload, tmp_path, clock, storage):
+    clock.now_s += 24 * 3600
+    assert uploads.get_upload(connection, A, upload.upload_id).state == "expired"
+    with pytest.raises(UploadNotOpen):
+        send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path)
+    assert list(storage.list("")) == []
+
+
+def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
+    base, database, clock, tmp_path, storage
+):
+    class EndingStorage:
+        """Another gateway expires the upload while our part is on its way to the store."""
+
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def put(self, key, path):
+            storage.put(key, path)
+            clock.now_s += 24 * 3600
+            with database.begin() as conn:
+                uploads.expire_uploads(conn)
+
+    uploads = Uploads(Catalog(base, clock), EndingStorage(), clock=clock)
+    with database.begin() as conn:
+        upload = create(uploads, conn, "pirate", base)
+    config = make_config()
+    with database.connect() as conn, pytest.raises(UploadNotOpen):
+        send_part(uploads, conn, upload, CONFIG_FILE, 0, config, tmp_path)
+    assert list(storage.list("")) == []
+
+
+def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path, storage):
+    class RacingStorage:
+        """Another gateway takes the same part while ours is on its way to the store."""
+
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def put(self, key, path):
+            storage.put(key, path)
+            with database.begin() as conn:
+                send_part(
+                    faster, conn, upload, CONFIG_FILE, 0, make_config(), path.parent / "other"
+                )
+
+    faster = Uploads(Catalog(base, clock), storage, clock=clock)
+    (tmp_path / "other").mkdir()
+    with database.begin() as conn:
+        upload = create(faster, conn, "pirate", base)
+    with database.connect() as conn:
+        slower = Uploads(Catalog(base, clock), RacingStorage(), clock=clock)
+        received = send_part(slower, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
+    assert received == len(make_config())
+
+
+# Tables
+
+
+def test_every_row_of_a_tenant_names_the_tenant(database):
+    for table in metadata.sorted_tables:
+        if table.name.startswith(("adapter", "upload")):
+            assert not table.c.tenant_id.nullable
+
+
+def test_every_constraint_and_index_has_a_name(database):
+    for table in inspect(database).get_table_names():
+        names = [index["name"] for index in inspect(database).get_indexes(table)]
+        names += [key["name"] for key in inspect(database).get_foreign_keys(table)]
+        assert None not in names
