@@ -21,6 +21,7 @@ from engine.messages import (
     Heartbeat,
     Hello,
     JournalRecords,
+    PinAdapters,
     Prefetch,
     ReadJournal,
     RequestOutput,
@@ -121,6 +122,9 @@ class EngineClient:
         await self._send(AbortRequests(request_ids=(request_id,)))
 
     async def prefetch(self, message: Prefetch) -> None:
+        await self._send(message)
+
+    async def pin(self, message: PinAdapters) -> None:
         await self._send(message)
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:

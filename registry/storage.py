@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, runtime_checkable
 
 from registry.errors import ObjectNotFound, StorageError
 
@@ -20,6 +21,15 @@ _KEY = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _INCOMING = ".incoming"
 _LEFTOVER_S = 24 * 3600.0
 """An incoming file as old as this is nobody's: its process was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """What a listing tells. modified_at: Unix seconds on the store's clock, of its last put."""
+
+    key: str
+    size_bytes: int
+    modified_at: float
 
 
 class Storage(Protocol):
@@ -41,8 +51,39 @@ class Storage(Protocol):
     def delete(self, key: str) -> None:
         """Remove the object; none is as good as removed."""
 
-    def list(self, prefix: str) -> Iterator[str]:
-        """Keys that start with `prefix`, in sorted order."""
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """Objects whose keys start with `prefix`, in their order."""
+
+
+@runtime_checkable
+class PresignedStorage(Storage, Protocol):
+    """A store that takes the parts of an object from whoever holds a URL for them."""
+
+    def begin_multipart(self, key: str) -> str:
+        """The id of a new multipart upload of the object `key`; it appears when completed."""
+
+    def presign_part(
+        self, key: str, multipart_id: str, number: int, size_bytes: int, expires_s: int
+    ) -> str:
+        """A URL that takes part `number`, from 1, by HTTP PUT: exactly so many bytes, until then.
+
+        Every part but the last has at least 5 MiB.
+        """
+
+    def list_parts(self, key: str, multipart_id: str) -> dict[int, int]:
+        """Bytes of every part that has arrived, by number. Raises ObjectNotFound: no such upload.
+
+        A completed or aborted upload is no upload any more.
+        """
+
+    def complete_multipart(self, key: str, multipart_id: str) -> None:
+        """Make the parts that have arrived the object, in the order of their numbers.
+
+        Raises ObjectNotFound, as list_parts.
+        """
+
+    def abort_multipart(self, key: str, multipart_id: str) -> None:
+        """Drop the parts; no such upload is as good as aborted."""
 
 
 def check_key(key: str) -> None:
@@ -103,14 +144,17 @@ class LocalStorage:
                     break
                 parent.rmdir()
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str) -> Iterator[StoredObject]:
         # Only the folder that the prefix names is walked: a tenant's listing costs its own objects.
         folder = self._root / prefix.rpartition("/")[0]
         if not folder.resolve().is_relative_to(self._root):
             raise StorageError(key=ascii(prefix), reason="the prefix is not allowed")
         paths = (path for path in folder.rglob("*") if path.is_file())
         keys = (path.relative_to(self._root).as_posix() for path in paths)
-        yield from sorted(k for k in keys if k.startswith(prefix) and not k.startswith(_INCOMING))
+        for key in sorted(k for k in keys if k.startswith(prefix) and not k.startswith(_INCOMING)):
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                stat = (self._root / key).stat()
+                yield StoredObject(key, stat.st_size, stat.st_mtime)
 
     def _path(self, key: str) -> Path:
         check_key(key)

@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage import CHUNK_BYTES, check_key
+from registry.storage import CHUNK_BYTES, StoredObject, check_key
 
 _CONNECT_TIMEOUT_S = 3.0
 _MAX_CONNECTIONS = 64
@@ -75,14 +75,15 @@ class S3Storage:
         with _translated(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str) -> Iterator[StoredObject]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix + prefix
         )
         with _translated(prefix):
             for page in pages:
                 for entry in page.get("Contents", ()):
-                    yield entry["Key"].removeprefix(self._prefix)
+                    key = entry["Key"].removeprefix(self._prefix)
+                    yield StoredObject(key, entry["Size"], entry["LastModified"].timestamp())
 
     def _key(self, key: str) -> str:
         check_key(key)

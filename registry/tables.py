@@ -6,6 +6,7 @@ Every row carries its tenant, also where a join could find it: no query has to t
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ForeignKeyConstraint,
     Index,
@@ -15,7 +16,11 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
+
+# SQLite numbers rows only in a column that is INTEGER to the letter.
+RowId = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData(
     naming_convention={
@@ -39,7 +44,7 @@ adapters = Table(
     UniqueConstraint("tenant_id", "name"),
 )
 
-# Immutable but for state ("ready" | "deleted") and deleted_at_ms.
+# Immutable but for state ("ready" | "deleted" | "purged") and deleted_at_ms.
 adapter_versions = Table(
     "adapter_versions",
     metadata,
@@ -68,13 +73,80 @@ adapter_aliases = Table(
     Column("alias", String(64), primary_key=True),
     Column("tenant_id", String(64), nullable=False),
     Column("version", Integer, nullable=False),
+    # A second version that gets canary_percent of the requests; null for none.
+    Column("canary_version", Integer),
+    Column("canary_percent", Integer),
     Column("updated_at_ms", BigInteger, nullable=False),
     ForeignKeyConstraint(
         ["adapter_id", "version"], ["adapter_versions.adapter_id", "adapter_versions.version"]
     ),
 )
 
-# state: "open" | "complete" | "failed" | "expired"
+# Every move of an alias, the newest last: what a rollback goes back to. version: null for removed.
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    Column("move_id", RowId, primary_key=True, autoincrement=True),
+    Column("adapter_id", String(64), nullable=False),
+    Column("alias", String(64), nullable=False),
+    Column("tenant_id", String(64), nullable=False),
+    Column("version", Integer),
+    Column("canary_version", Integer),
+    Column("canary_percent", Integer),
+    Column("moved_at_ms", BigInteger, nullable=False),
+    Column("moved_by", String(64), nullable=False),
+    ForeignKeyConstraint(["adapter_id"], ["adapters.adapter_id"]),
+    Index(None, "adapter_id", "alias", "move_id"),
+    sqlite_autoincrement=True,
+)
+
+# tenant_id: the owner, grantee_id: who may use it, too.
+adapter_grants = Table(
+    "adapter_grants",
+    metadata,
+    Column("adapter_id", String(64), primary_key=True),
+    Column("grantee_id", String(64), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("granted_at_ms", BigInteger, nullable=False),
+    Column("granted_by", String(64), nullable=False),
+    ForeignKeyConstraint(["adapter_id"], ["adapters.adapter_id"]),
+    Index(None, "grantee_id"),
+)
+
+# An interval for which a version was kept resident; unpinned_at_ms: null while it still is.
+# A pin that follows a moved alias is a new row. size_bytes: what it takes on the device.
+adapter_pins = Table(
+    "adapter_pins",
+    metadata,
+    Column("pin_id", String(64), primary_key=True),
+    Column("adapter_id", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("tenant_id", String(64), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("pinned_at_ms", BigInteger, nullable=False),
+    Column("unpinned_at_ms", BigInteger),
+    Column("pinned_by", String(64), nullable=False),
+    ForeignKeyConstraint(
+        ["adapter_id", "version"], ["adapter_versions.adapter_id", "adapter_versions.version"]
+    ),
+    Index(None, "tenant_id", "unpinned_at_ms"),
+    Index(None, "unpinned_at_ms"),
+)
+
+# What gateways tell their engines about; kept for an hour. version: null where it is of all.
+adapter_events = Table(
+    "adapter_events",
+    metadata,
+    Column("event_id", RowId, primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("tenant_id", String(64), nullable=False),
+    Column("adapter_id", String(64), nullable=False),
+    Column("version", Integer),
+    sqlite_autoincrement=True,
+)
+
+# state: "open" | "proving" | "complete" | "failed" | "expired"
 uploads = Table(
     "uploads",
     metadata,
@@ -86,6 +158,14 @@ uploads = Table(
     Column("created_by_key", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger, nullable=False),
+    # How its bytes come: "gateway" | "presigned".
+    Column("transfer", String(16), nullable=False, server_default="gateway"),
+    # A dry run ends with its passport and makes no version.
+    Column("is_dry_run", Boolean, nullable=False, server_default=false()),
+    # JSON of the canonical object and its passport, once the files are checked.
+    Column("built", Text),
+    # Who proves it in an engine may do so until then, alone.
+    Column("proving_until_ms", BigInteger),
     Column("error_code", String(64)),
     Column("error_param", String(256)),
     Column("error", Text),
@@ -97,6 +177,7 @@ uploads = Table(
         ["adapter_id", "version"], ["adapter_versions.adapter_id", "adapter_versions.version"]
     ),
     Index(None, "tenant_id", "state"),
+    Index(None, "tenant_id", "created_at_ms"),
     Index(None, "discarded_at_ms", "expires_at_ms"),
 )
 
@@ -109,6 +190,8 @@ upload_files = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("received_bytes", BigInteger, nullable=False),
+    # The object store's own id of a presigned multipart upload.
+    Column("multipart_id", Text),
     ForeignKeyConstraint(["upload_id"], ["uploads.upload_id"]),
 )
 
@@ -126,4 +209,16 @@ upload_parts = Table(
     ForeignKeyConstraint(
         ["upload_id", "filename"], ["upload_files.upload_id", "upload_files.filename"]
     ),
+)
+
+audit_log = Table(
+    "audit_log",
+    metadata,
+    Column("audit_id", RowId, primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False, index=True),
+    Column("actor", String(128), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(256), nullable=False),
+    Column("detail", Text, nullable=False),
+    sqlite_autoincrement=True,
 )

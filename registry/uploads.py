@@ -240,8 +240,8 @@ class Uploads:
 
     def discard_parts(self, upload: Upload) -> None:
         """Delete the parts of a closed upload from the store. Again is harmless."""
-        for key in list(self._storage.list(f"uploads/{upload.upload_id}/")):
-            self._storage.delete(key)
+        for found in list(self._storage.list(f"uploads/{upload.upload_id}/")):
+            self._storage.delete(found.key)
 
     def forget_parts(self, conn: Connection, upload: Upload) -> None:
         """Write down that `discard_parts` succeeded."""

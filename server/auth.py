@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from registry.audit import record_audit
 from server.tables import api_keys, tenants
-from server.tenants import record_audit
 
 INFERENCE, ADAPTERS, USAGE, KEYS = "inference", "adapters", "usage", "keys"
 SCOPES = frozenset({INFERENCE, ADAPTERS, USAGE, KEYS})

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     JournalRecords,
+    PinAdapters,
     Prefetch,
     RequestOutput,
     Residency,
@@ -76,6 +77,10 @@ class Engines:
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         await self._client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
+
+    async def pin(self, adapters: Sequence[AdapterRef]) -> None:
+        """Keep exactly these in the arena, as far as the engine's limit goes."""
+        await self._client.pin(PinAdapters(adapters=tuple(adapters)))
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Raises EngineDeadError, also when another engine has taken that one's place."""

@@ -17,10 +17,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from registry.tables import metadata
-
-# SQLite numbers rows only in a column that is INTEGER to the letter.
-_RowId = BigInteger().with_variant(Integer(), "sqlite")
+from registry.tables import RowId, metadata
 
 tenants = Table(
     "tenants",
@@ -56,7 +53,7 @@ api_keys = Table(
     Column("last_used_at_ms", BigInteger),
 )
 
-# Never updated: another price is another version.
+# Never updated: another price is another version. storage, pinned: of a GB for an hour.
 price_versions = Table(
     "price_versions",
     metadata,
@@ -65,6 +62,8 @@ price_versions = Table(
     Column("prompt_nanousd", BigInteger, nullable=False),
     Column("cached_nanousd", BigInteger, nullable=False),
     Column("completion_nanousd", BigInteger, nullable=False),
+    Column("storage_nanousd", BigInteger, nullable=False, server_default="0"),
+    Column("pinned_nanousd", BigInteger, nullable=False, server_default="0"),
     Column("created_at_ms", BigInteger, nullable=False),
     CheckConstraint(
         "prompt_nanousd >= 0 AND cached_nanousd >= 0 AND completion_nanousd >= 0",
@@ -110,7 +109,7 @@ Index("ix_holds_open_tenant", holds.c.tenant_id, sqlite_where=_IS_OPEN, postgres
 usage_events = Table(
     "usage_events",
     metadata,
-    Column("event_id", _RowId, primary_key=True, autoincrement=True),
+    Column("event_id", RowId, primary_key=True, autoincrement=True),
     Column("engine_id", String(64), nullable=False),
     Column("journal_seq", BigInteger, nullable=False),
     Column("request_id", String(64), nullable=False, unique=True),
@@ -151,23 +150,11 @@ journal_positions = Table(
 incidents = Table(
     "incidents",
     metadata,
-    Column("incident_id", _RowId, primary_key=True, autoincrement=True),
+    Column("incident_id", RowId, primary_key=True, autoincrement=True),
     Column("at_ms", BigInteger, nullable=False, index=True),
     Column("kind", String(64), nullable=False),
     Column("engine_id", String(64)),
     Column("request_id", String(64)),
-    Column("detail", Text, nullable=False),
-    sqlite_autoincrement=True,
-)
-
-audit_log = Table(
-    "audit_log",
-    metadata,
-    Column("audit_id", _RowId, primary_key=True, autoincrement=True),
-    Column("at_ms", BigInteger, nullable=False, index=True),
-    Column("actor", String(128), nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("target", String(256), nullable=False),
     Column("detail", Text, nullable=False),
     sqlite_autoincrement=True,
 )

@@ -1,4 +1,4 @@
-"""Tenants, and the log of what operators did to them.
+"""Tenants, and what operators do to them.
 
 TenantError
 ├── InvalidTenant    the caller's fault: a name or a limit that cannot be
@@ -14,7 +14,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.tables import audit_log, tenants
+from registry.audit import record_audit
+from server.tables import tenants
 
 # The owner's part of `owner/name`, so the same alphabet as an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -161,17 +162,6 @@ def set_limits(
     detail = " ".join(f"{name}={value}" for name, value in values.items())
     record_audit(
         conn, at_ms=now_ms, actor=actor, action="tenant.limits", target=tenant_id, detail=detail
-    )
-
-
-def record_audit(
-    conn: Connection, *, at_ms: int, actor: str, action: str, target: str, detail: str = ""
-) -> None:
-    """One line of the audit log, in the transaction of what it tells about."""
-    conn.execute(
-        sa.insert(audit_log).values(
-            at_ms=at_ms, actor=actor, action=action, target=target, detail=detail
-        )
     )
 
 

@@ -16,6 +16,7 @@ from registry.base_model import BaseModel
 from registry.completion import complete_upload
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, CanonicalAdapter, lora_names, read_canonical
+from registry.storage import Storage
 from registry.upload_rows import FileSpec, Upload
 from registry.uploads import Uploads
 
@@ -132,6 +133,11 @@ def make_adapter(
             tensors[a] = make_tensor(rng.normal(size=(rank, in_features)), dtype)
             tensors[b] = make_tensor(rng.normal(size=(out_features, rank)), dtype)
     return tensors
+
+
+def keys(storage: Storage, prefix: str = "") -> list[str]:
+    """Of what lies in a store."""
+    return [found.key for found in storage.list(prefix)]
 
 
 def sha256(data: bytes) -> str:

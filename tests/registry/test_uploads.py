@@ -19,6 +19,7 @@ from registry.uploads import Uploads
 from tests.registry.factories import (
     declare,
     encode,
+    keys,
     make_adapter,
     make_config,
     make_files,
@@ -165,7 +166,7 @@ def test_a_part_at_another_place_or_with_other_bytes_is_a_conflict(
         send_part(uploads, connection, upload, WEIGHTS_FILE, start, byte * 1000, tmp_path)
     assert caught.value.code == "upload_offset_mismatch"
     assert caught.value.received_bytes == 1000
-    (key,) = storage.list("uploads/")
+    (key,) = keys(storage, "uploads/")
     assert b"".join(storage.read(key)) == b"a" * 1000
 
 
@@ -173,7 +174,7 @@ def test_more_bytes_than_declared_are_too_large(uploads, connection, upload, tmp
     size = upload.files[CONFIG_FILE].size_bytes
     with pytest.raises(TooLarge):
         send_part(uploads, connection, upload, CONFIG_FILE, 0, b"x" * (size + 1), tmp_path)
-    assert list(storage.list("")) == []
+    assert keys(storage) == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1001])
@@ -182,7 +183,7 @@ def test_a_part_that_is_not_the_last_has_the_full_size(
 ):
     with pytest.raises((InvalidUpload, TooLarge)):
         send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"x" * size, tmp_path)
-    assert list(storage.list("")) == []
+    assert keys(storage) == []
 
 
 def test_a_total_other_than_declared_is_refused(uploads, connection, upload, tmp_path):
@@ -198,7 +199,7 @@ def test_a_file_that_was_not_declared_is_refused(
     with pytest.raises(InvalidUpload) as caught:
         send_part(uploads, connection, upload, filename, 0, b"x", tmp_path, total=1)
     assert caught.value.code == "unknown_file"
-    assert list(storage.list("")) == []
+    assert keys(storage) == []
 
 
 def test_another_tenants_upload_is_not_found(uploads, connection, upload):
@@ -217,7 +218,7 @@ def test_an_expired_upload_takes_no_parts(uploads, connection, upload, tmp_path,
     assert uploads.get_upload(connection, A, upload.upload_id).state == "expired"
     with pytest.raises(UploadNotOpen):
         send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path)
-    assert list(storage.list("")) == []
+    assert keys(storage) == []
 
 
 def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
@@ -241,7 +242,7 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
     config = make_config()
     with database.connect() as conn, pytest.raises(UploadNotOpen):
         send_part(uploads, conn, upload, CONFIG_FILE, 0, config, tmp_path)
-    assert list(storage.list("")) == []
+    assert keys(storage) == []
 
 
 def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path, storage):

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.tables import audit_log
 from server.auth import (
     DEFAULT_SCOPES,
     InvalidApiKey,
@@ -20,7 +21,7 @@ from server.auth import (
     revoke_key,
 )
 from server.secrets_store import EmptySecret, load_or_create_secret
-from server.tables import api_keys, audit_log
+from server.tables import api_keys
 from server.tenants import (
     InvalidTenant,
     TenantLimits,

@@ -6,6 +6,8 @@ import time
 import pytest
 import sqlalchemy as sa
 
+from registry.audit import record_audit
+from registry.tables import audit_log
 from server.database import (
     Database,
     DatabaseConfig,
@@ -13,8 +15,7 @@ from server.database import (
     LedgerUnavailable,
     UnsupportedDatabase,
 )
-from server.tables import audit_log
-from server.tenants import TenantNameTaken, create_tenant, list_tenants, record_audit
+from server.tenants import TenantNameTaken, create_tenant, list_tenants
 from tests.server.factories import NOW_MS
 
 
