@@ -1,4 +1,4 @@
-"""What an engine found out about an adapter by serving it: plain data, from there to the passport."""
+"""What an engine found out about an adapter by serving it: plain data for its passport."""
 
 from dataclasses import dataclass
 from typing import Literal
