@@ -28,7 +28,7 @@ class CompletionPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltAdapter:
-    """A canonical object that lies in the store and has no row yet."""
+    """A canonical object that lies in the store (of a dry run: nowhere) and has no row yet."""
 
     upload: Upload
     digest: str
@@ -80,8 +80,9 @@ def build_adapter(
         checked = check_adapter(config_bytes, folder / WEIGHTS_FILE, base, limits)
         written = _write_object(folder / "canonical", folder / WEIGHTS_FILE, checked)
         key = object_key(upload.tenant_id, written.digest)
-        # The object before the row: an object without a row is waste, a row without one an outage.
-        storage.put(key, folder / "canonical")
+        if not upload.is_dry_run:
+            # The object before the row: without a row it is waste, a row without it an outage.
+            storage.put(key, folder / "canonical")
     return BuiltAdapter(
         upload=upload,
         digest=written.digest,
@@ -107,7 +108,7 @@ def _assemble(
                 whole.update(chunk)
                 size_bytes += len(chunk)
                 copy.write(chunk)
-            if hasher.hexdigest() != part.sha256:
+            if part.sha256 is not None and hasher.hexdigest() != part.sha256:
                 raise StorageError(key=part.object_key, reason="other bytes than were put")
     if size_bytes != file.size_bytes or whole.hexdigest() != file.sha256:
         raise InvalidAdapter(

@@ -1,16 +1,22 @@
 """Uploads, their two files and received parts as rows. Every query names the tenant."""
 
+import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from registry.tables import upload_files, upload_parts, uploads
 
 OPEN = "open"
+PROVING = "proving"
 COMPLETE = "complete"
 FAILED = "failed"
 EXPIRED = "expired"
+
+Transfer = Literal["gateway", "presigned"]
+GATEWAY: Transfer = "gateway"
+PRESIGNED: Transfer = "presigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +29,41 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A declared file and how much of it has arrived."""
+    """A declared file and how much of it has arrived.
+
+    received_bytes: through the gateway; of a presigned file only the store knows.
+    multipart_id: the store's own, of a presigned file.
+    """
 
     filename: str
     size_bytes: int
     sha256: str
     received_bytes: int
+    multipart_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
-    """The bytes [start, start + size_bytes) of a file, kept under object_key until the end."""
+    """The bytes [start, start + size_bytes) of a file, kept under object_key until the end.
+
+    sha256: None where nobody counted on the way: the file's own is all there is to compare.
+    """
 
     filename: str
     start: int
     size_bytes: int
-    sha256: str
+    sha256: str | None
     object_key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """state: open, complete (adapter_id and version are set), failed (error is set) or expired."""
+    """A session: open -> proving -> complete; open or proving -> failed; open -> expired.
+
+    built: from proving on, the canonical object and its passport (see registry.completion).
+    adapter_id, version: of a complete one that is no dry run.   error: of a failed one.
+    expires_at_ms: when an open one expires, and when a proving one gives up.
+    """
 
     upload_id: str
     tenant_id: str
@@ -60,6 +79,9 @@ class Upload:
     error: str | None = None
     adapter_id: str | None = None
     version: int | None = None
+    transfer: Transfer = GATEWAY
+    is_dry_run: bool = False
+    built: dict[str, Any] | None = None
 
 
 def find_upload(conn: Connection, tenant_id: str, upload_id: str) -> Upload | None:
@@ -81,6 +103,8 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
             created_by_key=upload.created_by_key,
             created_at_ms=upload.created_at_ms,
             expires_at_ms=upload.expires_at_ms,
+            transfer=upload.transfer,
+            is_dry_run=upload.is_dry_run,
         )
     )
     conn.execute(
@@ -247,7 +271,9 @@ def _upload(conn: Connection, row: Row[Any]) -> Upload:
         upload_files.c.upload_id == row.upload_id, upload_files.c.tenant_id == row.tenant_id
     )
     files = {
-        file.filename: UploadFile(file.filename, file.size_bytes, file.sha256, file.received_bytes)
+        file.filename: UploadFile(
+            file.filename, file.size_bytes, file.sha256, file.received_bytes, file.multipart_id
+        )
         for file in conn.execute(query.order_by(upload_files.c.filename))
     }
     return Upload(
@@ -265,6 +291,9 @@ def _upload(conn: Connection, row: Row[Any]) -> Upload:
         adapter_id=row.adapter_id,
         version=row.version,
         files=files,
+        transfer=row.transfer,
+        is_dry_run=row.is_dry_run,
+        built=json.loads(row.built) if row.built else None,
     )
 
 
