@@ -13,6 +13,7 @@ from engine.core import EngineCore
 from engine.cpu.backend import cpu_backend
 from engine.errors import UnsupportedModel
 from engine.journal import Journal
+from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.scheduler import Scheduler
@@ -36,6 +37,8 @@ _ARENA_BYTES = {"cpu": 1 << 30, "cuda": None}
 _HOST_CACHE_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 """On a GPU pinned: 48 adapters of rank 16 on all projections of an 8B model."""
 _SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
+_PROOF_PRECISION = {True: 0.005, False: 0.05}
+"""By whether all is float32: of an adapter's effect, what serving it may lose (engine.canary)."""
 _LEAST_SUM_RANKS = 256
 _RANK_SHARE = 0.1
 """Of the bytes that a step reads anyway, the weights: what all its adapters together may add."""
@@ -120,7 +123,12 @@ def build_core(
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
         config.device,
     )  # fmt: skip
-    return EngineCore(scheduler, runner, journal, config.max_unsettled_records), config
+    reference = MergedModel(Path(config.model_dir), model_config)
+    precision = _PROOF_PRECISION[config.dtype == "float32" and config.quantization is None]
+    core = EngineCore(
+        scheduler, runner, journal, reference, precision, config.max_unsettled_records
+    )
+    return core, config
 
 
 def _layout(config: EngineConfig, model_config: DecoderConfig) -> Layout:

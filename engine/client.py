@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -23,6 +24,8 @@ from engine.messages import (
     JournalRecords,
     PinAdapters,
     Prefetch,
+    ProofResult,
+    ProveAdapter,
     ReadJournal,
     RequestOutput,
     Residency,
@@ -30,10 +33,14 @@ from engine.messages import (
     Welcome,
 )
 from engine.wire import Numbering, WireError
+from registry.proof import Proof
+from registry.ref import AdapterRef
 
 SILENCE_S = 60.0
 """A living engine says something four times a second; one this quiet hangs."""
 _JOURNAL_TIMEOUT_S = 10.0
+_PROOF_TIMEOUT_S = 1800.0
+"""The canary's requests have deadlines, its arithmetic a share of the engine's time."""
 _RECONNECT_S = 0.05
 
 
@@ -62,6 +69,7 @@ class EngineClient:
         self._on_end = on_end
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
+        self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
         self._context = zmq.asyncio.Context()
         self._ready = asyncio.Event()
         self._connection: _Connection | None = None
@@ -127,6 +135,22 @@ class EngineClient:
     async def pin(self, message: PinAdapters) -> None:
         await self._send(message)
 
+    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+        """What the engine's canary finds. Raises EngineDeadError."""
+        if not self.is_ready:
+            raise EngineDeadError("the engine is starting")
+        proof_id = uuid.uuid4().hex
+        waiter: asyncio.Future[Proof] = asyncio.get_running_loop().create_future()
+        self._proof_waiters[proof_id] = waiter
+        message = ProveAdapter(proof_id=proof_id, adapter=adapter, object_path=str(object_path))
+        try:
+            await self._send(message)
+            return await asyncio.wait_for(waiter, _PROOF_TIMEOUT_S)
+        except TimeoutError:
+            raise EngineDeadError("the engine does not answer") from None
+        finally:
+            del self._proof_waiters[proof_id]
+
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Acknowledge what is settled, get what follows. Raises EngineDeadError."""
         if not self.is_ready:
@@ -171,9 +195,10 @@ class EngineClient:
         for stream in self._streams.values():
             stream.put_nowait(None)
         waiters, self._journal_waiters = self._journal_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(EngineDeadError("the engine died"))
+        futures: list[asyncio.Future[Any]] = [*waiters, *self._proof_waiters.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(EngineDeadError("the engine died"))
 
     def _take(self, message: object) -> None:
         match message:
@@ -190,6 +215,10 @@ class EngineClient:
                 waiter = self._journal_waiters.pop(0)
                 if not waiter.done():
                     waiter.set_result(message)
+            case ProofResult():
+                proving = self._proof_waiters.get(message.proof_id)
+                if proving and not proving.done():
+                    proving.set_result(message.proof)
             case Residency():
                 self.residency[message.object_key] = message
             case EngineStats():

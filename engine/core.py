@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
+from engine.canary import CANARY, Canary, Reference
 from engine.journal import Journal
 from engine.messages import (
     AbortRequests,
@@ -14,6 +15,8 @@ from engine.messages import (
     LeaseLow,
     PinAdapters,
     Prefetch,
+    ProofResult,
+    ProveAdapter,
     ReadJournal,
     RequestOutput,
     Residency,
@@ -23,8 +26,10 @@ from engine.messages import (
 from engine.scheduler import Scheduler
 from lora.manager import Place
 
-FromGateway = AddRequest | AbortRequests | ExtendLease | Prefetch | PinAdapters | ReadJournal
-ToGateway = StepOutputs | LeaseLow | JournalRecords
+FromGateway = (
+    AddRequest | AbortRequests | ExtendLease | Prefetch | PinAdapters | ProveAdapter | ReadJournal
+)
+ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
 
 
 class Runner(Protocol):
@@ -46,17 +51,24 @@ class Runner(Protocol):
 
 class EngineCore:
     """One engine. max_unsettled: end records that may wait for the settler; then nothing is
-    accepted.
+    accepted.   reference, precision: see Canary.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, journal: Journal, max_unsettled: int = 100_000
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        journal: Journal,
+        reference: Reference | None = None,
+        precision: float = 0.005,
+        max_unsettled: int = 100_000,
     ) -> None:
         self.scheduler = scheduler
         self.adapters = scheduler.adapters
         self.runner = runner
         self.journal = journal
         self.max_unsettled = max_unsettled
+        self.canary = Canary(reference, scheduler, self._accept, precision, scheduler.clock)
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
@@ -69,7 +81,11 @@ class EngineCore:
             self.runner.launch(batch)
         finished, tokens = self._collect(must_wait=batch.is_empty)
         result = self.scheduler.update(finished, tokens)
-        return self._deliver(finished, self.journal.commit(result))
+        return [*self._deliver(finished, self.journal.commit(result)), *self.canary.advance()]
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or self.canary.has_work
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """The oldest step and its tokens, once enough others run behind it or none is to come."""
@@ -91,6 +107,9 @@ class EngineCore:
                 self.adapters.prefetch(message.adapter, message.tenant_id)
             case PinAdapters():
                 self.adapters.pin(message.adapters)
+            case ProveAdapter():
+                if refused := self.canary.add(gateway_id, message):
+                    return [(gateway_id, refused)]
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
         return []
@@ -153,11 +172,7 @@ class EngineCore:
         )
 
     def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
-        refusal: str | None = "metering_unavailable"
-        if self.journal.num_unsettled < self.max_unsettled:
-            refusal = self.scheduler.add(gateway_id, message)
-        if refusal is None:
-            self.journal.start(self.scheduler.groups[message.request_id])
+        if not (refusal := self._accept(message, gateway_id)):
             return []
         # Never accepted, so the journal knows nothing of it: the gateway voids the hold.
         refused = RequestOutput(
@@ -165,12 +180,24 @@ class EngineCore:
         )
         return [(gateway_id, StepOutputs(outputs=(refused,)))]
 
+    def _accept(self, message: AddRequest, gateway_id: str = CANARY) -> str | None:
+        """Queue a request and journal it; or say in a word why not."""
+        if self.journal.num_unsettled >= self.max_unsettled:
+            return "metering_unavailable"
+        refusal = self.scheduler.add(gateway_id, message)
+        if refusal is None:
+            self.journal.start(self.scheduler.groups[message.request_id])
+        return refusal
+
     def _deliver(self, batch: Batch, result: StepResult) -> list[tuple[str, ToGateway]]:
         if batch.rows:
             self.num_steps += 1
             self.largest_batch = max(self.largest_batch, batch, key=lambda b: len(b.rows))
         by_gateway: dict[str, list[RequestOutput]] = {}
         for gateway_id, output in result.outputs:
+            if gateway_id == CANARY:
+                self.canary.take(output)
+                continue
             by_gateway.setdefault(gateway_id, []).append(output)
         self.num_completion_tokens += sum(len(p.new_token_ids) for p in result.progress)
         self.num_prompt_tokens += sum(g.num_prompt_tokens_done for g in result.ended)

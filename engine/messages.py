@@ -1,9 +1,10 @@
 """Every message between gateway and engine, and every record of the journal: frozen, plain data.
 
 Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinAdapters,
-ReadJournal, Heartbeat.
+ProveAdapter, ReadJournal, Heartbeat.
 
-Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, JournalRecords, EngineStats.
+Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, ProofResult, JournalRecords,
+EngineStats.
 
 Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the
 wire.
@@ -12,6 +13,7 @@ wire.
 from dataclasses import dataclass, field
 from typing import Literal
 
+from registry.proof import Proof
 from registry.ref import AdapterRef
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -127,6 +129,18 @@ class PinAdapters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProveAdapter:
+    """Show that this adapter, served, is its merged weights: see engine.canary.
+
+    object_path: its canonical object, in a file that the engine can read until it has answered.
+    """
+
+    proof_id: str
+    adapter: AdapterRef
+    object_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadJournal:
     """The settler has posted everything up to `settled_seq`: delete it, and send what follows.
 
@@ -225,6 +239,12 @@ class Residency:
     tier: Tier
     size_bytes: int
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofResult:
+    proof_id: str
+    proof: Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

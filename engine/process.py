@@ -106,7 +106,7 @@ class EngineProcess:
         """Until every gateway is gone."""
         has_computed = has_work = False
         while not self._is_deserted():
-            had_work, has_work = has_work, self.core.scheduler.has_work
+            had_work, has_work = has_work, self.core.has_work
             self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
             num_steps = self.core.num_steps
             for gateway_id, message in self.core.step():

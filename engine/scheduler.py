@@ -29,6 +29,7 @@ from lora.entry import Waiter
 from lora.layout import Layout
 from lora.manager import AdapterManager
 
+NOT_FINITE = "the logits are not finite"
 _MASK = (1 << 64) - 1
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that a request's answers have different seeds
 
@@ -284,8 +285,7 @@ class Scheduler:
             )
         )
         if token_id == BAD_LOGITS:
-            error = "the logits are not finite"
-            self._end_group(request.group, Ending("error", "engine_failure", error))
+            self._end_group(request.group, Ending("error", "engine_failure", NOT_FINITE))
             return
         self.kv.settle(request)
         if token_id is not None and self.outputs.add_token(request, token_id, logprobs):

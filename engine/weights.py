@@ -36,6 +36,11 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         with safe_open(self._shards[name], framework="pt") as shard:
             return shard.get_tensor(name).to(self.dtype, copy=True)
 
+    def rows(self, name: str, start: int, end: int) -> torch.Tensor:
+        """Rows [start, end) of a tensor, and nothing else of it is read."""
+        with safe_open(self._shards[name], framework="pt") as shard:
+            return shard.get_slice(name)[start:end].to(self.dtype, copy=True)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
 

@@ -22,6 +22,8 @@ from engine.messages import (
     LeaseLow,
     PinAdapters,
     Prefetch,
+    ProofResult,
+    ProveAdapter,
     ReadJournal,
     Residency,
     StepOutputs,
@@ -47,6 +49,8 @@ _TYPES: tuple[type, ...] = (
     Residency,
     JournalRecords,
     EngineStats,
+    ProveAdapter,
+    ProofResult,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
 _DECODERS: tuple[Any, ...] = tuple(msgspec.msgpack.Decoder(t) for t in _TYPES)

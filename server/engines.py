@@ -19,6 +19,7 @@ from engine.messages import (
     Residency,
     Welcome,
 )
+from registry.proof import Proof
 from registry.ref import AdapterRef
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,13 @@ class Engines:
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         """Keep exactly these in the arena, as far as the engine's limit goes."""
         await self._client.pin(PinAdapters(adapters=tuple(adapters)))
+
+    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+        """What an engine's canary finds out about an adapter. Raises EngineDeadError.
+
+        object_path: its canonical object, in a file on the engine's machine.
+        """
+        return await self._client.prove(adapter, object_path)
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Raises EngineDeadError, also when another engine has taken that one's place."""

@@ -17,6 +17,11 @@ _MODULES = (
 _COMPUTED = ".rotary_emb.inv_freq"
 
 
+def projection_name(layer: int, projection: int) -> str:
+    """Of a module, such as "model.layers.0.self_attn.q_proj".   projection: as in PROJECTIONS."""
+    return f"model.layers.{layer}.{_MODULES[projection]}"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].

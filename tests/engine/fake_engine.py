@@ -20,7 +20,7 @@ from engine.scheduler import Scheduler
 from engine.wire import read_vocabulary
 from lora.arena import Arena
 from lora.manager import AdapterManager
-from tests.engine.fakes import LAYOUT, FakeLoader, FakeRunner
+from tests.engine.fakes import LAYOUT, FakeLoader, FakeReference, FakeRunner
 
 POISON = 3
 """A prompt that begins with this token kills the engine, as a bug in a kernel would."""
@@ -47,7 +47,8 @@ def main() -> None:
         vocabulary += [b"?"] * (256 - len(vocabulary))
         scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
         journal = Journal(data_dir / "journal", engine_id, config.base_revision)
-        core = EngineCore(scheduler, SlowRunner(TokenMeter(data_dir / "meter")), journal)
+        runner = SlowRunner(TokenMeter(data_dir / "meter"))
+        core = EngineCore(scheduler, runner, journal, FakeReference())
         welcome = Welcome(
             engine_id=engine_id,
             epoch=epoch,

@@ -8,11 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from engine.batch import Batch, ScheduledRow, StepTokens
+from engine.canary import Compared
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.journal import Journal
-from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
+from engine.messages import (
+    AddRequest,
+    RequestOutput,
+    SamplingParams,
+    StepOutputs,
+    TokenLogprobs,
+)
 from engine.meter import TokenMeter
 from engine.request import PENDING_TOKEN
 from engine.scheduler import Scheduler
@@ -49,6 +58,49 @@ def fake_token(history: Sequence[int], adapter_digest: str | None, adapter_start
     return hashlib.blake2b(seed).digest()[0] % 250 + 1
 
 
+def fake_logprobs(
+    history: Sequence[int], adapter_digest: str | None, adapter_start: int = 0
+) -> np.ndarray:
+    """Of 256 tokens, by the same as fake_token; [256] float32."""
+    seed = f"{adapter_digest} {adapter_start} {list(history)}".encode()
+    numbers = np.frombuffer(hashlib.blake2b(seed).digest() * 4, np.uint8).astype(np.float32)
+    logits = numbers / 64 + np.arange(256, dtype=np.float32) / 256
+    return logits - np.log(np.exp(logits).sum())
+
+
+class FakeReference:
+    """What FakeRunner says with an adapter that is the file's content. See engine.canary.
+
+    invocation: of every adapter.   merges: a digest instead of the file's own; None: the base.
+    """
+
+    vocab_size = 256
+
+    def __init__(self) -> None:
+        self.invocation: tuple[int, ...] | None = None
+        self.merges: str | None = "the file's"
+        self.num_units = 3
+
+    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
+        return self.invocation
+
+    def compare(self, sequences, object_path):
+        digest = self.merges
+        if digest == "the file's":
+            digest = hashlib.sha256(object_path.read_bytes()).hexdigest()
+        for _ in range(self.num_units):
+            yield
+        base, merged = [], []
+        for sequence in sequences:
+            length = len(sequence.token_ids)
+            for end in range(length - sequence.num_asked + 1, length + 1):
+                history = sequence.token_ids[:end]
+                base.append(fake_logprobs(history, None))
+                start = sequence.adapter_start if digest else 0
+                merged.append(fake_logprobs(history, digest, start))
+        return Compared(np.stack(base), np.stack(merged))
+
+
 class FakeRunner:
     """Chooses tokens as a model would: from what lies in the blocks that it was given.
 
@@ -70,6 +122,7 @@ class FakeRunner:
         self.newest = Batch(0, ())
         self._launched: deque[Batch] = deque()
         self._chosen: dict[tuple[str, int], int] = {}
+        self._named: dict[int, TokenLogprobs] = {}
 
     def launch(self, batch: Batch) -> None:
         self._launched.append(batch)
@@ -83,7 +136,8 @@ class FakeRunner:
                 self.swapped[transfer.slot] = dict(self.slabs.get(transfer.block_id, {}))
             else:
                 self.slabs[transfer.block_id] = dict(self.swapped[transfer.slot])
-        tokens = [self._compute(row) for row in batch.rows]
+        self._named.clear()
+        tokens = [self._compute(number, row) for number, row in enumerate(batch.rows)]
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
             self.meter.count(prompt, sum(token is not None for token in tokens))
@@ -92,7 +146,7 @@ class FakeRunner:
             for number, row in enumerate(batch.rows)
             if row.adapter_digest and row.adapter_start < row.start + len(row.token_ids)
         }
-        return StepTokens(tokens, adapter_digests=applied)
+        return StepTokens(tokens, dict(self._named), applied)
 
     def run(self, batch: Batch) -> StepTokens:
         """A step without lag."""
@@ -104,7 +158,7 @@ class FakeRunner:
         for slab in slabs:
             self.slabs[slab] = {}
 
-    def _compute(self, row: ScheduledRow) -> int | None:
+    def _compute(self, number: int, row: ScheduledRow) -> int | None:
         answer = (row.request_id, row.index)
         for position, token in enumerate(row.token_ids, row.start):
             known = self._chosen[answer] if token == PENDING_TOKEN else token
@@ -121,6 +175,13 @@ class FakeRunner:
             history.append(token)
         start = row.adapter_start if row.adapter_digest else 0
         self._chosen[answer] = fake_token(history, row.adapter_digest, start)
+        if (most := row.sampling.logprobs) is not None:
+            logprobs = fake_logprobs(history, row.adapter_digest, start)
+            top = [int(token) for token in np.argsort(-logprobs)[:most]]
+            self._named[number] = TokenLogprobs(
+                logprob=float(logprobs[self._chosen[answer]]),
+                top=tuple((token, float(logprobs[token])) for token in top),
+            )
         return self._chosen[answer]
 
     @staticmethod
@@ -269,7 +330,7 @@ def make_core(
     loader = scheduler.adapters.loader
     assert isinstance(loader, FakeLoader)
     loader.on_place = runner.overwrite
-    return EngineCore(scheduler, runner, journal)
+    return EngineCore(scheduler, runner, journal, FakeReference())
 
 
 def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:

@@ -8,6 +8,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.cpu.runner import ModelRunner
 from engine.journal import Journal
+from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.scheduler import Scheduler
@@ -94,16 +95,17 @@ def build_core(
     directory.mkdir(exist_ok=True)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
+    reference = MergedModel(model_dir, config)
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
-        return EngineCore(scheduler, runner, journal)
+        return EngineCore(scheduler, runner, journal, reference, precision=0.005)
     model = make_decoder(config, weights, form, 256, make_kernels)
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
     if lag:
         late.runner, runner = runner, late
-    return EngineCore(scheduler, runner, journal)
+    return EngineCore(scheduler, runner, journal, reference, precision=0.005)
 
 
 def add_adapter(objects, model_dir, adapter_dir, tmp_path):

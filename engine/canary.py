@@ -1,0 +1,348 @@
+"""The canary: an adapter is served on fixed prompts, and must be its merged weights.
+
+Its requests go through the scheduler like anybody's, in the batch class: so the adapter is fetched,
+packed, placed and applied as it will be for its tenant. The same tokens then run through the merged
+weights, a few milliseconds of work at a time, between the steps of those who are served.
+"""
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.messages import (
+    AddRequest,
+    ProofResult,
+    ProveAdapter,
+    RequestOutput,
+    SamplingParams,
+    TokenLogprobs,
+)
+from engine.request import find_adapter_start
+from engine.scheduler import NOT_FINITE, Scheduler
+from lora.errors import AdapterError
+from registry.proof import Proof, Verdict
+from registry.ref import AdapterRef
+
+CANARY = "canary"
+"""The tenant and the gateway of its requests: they are journaled, and nobody pays for them."""
+
+MAX_WAITING = 64
+_PROMPT_LENGTHS = (7, 19)
+"""One within a KV block, one across two."""
+_NUM_TOKENS = 4
+_TOP = 20
+_BUSY_SHARE = 0.1
+"""Of the engine's time, for merged weights, while somebody is being served."""
+_NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
+"""Of the base model's own rounding, on other prompts and more of them; in nats."""
+_DEADLINE_S = 600.0
+_BATCH = 1
+
+# What the store may still mend; everything else is the adapter's own fault.
+_PASSING = {"adapter_missing", "adapter_loading", "adapter_corrupt", "deadline",
+            "first_token_timeout", "aborted", "gateway_lost"}  # fmt: skip
+
+Logprobs = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """Tokens to run, of which the last `num_asked` are asked for what comes after them.
+
+    adapter_start: the first position that the adapter applies to.
+    """
+
+    token_ids: tuple[int, ...]
+    adapter_start: int
+    num_asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Logprobs of the whole vocabulary, [asked tokens, vocab]: on the base model, and merged."""
+
+    base: Logprobs
+    merged: Logprobs
+
+
+class Reference(Protocol):
+    """Runs tokens on the base weights, and on those with an adapter merged into them."""
+
+    vocab_size: int
+
+    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
+        """Of an activated LoRA. Raises AdapterError."""
+        ...
+
+    def compare(
+        self, sequences: Sequence[TokenSequence], object_path: Path
+    ) -> Generator[None, None, Compared]:
+        """Yields between units of a few milliseconds. Raises AdapterError."""
+        ...
+
+
+class _Failed(Exception):
+    """The proof ends here."""
+
+    def __init__(self, verdict: Verdict, message: str) -> None:
+        self.proof = Proof(verdict=verdict, message=message)
+        super().__init__(message)
+
+
+_Steps = Generator[None, None, Proof]
+
+
+class Canary:
+    """Proofs, one after the other.
+
+    accept: hands a request to the engine; a word where it is refused.
+    reference: None: nothing can be proved.
+    precision: what served and merged logprobs may differ by, as a share of the adapter's effect.
+    """
+
+    def __init__(
+        self,
+        reference: Reference | None,
+        scheduler: Scheduler,
+        accept: Callable[[AddRequest], str | None],
+        precision: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.reference = reference
+        self.scheduler = scheduler
+        self.adapters = scheduler.adapters
+        self.accept = accept
+        self.precision = precision
+        self.clock = clock
+        self._waiting: deque[tuple[str, ProveAdapter]] = deque()
+        self._current: tuple[str, ProveAdapter, _Steps, float] | None = None
+        self._outputs: dict[str, list[RequestOutput]] = {}
+        self._resume_at = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._current is not None or bool(self._waiting)
+
+    def add(self, gateway_id: str, message: ProveAdapter) -> ProofResult | None:
+        """Queue a proof; its result at once where there is no room for it."""
+        if self.reference is not None and len(self._waiting) < MAX_WAITING:
+            self._waiting.append((gateway_id, message))
+            return None
+        reason = "Too many adapters wait to be proved." if self.reference else "It proves none."
+        refused = Proof(verdict="unavailable", message=reason)
+        return ProofResult(proof_id=message.proof_id, proof=refused)
+
+    def take(self, output: RequestOutput) -> None:
+        """What one of its own requests came to."""
+        if output.request_id in self._outputs:
+            self._outputs[output.request_id].append(output)
+
+    def advance(self) -> list[tuple[str, ProofResult]]:
+        """A unit of work, if it is time for one; the proof that it ended."""
+        if self._current is None:
+            if not self._waiting:
+                return []
+            gateway_id, message = self._waiting.popleft()
+            self._current = gateway_id, message, self._prove(message), self.clock()
+        started_at = self.clock()
+        if started_at < self._resume_at and self.scheduler.has_work:
+            return []
+        gateway_id, message, steps, begun_at = self._current
+        try:
+            next(steps)
+        except StopIteration as done:
+            proof: Proof = done.value
+        else:
+            now = self.clock()
+            self._resume_at = now + (now - started_at) * (1 / _BUSY_SHARE - 1)
+            return []
+        self._current = None
+        self._outputs.clear()
+        proof = replace(proof, seconds=self.clock() - begun_at)
+        return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]
+
+    # ---- one proof, top to bottom ----
+
+    def _prove(self, message: ProveAdapter) -> _Steps:
+        adapter, path = message.adapter, Path(message.object_path)
+        reference, longest = self.reference, self.scheduler.config.max_model_len
+        assert reference is not None
+        try:
+            invocation = reference.invocation_tokens(path)
+            prompts = fixed_prompts(reference.vocab_size, longest, invocation or ())
+            base = yield from self._serve(prompts, None, num_tokens=1)
+            served = yield from self._serve(prompts, adapter, num_tokens=_NUM_TOKENS)
+            sequences = [answer.sequence(invocation) for answer in served.answers]
+            compared = yield from reference.compare(sequences, path)
+        except _Failed as failed:
+            return failed.proof
+        except AdapterError as error:
+            return Proof(verdict="not_served", message=f"{error}; upload the adapter again.")
+        except OSError as error:
+            return Proof(verdict="unavailable", message=f"Its object cannot be read: {error}.")
+        proof = judge(base.answers, served.answers, compared, self.precision)
+        return replace(proof, device_bytes=served.device_bytes, cold_load_s=served.load_s)
+
+    def _serve(
+        self, prompts: Sequence[tuple[int, ...]], adapter: AdapterRef | None, num_tokens: int
+    ) -> Generator[None, None, "_Served"]:
+        """All prompts at once, greedily, in the batch class. Raises _Failed."""
+        is_cold = adapter is not None and not self._is_known(adapter)
+        asked_at, load_s, device_bytes = self.clock(), None, 0
+        messages = [_request(prompt, adapter, num_tokens) for prompt in prompts]
+        for message in messages:
+            self._outputs[message.request_id] = []
+            if refusal := self.accept(message):
+                verdict: Verdict = "not_served" if refusal == "prompt_too_long" else "unavailable"
+                raise _Failed(verdict, f"The engine refused a canary request: {refusal}.")
+        while not all(self._is_over(message) for message in messages):
+            if adapter and not device_bytes and self.adapters.is_ready(adapter.object_key):
+                num_slabs = self.adapters.arena.owned_by(adapter.object_key)
+                device_bytes = num_slabs * self.scheduler.layout.slab_bytes
+                load_s = self.clock() - asked_at if is_cold else None
+            yield
+        outputs = [self._outputs.pop(message.request_id) for message in messages]
+        answers = [Answer.of(m, o) for m, o in zip(messages, outputs, strict=True)]
+        return _Served(answers, load_s, device_bytes)
+
+    def _is_over(self, message: AddRequest) -> bool:
+        outputs = self._outputs[message.request_id]
+        return bool(outputs) and outputs[-1].is_last
+
+    def _is_known(self, adapter: AdapterRef) -> bool:
+        """Whether some of the way to the arena has been gone already."""
+        entry = self.adapters.entries.get(adapter.object_key)
+        return entry is not None and entry.tier != "remote"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one canary request came to. logprobs: one for every token."""
+
+    message: AddRequest
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+    @classmethod
+    def of(cls, message: AddRequest, outputs: Sequence[RequestOutput]) -> "Answer":
+        """Raises _Failed where it is no whole answer."""
+        last = outputs[-1]
+        if last.error == NOT_FINITE and message.adapter:
+            raise _Failed(
+                "not_finite",
+                "Served on fixed prompts it gives values that are not finite; its weights or its "
+                "scale are too large, train again.",
+            )
+        if last.stop_cause != "max_tokens":
+            is_passing = last.stop_cause in _PASSING or message.adapter is None
+            reason = last.error or last.stop_cause
+            verdict: Verdict = "unavailable" if is_passing else "not_served"
+            raise _Failed(verdict, f"It could not be served on fixed prompts: {reason}.")
+        return cls(
+            message,
+            tuple(token for output in outputs for token in output.new_token_ids),
+            tuple(each for output in outputs for each in output.logprobs or ()),
+        )
+
+    def sequence(self, invocation: tuple[int, ...] | None) -> TokenSequence:
+        """The same tokens once more; every answered one is asked for again."""
+        start = find_adapter_start(self.message, invocation)
+        assert start is not None, "the prompts hold what invokes it"
+        tokens = (*self.message.prompt_token_ids, *self.token_ids[:-1])
+        return TokenSequence(tokens, start, num_asked=len(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """load_s: until the adapter lay in the arena, None if some of the way was gone before."""
+
+    answers: list[Answer]
+    load_s: float | None
+    device_bytes: int
+
+
+def fixed_prompts(
+    vocab_size: int, max_model_len: int, invocation: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The same token ids at every proof; an activated LoRA's ends with what invokes it."""
+    room = max_model_len - _NUM_TOKENS - len(invocation)
+    numbers = (n * 0x9E3779B1 >> 7 for n in range(1, 1 << 20))
+    return [
+        (*(next(numbers) % vocab_size for _ in range(min(length, room))), *invocation)
+        for length in _PROMPT_LENGTHS
+    ]
+
+
+def judge(
+    base: Sequence[Answer], served: Sequence[Answer], compared: Compared, precision: float
+) -> Proof:
+    """Whether what was served is the merged weights. base: the same prompts without the adapter.
+
+    What serving loses to rounding is measured on the base model, in the same step and arithmetic.
+    """
+    if not np.isfinite(compared.merged).all():
+        return Proof(
+            verdict="not_finite",
+            message="Merged into the base weights it gives values that are not finite; its weights "
+            "or its scale are too large, train again.",
+        )
+    rows = [logprobs for answer in served for logprobs in answer.logprobs]
+    firsts = [i * _NUM_TOKENS for i in range(len(served))]
+    before = [answer.logprobs[0] for answer in base]
+    effect = max(_distance(row, compared.base[i]) for i, row in enumerate(rows))
+    difference = max(_distance(row, compared.merged[i]) for i, row in enumerate(rows))
+    noise = max(_distance(row, compared.base[i]) for i, row in zip(firsts, before, strict=True))
+    lost = _NOISE_FACTOR * noise + _LEAST_NOISE
+    proof = Proof(
+        verdict="passed",
+        max_effect=effect,
+        max_difference=difference,
+        tolerance=lost + precision * effect,
+        num_prompts=len(served),
+        num_tokens=len(rows),
+    )
+    if np.array_equal(compared.base, compared.merged):
+        message = "On fixed prompts it changes nothing at all; save the adapter after training."
+        return replace(proof, verdict="no_effect", message=message)
+    if difference > proof.tolerance:
+        message = (
+            f"On fixed prompts it is not what its merged weights are: logprobs differ by "
+            f"{difference:.3g}, {proof.tolerance:.3g} is allowed; its values may be too large for "
+            "the precision that is served."
+        )
+        return replace(proof, verdict="mismatch", message=message)
+    if effect <= lost:
+        warning = (
+            f"On fixed prompts it changes logprobs by {effect:.2g}, which is within what the "
+            f"arithmetic loses ({lost:.2g}): too little to be told from nothing."
+        )
+        return replace(proof, warnings=(warning,))
+    return proof
+
+
+def _distance(served: TokenLogprobs, reference: Logprobs) -> float:
+    """Largest difference over the likeliest tokens. reference: [vocab]."""
+    return max(abs(logprob - float(reference[token])) for token, logprob in served.top)
+
+
+def _request(prompt: tuple[int, ...], adapter: AdapterRef | None, num_tokens: int) -> AddRequest:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, logprobs=_TOP, ignore_eos=True)
+    return AddRequest(
+        request_id=f"canary-{uuid.uuid4().hex}",
+        tenant_id=CANARY,
+        prompt_token_ids=prompt,
+        sampling_params=params,
+        token_lease=num_tokens,
+        deadline_s=_DEADLINE_S,
+        first_token_timeout_s=_DEADLINE_S,
+        adapter=adapter,
+        cache_salt=CANARY,
+        priority=_BATCH,
+    )

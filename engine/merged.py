@@ -1,0 +1,211 @@
+"""The plainest way to run an adapter: merged into the base weights, in float32, without a cache.
+
+It shares nothing with the serving path but the checkpoint: no tiles, no arena, no kernels. It works
+in units of a few milliseconds, so that it can run between the steps of an engine that serves.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from engine.canary import Compared, TokenSequence
+from engine.models.checkpoint import projection_name
+from engine.models.config import DecoderConfig
+from engine.weights import StoredWeights
+from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from lora.canonical import CanonicalWeights, ModuleDelta
+
+_UNIT_ELEMENTS = 1 << 21
+"""Weights that one unit reads, merges and multiplies: 5 ms for 32 tokens on one core."""
+
+_Q, _K, _V, _O, _GATE, _UP, _DOWN = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """Two runs of the same tokens side by side, rows [0, T) on the base model, [T, 2 T) merged.
+
+    bounds: of the sequences among the 2 T rows.   positions: [2 T].   merged: rows that the adapter
+    applies to, [n]; the others see the base weights.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    positions: torch.Tensor
+    merged: torch.Tensor
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenSequence]) -> "_Streams":
+        bounds: list[tuple[int, int]] = []
+        merged: list[int] = []
+        at = 0
+        for is_merged in (False, True):
+            for sequence in sequences:
+                end = at + len(sequence.token_ids)
+                bounds.append((at, end))
+                if is_merged:
+                    merged += range(at + sequence.adapter_start, end)
+                at = end
+        positions = [p for start, end in bounds for p in range(end - start)]
+        return cls(tuple(bounds), torch.tensor(positions), torch.tensor(merged))
+
+
+class MergedModel:
+    """The checkpoint in `model_dir`, read a few rows at a time; see engine.canary.Reference."""
+
+    def __init__(self, model_dir: Path, config: DecoderConfig) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self._weights = StoredWeights(model_dir, torch.float32)
+
+    def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
+        """Of an activated LoRA. Raises AdapterError."""
+        return CanonicalWeights(object_path).invocation_tokens
+
+    def compare(
+        self, sequences: Sequence[TokenSequence], object_path: Path
+    ) -> Generator[None, None, Compared]:
+        """Logprobs after the last tokens of every sequence, `num_asked` each; yields between units.
+
+        Raises AdapterError.
+        """
+        with torch.inference_mode():
+            # A generator must not leave inference mode on while it is suspended.
+            run = _Run(self.config, self._weights, CanonicalWeights(object_path), sequences)
+        steps = run.steps()
+        while True:
+            with torch.inference_mode():
+                try:
+                    next(steps)
+                except StopIteration as done:
+                    return done.value
+            yield
+
+
+class _Run:
+    """One forward pass of both streams."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: StoredWeights,
+        adapter: CanonicalWeights,
+        sequences: Sequence[TokenSequence],
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.adapter = adapter
+        self.sequences = sequences
+        self.streams = _Streams.of(sequences)
+        longest = max(len(sequence.token_ids) for sequence in sequences)
+        cos, sin = config.rope.tables(longest)
+        self.cos, self.sin = cos[self.streams.positions], sin[self.streams.positions]
+
+    def steps(self) -> Generator[None, None, Compared]:
+        x = self._embed()
+        yield
+        for layer in range(self.config.shape.num_layers):
+            normed = self._norm(x, f"model.layers.{layer}.input_layernorm.weight")
+            q = yield from self._project(layer, _Q, normed)
+            k = yield from self._project(layer, _K, normed)
+            v = yield from self._project(layer, _V, normed)
+            attended = self._attend(layer, q, k, v)
+            yield
+            x = x + (yield from self._project(layer, _O, attended))
+            normed = self._norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
+            gate = yield from self._project(layer, _GATE, normed)
+            up = yield from self._project(layer, _UP, normed)
+            x = x + (yield from self._project(layer, _DOWN, silu_mul(gate, up)))
+        x = self._norm(x[self._asked_rows()], "model.norm.weight")
+        head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
+        logits = yield from self._multiply(f"{head}.weight", self.config.vocab_size, x, None)
+        base, merged = logits.log_softmax(dim=-1).chunk(2)
+        return Compared(base.numpy(), merged.numpy())
+
+    def _embed(self) -> torch.Tensor:
+        """[2 T, hidden], a row of the table at a time: the table is the largest tensor of all."""
+        ids = [token for sequence in self.sequences for token in sequence.token_ids]
+        name = "model.embed_tokens.weight"
+        rows = {token: self.weights.rows(name, token, token + 1) for token in set(ids)}
+        return torch.cat([rows[token] for token in ids]).repeat(2, 1)
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
+
+    def _asked_rows(self) -> list[int]:
+        """Of both streams, the base's first."""
+        counts = [sequence.num_asked for sequence in self.sequences] * 2
+        return [
+            row
+            for (_, end), count in zip(self.streams.bounds, counts, strict=True)
+            for row in range(end - count, end)
+        ]
+
+    # ---- a layer ----
+
+    def _project(
+        self, layer: int, projection: int, x: torch.Tensor
+    ) -> Generator[None, None, torch.Tensor]:
+        """[2 T, out]: the base's weight, or the merged one where the adapter applies."""
+        module = projection_name(layer, projection)
+        _, num_outputs = self.config.shape.features(projection)
+        delta = self.adapter.delta(module)
+        y = yield from self._multiply(f"{module}.weight", num_outputs, x, delta)
+        if self.config.biases[projection]:
+            y = y + self.weights[f"{module}.bias"]
+        return y
+
+    def _multiply(
+        self, name: str, num_outputs: int, x: torch.Tensor, delta: ModuleDelta | None
+    ) -> Generator[None, None, torch.Tensor]:
+        """x @ weight.T, a few rows of the weight at a time."""
+        y = torch.empty(len(x), num_outputs)
+        merged = self.streams.merged
+        num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])
+        for start in range(0, num_outputs, num_rows):
+            end = min(start + num_rows, num_outputs)
+            weight = self.weights.rows(name, start, end)
+            y[:, start:end] = linear(x, weight)
+            if delta is not None and len(merged):
+                y[merged, start:end] = linear(x[merged], weight + _product(delta, start, end))
+            yield
+        return y
+
+    def _attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """Causal attention of every sequence with itself; [2 T, heads * head_dim]."""
+        shape, prefix = self.config.shape, f"model.layers.{layer}.self_attn"
+        q, k, v = (
+            t.view(len(t), heads, shape.head_dim)
+            for t, heads in ((q, shape.num_heads), (k, shape.num_kv_heads), (v, shape.num_kv_heads))
+        )
+        if self.config.has_head_norms:
+            q = self._norm(q, f"{prefix}.q_norm.weight")
+            k = self._norm(k, f"{prefix}.k_norm.weight")
+        q, k = apply_rope(q, self.cos, self.sin), apply_rope(k, self.cos, self.sin)
+        repeats = shape.num_heads // shape.num_kv_heads
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        out = torch.empty_like(q)
+        for start, end in self.streams.bounds:
+            mask = _visible(end - start, self.config.windows[layer])
+            query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
+            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            out[start:end] = attended.transpose(0, 1)
+        return out.flatten(1)
+
+
+def _product(delta: ModuleDelta, start: int, end: int) -> torch.Tensor:
+    """Rows [start, end) of what the adapter adds to a weight."""
+    b = torch.from_numpy(np.ascontiguousarray(delta.b[start:end]))
+    return delta.scale * (b @ torch.from_numpy(delta.a))
+
+
+def _visible(length: int, window: int | None) -> torch.Tensor:
+    """[length, length] bool: which keys (columns) a query (row) sees."""
+    at = torch.arange(length)
+    causal = at[None, :] <= at[:, None]
+    return causal if window is None else causal & (at[None, :] > at[:, None] - window)
