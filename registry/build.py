@@ -2,19 +2,18 @@
 
 import hashlib
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.adapter_rows import READY, Version
-from registry.base_model import BaseModel
-from registry.errors import InvalidAdapter, StorageError
+from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, ObjectInfo, write_canonical
+from registry.peft_format import WEIGHTS_FILE
 from registry.storage import Storage
 from registry.upload_rows import Upload, UploadFile, UploadPart
-from registry.validate import AdapterLimits, CheckedAdapter, check_adapter
+from registry.validator import Validator
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,67 +59,68 @@ def object_key(tenant_id: str, digest: str) -> str:
 
 
 def build_adapter(
-    plan: CompletionPlan,
-    base: BaseModel,
-    storage: Storage,
-    limits: AdapterLimits,
-    work_dir: Path | None,
+    plan: CompletionPlan, validator: Validator, storage: Storage, work_dir: Path | None
 ) -> BuiltAdapter:
-    """Assemble, check, write and store. Leaves nothing in work_dir, nor in the store on failure.
+    """Assemble, have it checked and written, and store. Leaves nothing in work_dir.
 
-    Raises InvalidAdapter and TooLarge for the caller's fault, StorageError for the world's.
+    Raises InvalidAdapter and TooLarge for the caller's fault, StorageError and
+    ValidatorUnavailable for the world's: then the upload may be completed again.
     """
     upload = plan.upload
-    with tempfile.TemporaryDirectory(prefix=f"{upload.upload_id}-", dir=work_dir) as name:
-        folder = Path(name)
-        for file in upload.files.values():
-            parts = (part for part in plan.parts if part.filename == file.filename)
-            _assemble(folder / file.filename, file, parts, storage)
-        config_bytes = (folder / CONFIG_FILE).read_bytes()
-        checked = check_adapter(config_bytes, folder / WEIGHTS_FILE, base, limits)
-        written = _write_object(folder / "canonical", folder / WEIGHTS_FILE, checked)
-        key = object_key(upload.tenant_id, written.digest)
-        if not upload.is_dry_run:
-            # The object before the row: without a row it is waste, a row without it an outage.
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"{upload.upload_id}-", dir=work_dir) as name:
+            folder = Path(name)
+            for file in upload.files.values():
+                parts = [part for part in plan.parts if part.filename == file.filename]
+                _assemble(folder / file.filename, file, parts, storage)
+            validated = validator.check(
+                upload.tenant_id, folder / CONFIG_FILE, folder / WEIGHTS_FILE, folder / "canonical"
+            )
+            key = object_key(upload.tenant_id, validated.digest)
+            # The object before the row: an object without a row is waste, a row without one an
+            # outage.
             storage.put(key, folder / "canonical")
+    except OSError as error:
+        raise ValidatorUnavailable(reason=str(error)) from error
     return BuiltAdapter(
         upload=upload,
-        digest=written.digest,
+        digest=validated.digest,
         object_key=key,
-        rank=checked.passport.rank,
-        size_bytes=written.size_bytes,
-        base_revision=base.base_revision,
-        passport=checked.passport.to_dict(),
+        rank=validated.passport["rank"],
+        size_bytes=validated.size_bytes,
+        base_revision=validator.base.base_revision,
+        passport=validated.passport,
     )
 
 
 def _assemble(
-    target: Path, file: UploadFile, parts: Iterable[UploadPart], storage: Storage
+    target: Path, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
 ) -> None:
     """Write a file from its parts in order, and compare it with what was declared."""
     whole = hashlib.sha256()
     size_bytes = 0
     with target.open("wb") as copy:
         for part in parts:
-            hasher = hashlib.sha256()
             for chunk in storage.read(part.object_key):
-                hasher.update(chunk)
                 whole.update(chunk)
                 size_bytes += len(chunk)
                 copy.write(chunk)
-            if part.sha256 is not None and hasher.hexdigest() != part.sha256:
-                raise StorageError(key=part.object_key, reason="other bytes than were put")
-    if size_bytes != file.size_bytes or whole.hexdigest() != file.sha256:
-        raise InvalidAdapter(
-            code="digest_mismatch",
-            message=f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
-            f"{file.sha256}; upload it again.",
-            param=file.filename,
-        )
+    if size_bytes == file.size_bytes and whole.hexdigest() == file.sha256:
+        return
+    # Each part was hashed when it came, so now the store's faults can be told from the sender's.
+    for part in parts:
+        if _sha256(storage.read(part.object_key)) != part.sha256:
+            raise StorageError(key=part.object_key, reason="other bytes than were put")
+    raise InvalidAdapter(
+        code="digest_mismatch",
+        message=f"{file.filename} arrived with sha256 {whole.hexdigest()}, declared was "
+        f"{file.sha256}; upload it again.",
+        param=file.filename,
+    )
 
 
-def _write_object(target: Path, weights: Path, checked: CheckedAdapter) -> ObjectInfo:
-    with target.open("wb") as destination, weights.open("rb") as source:
-        return write_canonical(
-            destination, source, checked.header, checked.modules, checked.invocation_tokens
-        )
+def _sha256(chunks: Iterable[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return hasher.hexdigest()

@@ -15,6 +15,7 @@ RegistryError
 │   └── UploadNotOpen
 ├── TooLarge                  more bytes than allowed or declared                      413
 ├── QuotaExceeded             the tenant's own limit                                   429
+├── ValidatorUnavailable      the files could not be checked now                       503
 ├── UnsupportedBaseModel      the operator's folder cannot be served                   at start
 └── StorageError              the world's fault                                        503
     └── ObjectNotFound
@@ -188,6 +189,19 @@ class UnsupportedBaseModel(RegistryError):
     def __init__(self, *, path: object, reason: str) -> None:
         super().__init__(f"{path} cannot be served as a base model: {reason}.")
         self.path = str(path)
+        self.reason = reason
+
+
+class ValidatorUnavailable(RegistryError):
+    """The files could not be checked, for no fault of theirs: no process, no turn, no disk.
+
+    reason: for the log.
+    """
+
+    code = "validator_unavailable"
+
+    def __init__(self, *, reason: str) -> None:
+        super().__init__("The files cannot be checked at the moment; ask to complete again later.")
         self.reason = reason
 
 

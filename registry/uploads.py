@@ -41,6 +41,7 @@ from registry.upload_rows import (
     UploadPart,
 )
 from registry.upload_rules import RegistryLimits, check_files, check_part, check_quotas
+from registry.validator import Validator
 
 # Opens a transaction of the caller's database: commits on leaving, rolls back on an exception.
 Begin = Callable[[], AbstractContextManager[Connection]]
@@ -61,6 +62,7 @@ class Uploads:
     ) -> None:
         self.catalog = catalog
         self.limits = limits or RegistryLimits()
+        self._validator = Validator(catalog.base, self.limits.adapter)
         self._storage = storage
         self._clock = clock
         self._work_dir = work_dir
@@ -192,10 +194,10 @@ class Uploads:
     def build(self, plan: CompletionPlan) -> BuiltAdapter:
         """Check the files and store the canonical object. No transaction may be open meanwhile.
 
-        Raises InvalidAdapter or TooLarge (then `fail_complete`), StorageError (then try again).
+        Raises InvalidAdapter or TooLarge (then `fail_complete`), StorageError or
+        ValidatorUnavailable (then try again).
         """
-        limits = self.limits.adapter
-        return build_adapter(plan, self.catalog.base, self._storage, limits, self._work_dir)
+        return build_adapter(plan, self._validator, self._storage, self._work_dir)
 
     def finish_complete(self, conn: Connection, built: BuiltAdapter) -> Version:
         """Make the object a version and move `latest`, and the alias asked for, to it.

@@ -4,17 +4,16 @@ Nothing here runs or imports a model: numpy and the bytes.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from math import prod, sqrt
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import (
@@ -33,6 +32,17 @@ from registry.peft_format import (
 # Chosen to be quiet on ordinary training runs: they only warn.
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
+
+
+class Base(Protocol):
+    """What the checks ask of a base model: registry.base_model has it, and says what it means."""
+
+    @property
+    def model_id(self) -> str: ...
+    @property
+    def modules(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def config(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +89,14 @@ class CheckedAdapter:
 
 
 def validate_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+    config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
 ) -> Passport:
     """The passport of the two uploaded files. Raises InvalidAdapter or TooLarge."""
     return check_adapter(config_bytes, weights, base, limits).passport
 
 
 def check_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+    config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
 ) -> CheckedAdapter:
     """As validate_adapter, with the header and the effective ranks and scales."""
     config = PeftConfig.parse(config_bytes)
@@ -125,7 +135,7 @@ def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
         yield weights, size
 
 
-def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
+def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
     """Tokens that no prompt can hold would make an adapter that never applies."""
     if config.invocation_tokens is None:
         return
@@ -139,7 +149,7 @@ def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
         )
 
 
-def _paired_modules(header: Header, base: BaseModel) -> list[str]:
+def _paired_modules(header: Header, base: Base) -> list[str]:
     """The modules that have tensors, in the base model's order. Raises on any other tensor."""
     found = set()
     for name, tensor in header.tensors.items():
@@ -171,7 +181,7 @@ def _paired_modules(header: Header, base: BaseModel) -> list[str]:
     return modules
 
 
-def _check_targets(names: list[str], config: PeftConfig, base: BaseModel) -> None:
+def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
     """PEFT would drop a tensor that is not targeted: config and tensors must say the same."""
     targeted = {module for module in base.modules if config.targets(module)}
     if not targeted:
@@ -244,7 +254,7 @@ def _decode(chunk: bytes, dtype: str) -> np.ndarray[Any, Any]:
     return np.frombuffer(chunk, "<f2" if dtype == "F16" else "<f4")
 
 
-def _config_warnings(config: PeftConfig, names: list[str], base: BaseModel) -> Iterator[str]:
+def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterator[str]:
     trained_on = config.base_model_name
     if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
         yield f"It says it was trained on {shown(trained_on)}; served here is {base.model_id}."

@@ -295,6 +295,8 @@ def from_registry(error: RegistryError) -> ApiError:
             return ApiError(413, str(error), code=error.code, param=error.param)
         case registry_errors.QuotaExceeded():
             return insufficient_quota(str(error), code=error.code)
+        case registry_errors.ValidatorUnavailable():
+            return service_unavailable(str(error), code=error.code, retry_after_s=5.0)
         case registry_errors.StorageError():
             # Not its own words: they name the object's key.
             message = "The adapter store is not available. Try again shortly."

@@ -1,0 +1,245 @@
+"""Checks of uploaded files, each in a process of its own that has little to lose.
+
+The files are a stranger's; whatever they do to the process that reads them, the gateway goes on,
+and no other tenant's keys, files or memory were within its reach.
+
+    request   JSON on stdin: confinement, limits, base, config, and the numbers of two open files
+    answer    on stdout: `ready`, then JSON: passport, digest and size_bytes | refused | too_large
+              | unavailable; and is_offline
+"""
+
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from registry.base_model import BaseModel
+from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
+from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
+from registry.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
+from registry.validate import AdapterLimits
+from registry.validator_process import READY
+
+_log = logging.getLogger(__name__)
+
+# Isolated: no PYTHON* variables, no user's packages, nothing from the current folder.
+_START = "import sys; sys.path.insert(0, sys.argv[1]); import registry.validator_process as v; "
+_START += "v.main()"
+_ROOT = str(Path(__file__).resolve().parents[1])
+_COMPLAINT_BYTES = 4000
+
+# What a Python that was built with a shared library may need to start. Nothing else is passed on.
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
+# Threads would each take stacks and buffers from the memory limit.
+_VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorLimits:
+    """What validators may take of the machine.
+
+    max_running: at once, and one per tenant.   max_wait_s: for a turn.
+    base_s, bytes_per_s: what a check may take, in wall-clock and in processor time.
+    memory_bytes: of address space.   max_answer_bytes: also of what it prints when it fails.
+    """
+
+    max_running: int = 2
+    max_wait_s: float = 120.0
+    base_s: float = 30.0
+    bytes_per_s: float = 20e6
+    memory_bytes: int = 1 << 30
+    open_files: int = 16
+    niceness: int = 10
+    max_answer_bytes: int = 1 << 20
+
+    def seconds_for(self, size_bytes: int) -> float:
+        return self.base_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedAdapter:
+    """What a validator answered. digest: sha256 of the canonical object, hex; size_bytes: its size.
+
+    The digest is the validator's word. Whoever made it lie would have an object under a wrong key
+    in their own tenant's folder, which no fetcher opens: it compares.
+    is_offline: whether the validator had no network.
+    """
+
+    passport: dict[str, Any]
+    digest: str
+    size_bytes: int
+    is_offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a process ended. seconds: that it had.   printed, complaints: their beginnings."""
+
+    status: int
+    is_late: bool
+    seconds: float
+    printed: bytes
+    complaints: bytes
+
+
+class Validator:
+    """Runs the checks against one base model. Any thread may ask.
+
+    python: the interpreter of the validators.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        adapter_limits: AdapterLimits,
+        limits: ValidatorLimits | None = None,
+        python: str = sys.executable,
+    ) -> None:
+        self.base = base
+        self._adapter_limits = adapter_limits
+        self._limits = limits or ValidatorLimits()
+        self._python = python
+        self._running: set[str] = set()
+        self._turn = threading.Condition()
+
+    def check(
+        self, tenant_id: str, config: Path, weights: Path, target: Path | None = None
+    ) -> ValidatedAdapter:
+        """Check the two files, and write the canonical object to `target`; None: to nowhere.
+
+        Raises InvalidAdapter and TooLarge for what the files are or do to the validator,
+        ValidatorUnavailable when it did not start, had no turn or no disk.
+        """
+        if config.stat().st_size > MAX_CONFIG_BYTES:
+            size_bytes = config.stat().st_size
+            raise TooLarge(what=CONFIG_FILE, size_bytes=size_bytes, limit_bytes=MAX_CONFIG_BYTES)
+        with self._turn_of(tenant_id):
+            try:
+                with weights.open("rb") as source, (target or Path(os.devnull)).open("wb") as out:
+                    ended = self._run(config.read_bytes(), source, out)
+            except OSError as error:
+                raise ValidatorUnavailable(reason=str(error)) from error
+        return _validated(_answer_of(ended, self._limits.max_answer_bytes))
+
+    @contextmanager
+    def _turn_of(self, tenant_id: str) -> Iterator[None]:
+        def is_free() -> bool:
+            return tenant_id not in self._running and len(self._running) < self._limits.max_running
+
+        with self._turn:
+            if not self._turn.wait_for(is_free, self._limits.max_wait_s):
+                raise ValidatorUnavailable(reason="other uploads are being checked")
+            self._running.add(tenant_id)
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._running.remove(tenant_id)
+                self._turn.notify_all()
+
+    def _run(self, config: bytes, weights: IO[bytes], target: IO[bytes]) -> _Ended:
+        """One process from its start to its end. Raises OSError when it cannot be started."""
+        size_bytes = os.fstat(weights.fileno()).st_size
+        seconds = self._limits.seconds_for(size_bytes)
+        request = {
+            "confinement": self._confinement(size_bytes, seconds),
+            "limits": asdict(self._adapter_limits),
+            "base": {
+                "model_id": self.base.model_id,
+                "modules": self.base.modules,
+                "config": {"vocab_size": self.base.config.get("vocab_size")},
+            },
+            "config": config.decode("latin-1"),
+            "weights_fd": weights.fileno(),
+            "target_fd": target.fileno(),
+        }
+        # Files and not pipes: whatever it prints when it has gone wrong fills no memory.
+        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complaints:
+            is_late = False
+            with subprocess.Popen(
+                [self._python, "-I", "-c", _START, _ROOT],
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=complaints,
+                pass_fds=(weights.fileno(), target.fileno()),
+                cwd="/",
+                env=_VARIABLES | {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ},
+                # Ctrl-C is for the gateway: it must not look like a crash over the file.
+                start_new_session=True,
+            ) as process:
+                try:
+                    process.communicate(json.dumps(request).encode(), seconds)
+                except subprocess.TimeoutExpired:
+                    is_late = True
+                finally:
+                    process.kill()
+            return _Ended(
+                status=process.returncode,
+                is_late=is_late,
+                seconds=seconds,
+                printed=_head_of(printed, self._limits.max_answer_bytes + 1),
+                complaints=_head_of(complaints, _COMPLAINT_BYTES),
+            )
+
+    def _confinement(self, size_bytes: int, seconds: float) -> dict[str, int]:
+        limits = self._limits
+        return {
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": size_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
+            "cpu_s": math.ceil(seconds),
+            "open_files": limits.open_files,
+            "niceness": limits.niceness,
+        }
+
+
+def _head_of(file: IO[bytes], size_bytes: int) -> bytes:
+    file.seek(0)
+    return file.read(size_bytes)
+
+
+def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
+    """What it answered. Raises for a process that did not come to an answer."""
+    if not ended.printed.startswith(READY):
+        reason = "it took too long to start" if ended.is_late else "it did not start"
+        _log.error("validator: %s: %a", reason, ended.complaints)
+        raise ValidatorUnavailable(reason=reason)
+    if ended.is_late or ended.status == -signal.SIGXCPU:
+        raise InvalidAdapter(
+            code="validator_timeout",
+            message=f"The files could not be checked within {ended.seconds:.0f} s; "
+            "save the adapter with PEFT again.",
+            param=WEIGHTS_FILE,
+        )
+    try:
+        if ended.status != 0 or len(ended.printed) > max_answer_bytes:
+            raise ValueError
+        answer: dict[str, Any] = json.loads(ended.printed[len(READY) :])
+    except ValueError:
+        _log.warning("a validator ended with %d: %a", ended.status, ended.complaints)
+        raise InvalidAdapter(
+            code="validator_failed",
+            message="The check of the files broke down over them; save the adapter with PEFT "
+            "again.",
+            param=WEIGHTS_FILE,
+        ) from None
+    return answer
+
+
+def _validated(answer: dict[str, Any]) -> ValidatedAdapter:
+    if "refused" in answer:
+        raise InvalidAdapter(**answer["refused"])
+    if "too_large" in answer:
+        raise TooLarge(**answer["too_large"])
+    if "unavailable" in answer:
+        raise ValidatorUnavailable(reason=answer["unavailable"])
+    return ValidatedAdapter(**answer)

@@ -1,0 +1,96 @@
+"""The process in which a stranger's files are read: it checks them and writes the canonical object.
+
+It has what registry.validator gives it: two open files, a little memory, a little time, no network
+and no secrets. It imports numpy and the checks, nothing else.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from registry.errors import InvalidAdapter, TooLarge
+from registry.peft_format import write_canonical
+from registry.validate import AdapterLimits, check_adapter
+
+READY = b"ready\n"
+"""Said when it has started: what goes wrong before is our fault, what comes after the file's."""
+
+_CLONE_NEWNET = 0x4000_0000
+_CLONE_NEWUSER = 0x1000_0000
+
+
+@dataclass(frozen=True, slots=True)
+class BaseFacts:
+    """What the checks ask of a base model. config: vocab_size and nothing else."""
+
+    model_id: str
+    modules: dict[str, tuple[int, int]]
+    config: dict[str, Any]
+
+
+def main() -> None:
+    """One request on stdin, one answer on stdout, as registry.validator says."""
+    request = json.load(sys.stdin)
+    is_offline = confine(**request["confinement"])
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    answer = _answer(request) | {"is_offline": is_offline}
+    sys.stdout.write(json.dumps(answer))
+
+
+def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, niceness: int) -> bool:
+    """Give up what a check does not need, for good. Whether there is no network any more."""
+    os.nice(niceness)
+    for kind, limit in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_NOFILE, open_files),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        # The system's own limit may be lower already, and then it cannot be raised.
+        allowed = resource.getrlimit(kind)[1]
+        lower = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
+        resource.setrlimit(kind, (lower, lower))
+    return _leave_network()
+
+
+def _leave_network() -> bool:
+    """A network namespace of its own, with nothing in it. False where the system has none."""
+    # os.unshare came with Python 3.12. A user namespace lets it work without being root.
+    unshare = getattr(ctypes.CDLL(None), "unshare", None)
+    return unshare is not None and unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return _validate(request)
+    except InvalidAdapter as error:
+        return {"refused": {"code": error.code, "message": str(error), "param": error.param}}
+    except TooLarge as error:
+        sizes = {"size_bytes": error.size_bytes, "limit_bytes": error.limit_bytes}
+        return {"too_large": {"what": error.param, **sizes}}
+    except OSError as error:
+        # The disk is full or broken, which no adapter can bring about.
+        return {"unavailable": str(error)}
+
+
+def _validate(request: dict[str, Any]) -> dict[str, Any]:
+    base = BaseFacts(**request["base"])
+    limits = AdapterLimits(**request["limits"])
+    started = time.perf_counter()
+    with open(request["weights_fd"], "rb") as weights, open(request["target_fd"], "wb") as target:
+        checked = check_adapter(request["config"].encode("latin-1"), weights, base, limits)
+        checked_at = time.perf_counter()
+        written = write_canonical(
+            target, weights, checked.header, checked.modules, checked.invocation_tokens
+        )
+    seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
+    rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
+    passport = checked.passport.to_dict() | {"seconds": rounded}
+    return {"passport": passport, **asdict(written)}

@@ -1,0 +1,214 @@
+"""Checks in a process of their own: what it answers, what it may, and what becomes of its end."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
+from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
+from registry.peft_format import WEIGHTS_FILE
+from registry.validate import AdapterLimits, validate_adapter
+from registry.validator import Validator, ValidatorLimits
+from tests.registry.factories import encode, encode_header, make_adapter, make_config, sha256
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS = AdapterLimits()
+
+
+@pytest.fixture
+def files(base, tmp_path):
+    """The paths of a sound config and its weights."""
+    config, weights = tmp_path / CONFIG_FILE, tmp_path / WEIGHTS_FILE
+    config.write_bytes(make_config())
+    weights.write_bytes(encode(make_adapter(base)))
+    return config, weights
+
+
+def pretender(tmp_path, script):
+    """An interpreter that does this instead of what it is asked."""
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path):
+    validated = Validator(base, LIMITS).check("a", *files, tmp_path / "object")
+    data = (tmp_path / "object").read_bytes()
+    assert (validated.digest, validated.size_bytes) == (sha256(data), len(data))
+    here = validate_adapter(files[0].read_bytes(), files[1], base, LIMITS).to_dict()
+    assert validated.passport | {"seconds": None} == here | {"seconds": None}
+    assert validated.passport["seconds"].keys() == {"check", "write"}
+
+
+def test_a_dry_run_names_the_digest_and_writes_nothing(base, files, tmp_path):
+    validator = Validator(base, LIMITS)
+    written = validator.check("a", *files, tmp_path / "object")
+    dry = validator.check("a", *files)
+    assert (dry.digest, dry.size_bytes) == (written.digest, written.size_bytes)
+
+
+def test_a_refusal_comes_through_with_its_code_and_its_key(base, files):
+    files[0].write_bytes(make_config(use_dora=True))
+    with pytest.raises(InvalidAdapter, match="use_dora") as caught:
+        Validator(base, LIMITS).check("a", *files)
+    assert (caught.value.code, caught.value.param) == ("unsupported_feature", "use_dora")
+
+
+def test_too_large_comes_through_with_its_sizes(base, files):
+    with pytest.raises(TooLarge) as caught:
+        Validator(base, AdapterLimits(max_adapter_bytes=100)).check("a", *files)
+    assert caught.value.size_bytes == files[1].stat().st_size
+    assert caught.value.limit_bytes == 100
+
+
+def test_a_config_over_its_limit_starts_no_process(base, files, tmp_path):
+    files[0].write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
+    with pytest.raises(TooLarge, match=CONFIG_FILE):
+        Validator(base, LIMITS, python="/no/such/python").check("a", *files)
+
+
+def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    seen = tmp_path / "seen"
+    python = pretender(tmp_path, f"/usr/bin/env > {seen}; pwd >> {seen}")
+    with pytest.raises(ValidatorUnavailable):
+        Validator(base, LIMITS, python=python).check("a", *files)
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    shells_own = {"PWD", "_", "SHLVL", "OLDPWD"}
+    threads = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    assert names - shells_own - {"LD_LIBRARY_PATH"} == threads | {"/"}
+
+
+def in_a_validator(code):
+    """What such a process prints when it runs `code` after giving up what it does not need."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport registry.validator_process as v"
+    confine = "v.confine(memory_bytes=1 << 30, file_bytes=1000, cpu_s=7, open_files=9, niceness=3)"
+    command = [sys.executable, "-I", "-c", f"{start}\noffline = {confine}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_it_gives_up_what_it_does_not_need():
+    names = ("AS", "FSIZE", "CPU", "NOFILE", "CORE")
+    limits = ", ".join(f"resource.getrlimit(resource.RLIMIT_{name})" for name in names)
+    said = in_a_validator(f"import os, resource; print([{limits}], os.nice(0) >= 3)")
+    values = [1 << 30, 1000, 7, 9, 0]
+    assert said == f"{[(value, value) for value in values]} True\n"
+
+
+def test_it_takes_no_more_memory_than_it_may():
+    assert "MemoryError" in in_a_validator("bytearray(1 << 30)")
+
+
+def test_it_reaches_no_network_where_the_system_can_keep_it_away():
+    code = "import socket\nif not offline: raise SystemExit('as before')\n"
+    said = in_a_validator(code + "socket.create_connection(('127.0.0.1', 1), 1)")
+    assert "as before" in said or "Network is unreachable" in said
+
+
+def test_it_imports_no_model_library_and_no_database():
+    said = in_a_validator("print(*sys.modules)")
+    heavy = {"torch", "transformers", "peft", "safetensors", "sqlalchemy", "boto3", "fastapi"}
+    assert not heavy & set(said.split())
+    assert "numpy" in said.split()
+
+
+READY = "echo ready"
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        (f"{READY}; kill -9 $$", "validator_failed"),
+        (f"{READY}; kill -XCPU $$", "validator_timeout"),
+        (f"{READY}; exit 1", "validator_failed"),
+        (f"{READY}; echo '{{}}'; exit 1", "validator_failed"),
+        (f"{READY}; echo nonsense", "validator_failed"),
+        (f"{READY}; head -c 200000 /dev/zero", "validator_failed"),
+        (f"{READY}; exec sleep 60", "validator_timeout"),
+    ],
+)
+def test_a_process_that_breaks_over_the_files_refuses_them(base, files, tmp_path, script, code):
+    limits = ValidatorLimits(base_s=0.5, max_answer_bytes=100_000)
+    validator = Validator(base, LIMITS, limits, pretender(tmp_path, script))
+    with pytest.raises(InvalidAdapter, match="again") as caught:
+        validator.check("a", *files)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("exit 1", "did not start"),
+        ("exec sleep 60", "too long to start"),
+        (READY + """; echo '{"unavailable": "the disk is full"}'""", "the disk is full"),
+    ],
+)
+def test_a_process_that_cannot_do_its_work_is_not_the_files_fault(
+    base, files, tmp_path, script, reason
+):
+    limits = ValidatorLimits(base_s=0.5)
+    with pytest.raises(ValidatorUnavailable) as caught:
+        Validator(base, LIMITS, limits, pretender(tmp_path, script)).check("a", *files)
+    assert reason in caught.value.reason
+
+
+def test_an_interpreter_that_is_not_there_is_not_the_files_fault(base, files):
+    with pytest.raises(ValidatorUnavailable):
+        Validator(base, LIMITS, python="/no/such/python").check("a", *files)
+
+
+def test_a_full_disk_is_not_the_files_fault(base, files):
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(ValidatorUnavailable, match="later") as caught:
+        Validator(base, LIMITS).check("a", *files, Path("/dev/full"))
+    assert "No space left" in caught.value.reason
+
+
+def test_memory_that_runs_out_refuses_the_file(base, files):
+    # Less than it has taken when the limit comes into force, and a header that needs more.
+    files[1].write_bytes(encode_header(b"{" + b" " * 1_000_000 + b"}"))
+    limits = ValidatorLimits(memory_bytes=10 << 20)
+    with pytest.raises(InvalidAdapter) as caught:
+        Validator(base, LIMITS, limits).check("a", *files)
+    assert caught.value.code == "validator_failed"
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_a_tenant_has_one_at_a_time_and_all_have_few(base, files, tmp_path, tenant):
+    """While tenant a's check runs, its second has no turn; nor has another's when one is all."""
+    started, release = tmp_path / "started", tmp_path / "release"
+    os.mkfifo(started)
+    os.mkfifo(release)
+    python = pretender(tmp_path, f"echo > {started}; read line < {release}")
+    limits = ValidatorLimits(max_running=2 if tenant == "a" else 1, max_wait_s=0.0)
+    validator = Validator(base, LIMITS, limits, python)
+    ended = []
+
+    def check():
+        with pytest.raises(ValidatorUnavailable) as caught:
+            validator.check("a", *files)
+        ended.append(caught.value.reason)
+
+    first = threading.Thread(target=check)
+    first.start()
+    started.read_bytes()
+    with pytest.raises(ValidatorUnavailable) as caught:
+        validator.check(tenant, *files)
+    assert caught.value.reason == "other uploads are being checked"
+    release.write_bytes(b"\n")
+    first.join()
+    assert ended == ["it did not start"]
+    started_again = threading.Thread(target=check)
+    started_again.start()
+    started.read_bytes()
+    release.write_bytes(b"\n")
+    started_again.join()
+    assert ended == ["it did not start"] * 2
