@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import (
+    CANARY,
     AddRequest,
     ProofResult,
     ProveAdapter,
@@ -29,9 +30,6 @@ from engine.scheduler import NOT_FINITE, Scheduler
 from lora.errors import AdapterError
 from registry.proof import Proof, Verdict
 from registry.ref import AdapterRef
-
-CANARY = "canary"
-"""The tenant and the gateway of its requests: they are journaled, and nobody pays for them."""
 
 MAX_WAITING = 64
 _PROMPT_LENGTHS = (7, 19)

@@ -4,9 +4,10 @@ from dataclasses import asdict
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
-from engine.canary import CANARY, Canary, Reference
+from engine.canary import Canary, Reference
 from engine.journal import Journal
 from engine.messages import (
+    CANARY,
     AbortRequests,
     AddRequest,
     EngineStats,

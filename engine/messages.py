@@ -26,6 +26,10 @@ StopCause = Literal[
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
 
+CANARY = "canary"
+"""Tenant and gateway of the engine's own requests: journaled like others, and nobody pays."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when to stop; the defaults change nothing.

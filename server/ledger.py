@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from engine.messages import EndRecord
+from engine.messages import CANARY, EndRecord
 from server.prices import TokenPrices, rated_nanousd
 from server.tables import holds, incidents, journal_positions, price_versions, usage_events
 
@@ -281,6 +281,8 @@ def _doubts(
     engine_id: str, record: EndRecord, hold: Hold | None, amount: int
 ) -> list[dict[str, Any]]:
     """What does not fit between a record and its hold."""
+    if hold is None and record.tenant_id == CANARY:
+        return []
     if hold is None:
         return [_incident("end_without_hold", engine_id, record, record.tenant_id)]
     pairs = {

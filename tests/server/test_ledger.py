@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from engine.messages import CANARY
 from server import ledger
 from server.database import DEFAULT_FILE, Database
 from server.ledger import PostResult
@@ -120,6 +121,13 @@ def test_a_post_that_fails_leaves_nothing_behind(database):
         database.write_sync(fail)
     assert contents(database) == before
     assert post(database, make_end(1)).posted == 1
+
+
+def test_what_the_engines_canary_generates_is_counted_free_and_nothing_to_report(database):
+    make_price(database)
+    assert post(database, make_end(1, "canary-1", tenant_id=CANARY)).incidents == 0
+    [event] = events_of(database)
+    assert (event.tenant_id, event.completion_tokens, event.amount_nanousd) == (CANARY, 5, 0)
 
 
 def test_an_end_without_a_hold_is_counted_free_and_reported(database):

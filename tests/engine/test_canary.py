@@ -1,0 +1,213 @@
+"""The canary's proofs around a fake model: who is told what, and what others notice of it."""
+
+import hashlib
+
+import pytest
+
+from engine.batch import BAD_LOGITS, StepTokens
+from engine.canary import MAX_WAITING
+from engine.messages import CANARY, ProofResult, ProveAdapter, StepOutputs
+from lora.errors import Failure
+from registry.ref import AdapterRef
+from tests.engine.fakes import (
+    FakeClock,
+    FakeLoader,
+    FakeReference,
+    expected_tokens,
+    make_core,
+    make_message,
+    make_scheduler,
+    tokens_of,
+)
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """Its object lies in a file, as the gateway hands it over."""
+    path = tmp_path / "object"
+    path.write_bytes(b"canonical")
+    digest = hashlib.sha256(b"canonical").hexdigest()
+    return AdapterRef("ad_1", 1, digest, f"tenants/t/{digest}", 8, 9)
+
+
+@pytest.fixture
+def ask(tmp_path, adapter):
+    def make(proof_id="p1"):
+        return ProveAdapter(
+            proof_id=proof_id, adapter=adapter, object_path=str(tmp_path / "object")
+        )
+
+    return make
+
+
+def run(core, most=500):
+    """Step until nothing is left to do: proofs by id, and outputs of everybody else."""
+    proofs, outputs = {}, {}
+    for _ in range(most):
+        if not core.has_work:
+            core.scheduler.check_integrity()
+            return proofs, outputs
+        for gateway_id, message in core.step():
+            if isinstance(message, ProofResult):
+                proofs[message.proof_id] = (gateway_id, message.proof)
+            elif isinstance(message, StepOutputs):
+                for output in message.outputs:
+                    outputs.setdefault(output.request_id, []).append(output)
+    raise AssertionError("the engine never became idle")
+
+
+def verdict(core, message):
+    assert core.handle("gw", message) == []
+    _, proof = run(core)[0][message.proof_id]
+    return proof.verdict
+
+
+def test_an_adapter_that_is_what_it_was_merged_to_passes(tmp_path, ask):
+    core = make_core(tmp_path)
+    assert core.handle("gw-7", ask()) == []
+    proofs, outputs = run(core)
+    gateway_id, proof = proofs["p1"]
+    assert (gateway_id, proof.verdict, proof.message) == ("gw-7", "passed", "")
+    assert (proof.num_prompts, proof.num_tokens) == (2, 8)
+    assert proof.max_difference <= proof.tolerance < proof.max_effect
+    assert proof.device_bytes == core.scheduler.layout.slab_bytes
+    assert proof.cold_load_s is not None
+    assert outputs == {}, "nobody is sent what the canary generates"
+
+
+def test_served_weights_that_are_not_the_objects_are_a_mismatch(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.canary.reference.merges = "another digest"
+    assert verdict(core, ask()) == "mismatch"
+
+
+def test_an_adapter_that_changes_nothing_has_no_effect(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.canary.reference.merges = None
+    assert verdict(core, ask()) == "no_effect"
+
+
+def test_an_activated_lora_is_invoked(tmp_path, ask, adapter):
+    loader = FakeLoader()
+    loader.invocation_tokens = {adapter.object_key: (7, 8, 9)}
+    core = make_core(tmp_path, make_scheduler(loader=loader))
+    core.canary.reference.invocation = (7, 8, 9)
+    assert verdict(core, ask()) == "passed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("missing", "unavailable"), ("corrupt", "unavailable"), ("incompatible", "not_served")],
+)
+def test_an_adapter_that_cannot_be_had_is_the_stores_fault_or_its_own(
+    tmp_path, ask, adapter, kind, expected
+):
+    loader = FakeLoader()
+    loader.failures[adapter.object_key, "disk"] = Failure(kind, "it is so")
+    assert verdict(make_core(tmp_path, make_scheduler(loader=loader)), ask()) == expected
+
+
+def test_an_adapter_that_is_larger_than_the_arena_is_not_served(tmp_path, ask, adapter):
+    loader = FakeLoader()
+    loader.slabs[adapter.object_key] = 65
+    assert verdict(make_core(tmp_path, make_scheduler(loader=loader)), ask()) == "not_served"
+
+
+def test_values_that_are_not_finite_when_served_are_the_adapters_fault(tmp_path, ask, adapter):
+    core = make_core(tmp_path)
+    collect = core.runner.collect
+
+    def poisoned():
+        rows, step = core.runner._launched[0].rows, collect()
+        tokens = [BAD_LOGITS if row.adapter_key else token
+                  for row, token in zip(rows, step.token_ids, strict=True)]  # fmt: skip
+        return StepTokens(tokens, step.logprobs, step.adapter_digests)
+
+    core.runner.collect = poisoned
+    assert verdict(core, ask()) == "not_finite"
+
+
+def test_a_missing_file_says_nothing_about_the_adapter(tmp_path, ask):
+    core = make_core(tmp_path)
+    (tmp_path / "object").unlink()
+    assert verdict(core, ask()) == "unavailable"
+
+
+def test_an_engine_without_a_reference_proves_nothing(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.canary.reference = None
+    [(gateway_id, result)] = core.handle("gw", ask())
+    assert (gateway_id, result.proof.verdict) == ("gw", "unavailable")
+    assert not core.has_work
+
+
+def test_proofs_come_one_after_the_other_and_only_so_many_wait(tmp_path, ask):
+    core = make_core(tmp_path)
+    answers = [core.handle("gw", ask(f"p{i}")) for i in range(MAX_WAITING + 1)]
+    assert answers[:-1] == [[]] * MAX_WAITING
+    assert answers[-1][0][1].proof.verdict == "unavailable"
+    proofs, _ = run(core, 5000)
+    assert {proof.verdict for _, proof in proofs.values()} == {"passed"}
+    assert list(proofs) == [f"p{i}" for i in range(MAX_WAITING)]
+    assert proofs["p1"][1].cold_load_s is None, "the first one had brought it"
+
+
+def test_a_proof_beside_others_changes_nothing_for_them(tmp_path, ask):
+    core = make_core(tmp_path)
+    messages = [make_message(f"r{i}", prompt_len=30, max_tokens=20) for i in range(8)]
+    for message in messages[:4]:
+        core.handle("gw", message)
+    core.handle("gw", ask())
+    for message in messages[4:]:
+        core.handle("gw", message)
+    proofs, outputs = run(core)
+    assert proofs["p1"][1].verdict == "passed"
+    for message in messages:
+        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
+
+
+class SlowReference(FakeReference):
+    """Every unit takes a second."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+        self.num_units = 10
+        self.started_at = []
+
+    def compare(self, sequences, object_path):
+        for _ in range(self.num_units):
+            self.started_at.append(self.clock.now)
+            self.clock.now += 1.0
+            yield
+        return (yield from super().compare(sequences, object_path))
+
+
+def test_merged_weights_take_a_tenth_of_the_time_while_somebody_is_served(tmp_path, ask):
+    clock = FakeClock()
+    core = make_core(tmp_path, make_scheduler(clock=clock))
+    core.canary.clock = clock
+    reference = core.canary.reference = SlowReference(clock)
+    core.handle("gw", make_message("r1", max_tokens=200, deadline_s=1e9))
+    core.handle("gw", ask())
+    for _ in range(180):
+        clock.now += 0.25
+        core.step()
+    assert core.scheduler.groups.keys() == {"r1"}, "somebody is served all the time"
+    gaps = [b - a for a, b in zip(reference.started_at, reference.started_at[1:], strict=False)]
+    assert len(gaps) >= 3
+    assert min(gaps) >= 10.0
+    core.scheduler.abort(["r1"])
+    left = 10 - len(reference.started_at)
+    started_at = clock.now
+    assert run(core)[0]["p1"][1].verdict == "passed"
+    assert clock.now - started_at == left, "nobody is served: one unit follows the other"
+
+
+def test_what_the_canary_generates_is_in_the_journal_under_its_own_name(tmp_path, ask):
+    core = make_core(tmp_path)
+    verdict(core, ask())
+    records = core.journal.read(0, 100).records
+    assert {record.tenant_id for record in records} == {CANARY}
+    assert sum(record.num_completion_tokens for record in records) == 2 * 1 + 2 * 4
+    assert core.num_completion_tokens == 10

@@ -1,0 +1,168 @@
+"""The canary's reference is transformers and PEFT; and what it finds out about real kernels."""
+
+import math
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from peft.tuners.lora.variants import calculate_alora_offsets
+
+from engine import merged
+from engine.canary import TokenSequence
+from engine.merged import MergedModel
+from engine.messages import ProofResult, ProveAdapter
+from engine.models.config import DecoderConfig
+from engine.weights import load_config
+from tests.engine.cpu_kernels import kernels_of
+from tests.engine.gpu.backends import fake_backend
+from tests.engine.real_core import add_adapter, build_core
+from tests.engine.test_oracle import FAMILIES, INVOCATION
+from tests.oracle import merged_model
+from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
+
+PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
+def world(request, tmp_path_factory):
+    """A model of each family; an adapter, and one that is activated."""
+    folder = tmp_path_factory.mktemp("merged")
+    other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
+    model = save_model(folder / "model", **FAMILIES.get(request.param, other))
+    lora = save_adapter(model, folder / "lora", seed=3, rank_pattern={"v_proj": 3}, use_rslora=True)
+    alora = save_adapter(
+        model, folder / "alora", seed=4, alora_invocation_tokens=INVOCATION, r=4, lora_alpha=8
+    )
+    return folder, model, {"lora": lora, "alora": alora}
+
+
+@pytest.fixture
+def prove(world, tmp_path):
+    """Through a real core; the object in the file may be another than the one that is served."""
+
+    def prove(kind="lora", change=lambda data: data, **options):
+        _, model, adapters = world
+        objects = {}
+        ref = add_adapter(objects, model, adapters[kind], tmp_path)
+        (tmp_path / "object").write_bytes(change(objects[ref.digest]))
+        core = build_core(model, tmp_path / "engine", objects, **options)
+        message = ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object"))
+        core.handle("gw", message)
+        for _ in range(2000):
+            for _, answer in core.step():
+                assert isinstance(answer, ProofResult)
+                return answer.proof
+        raise AssertionError("no verdict")
+
+    return prove
+
+
+def drain(generator):
+    """What a generator returns, and how often it yielded before."""
+    for units in count():
+        try:
+            next(generator)
+        except StopIteration as done:
+            return done.value, units
+    raise AssertionError
+
+
+def reference(model):
+    return MergedModel(model, DecoderConfig.parse(load_config(model)))
+
+
+def compare(model, path, sequences):
+    return drain(reference(model).compare(sequences, path))[0]
+
+
+@torch.inference_mode()
+def logprobs(model, prompt):
+    """[tokens, vocab], of transformers or PEFT."""
+    ids, options = torch.tensor([prompt]), {}
+    if isinstance(model, PeftModel):  # an activated LoRA beside the weights
+        active = model.active_adapter
+        options["alora_offsets"] = calculate_alora_offsets(model.peft_config, active, ids)
+    return model(ids, **options).logits[0].log_softmax(-1).numpy()
+
+
+@pytest.mark.parametrize("kind", ["lora", "alora"])
+def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
+    _, model, adapters = world
+    objects = {}
+    ref = add_adapter(objects, model, adapters[kind], tmp_path)
+    (tmp_path / "object").write_bytes(objects[ref.digest])
+    starts = [3, 36] if kind == "alora" else [0, 0]
+    prompts = [PROMPTS[0], (*PROMPTS[1][:36], *INVOCATION, 40)]
+    sequences = [TokenSequence(p, s, 3) for p, s in zip(prompts, starts, strict=True)]
+    found = compare(model, tmp_path / "object", sequences)
+    for stream, adapter in ((found.base, None), (found.merged, adapters[kind])):
+        peft = merged_model(model, adapter)
+        expected = [logprobs(peft, prompt)[-3:] for prompt in prompts]
+        np.testing.assert_allclose(stream, np.concatenate(expected), atol=2e-4)
+    assert np.abs(found.base - found.merged).max() > 0.1
+
+
+def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
+    _, model, adapters = world
+    objects = {}
+    ref = add_adapter(objects, model, adapters["lora"], tmp_path)
+    (tmp_path / "object").write_bytes(objects[ref.digest])
+    sequences = [TokenSequence(PROMPTS[0], 0, 2)]
+    whole = compare(model, tmp_path / "object", sequences)
+    monkeypatch.setattr(merged, "_UNIT_ELEMENTS", 64 * 7)
+    pieces, units = drain(reference(model).compare(sequences, tmp_path / "object"))
+    assert units > 100
+    np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["lora", "alora"])
+def test_real_adapters_pass(prove, kind):
+    proof = prove(kind)
+    assert (proof.verdict, proof.message, proof.warnings) == ("passed", "", ())
+    assert proof.max_difference < proof.tolerance < 0.2 * proof.max_effect
+
+
+WAYS = {
+    "C": {"make_kernels": kernels_of("native")},
+    "late": {"lag": 1},
+    "device": {"make_backend": fake_backend},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_pass_on_every_kind_of_kernels(prove, way):
+    assert prove(**WAYS[way]).verdict == "passed"
+
+
+def scaled(factor):
+    """Another scale of one module in the object's header, as long as it was."""
+
+    def change(data):
+        at = data.index(b'\\"scale\\":') + len(b'\\"scale\\":')
+        end = min(
+            data.index(b"}", at), data.index(b",", at) if b"," in data[at : at + 40] else 1 << 60
+        )
+        old = data[at:end]
+        new = repr(float(old) * factor).encode()[: len(old)].ljust(len(old), b"0")
+        assert math.isfinite(float(new))
+        return data[:at] + new + data[end:]
+
+    return change
+
+
+def test_one_module_with_another_scale_is_a_mismatch(prove):
+    """Of 14 modules one is off: this is how a tile that was not applied would show."""
+    proof = prove(change=scaled(0.5))
+    assert proof.verdict == "mismatch"
+    assert proof.max_difference > proof.tolerance
+
+
+def test_a_file_that_is_no_canonical_object_is_not_served(prove):
+    assert prove(change=lambda data: data[:-1]).verdict == "not_served"
