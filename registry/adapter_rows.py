@@ -1,12 +1,13 @@
-"""Adapters, their versions and aliases as rows. Every query names the tenant."""
+"""Adapters and their versions as rows. Every query names the tenant."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Row, false, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
 
+from registry.alias_rows import Target, bucket_of, list_targets, make_target
 from registry.ref import AdapterRef
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_versions as versions
@@ -15,11 +16,12 @@ from registry.tables import adapters
 LATEST = "latest"
 READY = "ready"
 DELETED = "deleted"
+PURGED = "purged"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One immutable version. passport: as validate.Passport.to_dict() gives it."""
+    """One version, immutable but for state (READY, DELETED, PURGED) and deleted_at_ms."""
 
     adapter_id: str
     version: int
@@ -32,6 +34,7 @@ class Version:
     state: str
     created_at_ms: int
     created_by_key: str
+    deleted_at_ms: int | None = None
 
     @property
     def ref(self) -> AdapterRef:
@@ -47,75 +50,91 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A name of a tenant. latest: the version that the name alone means.   aliases: to versions."""
+    """A name of a tenant. latest: the version of the alias `latest`, which the name alone means."""
 
     adapter_id: str
     tenant_id: str
     name: str
     created_at_ms: int
+    deleted_at_ms: int | None = None
     latest: Version | None = None
-    aliases: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, Target] = field(default_factory=dict)
 
 
-def find_version(
-    conn: Connection, tenant_id: str, name: str, *, alias: str | None, number: int | None
-) -> Version | None:
-    """The version under an alias or a number, None if there is none or it was deleted."""
-    query = (
-        select(versions)
-        .join(adapters, adapters.c.adapter_id == versions.c.adapter_id)
-        .where(
-            adapters.c.tenant_id == tenant_id,
-            adapters.c.name == name,
-            adapters.c.deleted_at_ms.is_(None),
-            versions.c.tenant_id == tenant_id,
-            versions.c.state == READY,
-        )
-    )
-    if alias is None:
-        query = query.where(versions.c.version == number)
-    else:
-        query = query.join(
-            aliases,
-            (aliases.c.adapter_id == versions.c.adapter_id)
-            & (aliases.c.version == versions.c.version),
-        ).where(aliases.c.alias == alias)
+def find_version(conn: Connection, tenant_id: str, name: str, number: int) -> Version | None:
+    """The version of this number, None if there is none or it was deleted."""
+    query = _ready_versions(tenant_id, name).where(versions.c.version == number)
     row = conn.execute(query).first()
     return _version(row) if row else None
 
 
+def find_aliased_version(
+    conn: Connection, tenant_id: str, name: str, alias: str, request_key: str
+) -> Version | None:
+    """The version that the alias means for this request, None if there is none."""
+    meant = aliases.c.version.label("main"), aliases.c.canary_version, aliases.c.canary_percent
+    query = (
+        _ready_versions(tenant_id, name)
+        .add_columns(*meant)
+        .join(
+            aliases,
+            (aliases.c.adapter_id == versions.c.adapter_id)
+            # Both of a weighted alias in one query: between two it could move.
+            & versions.c.version.in_([aliases.c.version, aliases.c.canary_version]),
+        )
+        .where(aliases.c.alias == alias)
+    )
+    rows = {row.version: row for row in conn.execute(query)}
+    if not rows:
+        return None
+    row = next(iter(rows.values()))
+    target = make_target(row.main, row.canary_version, row.canary_percent)
+    chosen = target.version_in(bucket_of(row.adapter_id, alias, request_key))
+    return _version(rows[chosen])
+
+
 def find_adapter(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
     """The adapter of this name, None if there is none or it was deleted."""
-    found = conn.execute(
-        select(adapters).where(
-            adapters.c.tenant_id == tenant_id,
-            adapters.c.name == name,
-            adapters.c.deleted_at_ms.is_(None),
-        )
-    ).all()
-    return next(iter(_with_aliases(conn, tenant_id, found)), None)
+    found = find_adapter_row(conn, tenant_id, name)
+    return found if found and found.deleted_at_ms is None else None
 
 
-def list_adapters(conn: Connection, tenant_id: str, after: str | None, limit: int) -> list[Adapter]:
-    """Adapters by name, those after `after`."""
+def find_adapter_row(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
+    """The adapter of this name, also a deleted one, with the aliases that it had then."""
+    query = select(adapters).where(adapters.c.tenant_id == tenant_id, adapters.c.name == name)
+    return next(iter(_with_aliases(conn, tenant_id, conn.execute(query).all())), None)
+
+
+def list_adapters(
+    conn: Connection, tenant_id: str, after: str | None, search: str, limit: int
+) -> list[Adapter]:
+    """Adapters by name, those after `after` whose name has `search` in it."""
     query = select(adapters).where(
         adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
     )
     if after is not None:
         query = query.where(adapters.c.name > after)
+    if search:
+        query = query.where(adapters.c.name.contains(search, autoescape=True))
     found = conn.execute(query.order_by(adapters.c.name).limit(limit)).all()
     return _with_aliases(conn, tenant_id, found)
 
 
 def list_versions(
-    conn: Connection, tenant_id: str, adapter_id: str, before: int | None, limit: int
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    *,
+    before: int | None,
+    limit: int,
+    include_deleted: bool,
 ) -> list[Version]:
-    """Versions that were not deleted, newest first, those below `before`."""
+    """Newest first, those below the number `before`."""
     query = select(versions).where(
-        versions.c.adapter_id == adapter_id,
-        versions.c.tenant_id == tenant_id,
-        versions.c.state == READY,
+        versions.c.adapter_id == adapter_id, versions.c.tenant_id == tenant_id
     )
+    if not include_deleted:
+        query = query.where(versions.c.state == READY)
     if before is not None:
         query = query.where(versions.c.version < before)
     query = query.order_by(versions.c.version.desc()).limit(limit)
@@ -158,6 +177,19 @@ def has_digest(conn: Connection, tenant_id: str, digest: str) -> bool:
     return conn.execute(query.limit(1)).first() is not None
 
 
+def live_object_keys(conn: Connection, tenant_id: str, keys: Collection[str]) -> set[str]:
+    """Those of the tenant's object keys that a version uses: ready, or still to be restored."""
+    # Keys end in the digest, and digests are indexed.
+    digests = {key.rpartition("/")[2] for key in keys}
+    query = select(versions.c.object_key).where(
+        versions.c.tenant_id == tenant_id,
+        versions.c.digest.in_(digests),
+        versions.c.object_key.in_(keys),
+        versions.c.state != PURGED,
+    )
+    return set(conn.execute(query).scalars())
+
+
 def adapter_names(conn: Connection, tenant_id: str) -> set[str]:
     query = select(adapters.c.name).where(
         adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
@@ -185,27 +217,14 @@ def lock_tenant(conn: Connection, tenant_id: str) -> None:
         conn.execute(update(adapters).where(false()).values(deleted_at_ms=None))
 
 
-def open_adapter(
-    conn: Connection, tenant_id: str, name: str, *, new_adapter_id: str, now_ms: int
-) -> str:
-    """The adapter_id under this name: the one there is, revived if deleted, or a new one."""
-    query = select(adapters.c.adapter_id).where(
-        adapters.c.tenant_id == tenant_id, adapters.c.name == name
-    )
-    adapter_id = conn.execute(query).scalar()
-    if adapter_id is not None:
-        conn.execute(
-            update(adapters)
-            .where(adapters.c.adapter_id == adapter_id, adapters.c.tenant_id == tenant_id)
-            .values(deleted_at_ms=None)
-        )
-        return str(adapter_id)
+def insert_adapter(
+    conn: Connection, tenant_id: str, adapter_id: str, name: str, now_ms: int
+) -> None:
     conn.execute(
         insert(adapters).values(
-            adapter_id=new_adapter_id, tenant_id=tenant_id, name=name, created_at_ms=now_ms
+            adapter_id=adapter_id, tenant_id=tenant_id, name=name, created_at_ms=now_ms
         )
     )
-    return new_adapter_id
 
 
 def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
@@ -233,52 +252,23 @@ def next_version(conn: Connection, adapter_id: str) -> int:
     return (conn.execute(query).scalar() or 0) + 1
 
 
-def move_alias(
-    conn: Connection, tenant_id: str, adapter_id: str, alias: str, version: int, now_ms: int
-) -> None:
-    row = {"version": version, "updated_at_ms": now_ms}
-    moved = conn.execute(
-        update(aliases)
+def _ready_versions(tenant_id: str, name: str) -> Select[Any]:
+    return (
+        select(versions)
+        .join(adapters, adapters.c.adapter_id == versions.c.adapter_id)
         .where(
-            aliases.c.adapter_id == adapter_id,
-            aliases.c.alias == alias,
-            aliases.c.tenant_id == tenant_id,
-        )
-        .values(row)
-    )
-    if moved.rowcount == 0:
-        conn.execute(
-            insert(aliases).values(adapter_id=adapter_id, alias=alias, tenant_id=tenant_id, **row)
-        )
-
-
-def mark_deleted(conn: Connection, tenant_id: str, adapter_id: str, now_ms: int) -> None:
-    """The adapter and its versions stay as rows; its aliases go."""
-    conn.execute(
-        aliases.delete().where(aliases.c.adapter_id == adapter_id, aliases.c.tenant_id == tenant_id)
-    )
-    conn.execute(
-        update(versions)
-        .where(
-            versions.c.adapter_id == adapter_id,
+            adapters.c.tenant_id == tenant_id,
+            adapters.c.name == name,
+            adapters.c.deleted_at_ms.is_(None),
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
         )
-        .values(state=DELETED, deleted_at_ms=now_ms)
-    )
-    conn.execute(
-        update(adapters)
-        .where(adapters.c.adapter_id == adapter_id, adapters.c.tenant_id == tenant_id)
-        .values(deleted_at_ms=now_ms)
     )
 
 
 def _with_aliases(conn: Connection, tenant_id: str, rows: Sequence[Row[Any]]) -> list[Adapter]:
     ids = [row.adapter_id for row in rows]
-    found: dict[str, dict[str, int]] = {adapter_id: {} for adapter_id in ids}
-    query = select(aliases).where(aliases.c.adapter_id.in_(ids), aliases.c.tenant_id == tenant_id)
-    for row in conn.execute(query.order_by(aliases.c.alias)):
-        found[row.adapter_id][row.alias] = row.version
+    targets = list_targets(conn, tenant_id, ids)
     latest = _latest_versions(conn, tenant_id, ids)
     return [
         Adapter(
@@ -286,8 +276,9 @@ def _with_aliases(conn: Connection, tenant_id: str, rows: Sequence[Row[Any]]) ->
             row.tenant_id,
             row.name,
             row.created_at_ms,
+            row.deleted_at_ms,
             latest.get(row.adapter_id),
-            found[row.adapter_id],
+            targets[row.adapter_id],
         )
         for row in rows
     ]
@@ -325,4 +316,5 @@ def _version(row: Row[Any]) -> Version:
         state=row.state,
         created_at_ms=row.created_at_ms,
         created_by_key=row.created_by_key,
+        deleted_at_ms=row.deleted_at_ms,
     )

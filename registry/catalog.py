@@ -1,124 +1,292 @@
 """The catalog: a tenant's names, the versions under them, and what each name means now.
 
-Methods take the caller's connection inside the caller's transaction and never commit.
+Methods take the caller's connection inside the caller's transaction and never commit. What is not
+there raises AdapterNotFound, as another tenant's does. actor: whom the audit log names.
 """
 
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 from sqlalchemy import Connection
 
-from registry import adapter_rows
-from registry.adapter_rows import LATEST, Adapter, Version
+from registry import adapter_rows, alias_rows, deleted_rows
+from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, Version
+from registry.alias_rows import Canary, Target
+from registry.audit import record_audit
 from registry.base_model import BaseModel
 from registry.build import BuiltAdapter
-from registry.errors import AdapterNotFound, AdapterNotServable
-from registry.names import check_alias, is_name, parse_model
-from registry.ref import AdapterRef
+from registry.directory import Directory
+from registry.errors import (
+    AdapterNotFound,
+    InvalidName,
+    NotDeleted,
+    NothingToRollBack,
+    QuotaExceeded,
+    RetentionOver,
+    VersionDeleted,
+    VersionInUse,
+)
+from registry.events import record_event
+from registry.names import check_alias, check_canary, is_name, is_version
+
+# How long what was deleted can be restored.
+RETENTION_S = 7 * 24 * 3600
+# Of one adapter: they are listed with it.
+MAX_ALIASES = 64
+# Versions in one call, so that its transaction stays short.
+_MAX_PURGED = 100
 
 
-class Catalog:
-    """base: what is served now; versions for another base are kept and not served."""
+class Catalog(Directory):
+    """A directory that changes. retention_s: how long what was deleted can be restored."""
 
-    def __init__(self, base: BaseModel, clock: Callable[[], float] = time.time) -> None:
-        self.base = base
+    def __init__(
+        self,
+        base: BaseModel,
+        clock: Callable[[], float] = time.time,
+        retention_s: int = RETENTION_S,
+    ) -> None:
+        super().__init__(base)
+        self.retention_s = retention_s
         self._clock = clock
 
-    def resolve(self, conn: Connection, tenant_id: str, model: str) -> AdapterRef:
-        """The version that `name`, `name@alias` or `name@3` means now.
+    # ---- aliases ----
 
-        Raises AdapterNotFound, also for another tenant's adapter, and AdapterNotServable for the
-        tenant's own version that was made for another base model.
-        """
-        asked = parse_model(model)
-        version = adapter_rows.find_version(
-            conn, tenant_id, asked.name, alias=asked.alias, number=asked.version
-        )
-        if version is None:
-            raise AdapterNotFound(model=model)
-        if not self.is_servable(version):
-            raise AdapterNotServable(model=model, version=version.version)
-        return version.ref
-
-    def is_servable(self, version: Version) -> bool:
-        return version.base_revision == self.base.base_revision
-
-    def list_adapters(
-        self, conn: Connection, tenant_id: str, *, after: str | None = None, limit: int = 1000
-    ) -> list[Adapter]:
-        """The tenant's adapters by name, those after the name `after`."""
-        return adapter_rows.list_adapters(conn, tenant_id, after, limit)
-
-    def get_adapter(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
-        """Raises AdapterNotFound."""
-        adapter = adapter_rows.find_adapter(conn, tenant_id, name) if is_name(name) else None
-        if adapter is None:
-            raise AdapterNotFound(model=name)
-        return adapter
-
-    def list_versions(
+    def set_alias(
         self,
         conn: Connection,
         tenant_id: str,
         name: str,
+        alias: str,
+        version: int,
+        canary: Canary | None = None,
         *,
-        before: int | None = None,
-        limit: int = 1000,
-    ) -> list[Version]:
-        """Newest first, those below the number `before`. Raises AdapterNotFound."""
-        adapter = self.get_adapter(conn, tenant_id, name)
-        return adapter_rows.list_versions(conn, tenant_id, adapter.adapter_id, before, limit)
-
-    def set_alias(
-        self, conn: Connection, tenant_id: str, name: str, alias: str, version: int
+        actor: str = "operator",
     ) -> Adapter:
-        """Point an alias at a version, `latest` too: that is a rollback. Raises AdapterNotFound."""
+        """Let an alias, also `latest`, mean a version, with a canary beside it or without.
+
+        Raises InvalidName, InvalidCanary, QuotaExceeded.
+        """
+        check_alias(alias)
+        check_canary(version, canary)
+        target = Target(version, canary)
+        adapter_rows.lock_tenant(conn, tenant_id)
+        adapter = self.get_adapter(conn, tenant_id, name)
+        for number in sorted(target.versions):
+            if _find_version(conn, adapter, number, READY) is None:
+                raise AdapterNotFound(model=f"{name}@{number}")
+        self._move(conn, adapter, alias, target, actor)
+        return self.get_adapter(conn, tenant_id, name)
+
+    def roll_back_alias(
+        self, conn: Connection, tenant_id: str, name: str, alias: str, *, actor: str = "operator"
+    ) -> Adapter:
+        """Let an alias mean what it meant before its last move; again undoes that.
+
+        Raises NothingToRollBack, VersionDeleted.
+        """
         check_alias(alias)
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
-        asked = parse_model(f"{name}@{version}")
-        if not adapter_rows.find_version(
-            conn, tenant_id, name, alias=asked.alias, number=asked.version
-        ):
-            raise AdapterNotFound(model=f"{name}@{version}")
-        now_ms = self._now_ms()
-        adapter_rows.move_alias(conn, tenant_id, adapter.adapter_id, alias, version, now_ms)
+        moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, None, limit=2)
+        if not moves and alias not in adapter.aliases:
+            raise AdapterNotFound(model=f"{name}@{alias}")
+        before = moves[1].target if len(moves) == 2 else None
+        if before is None:
+            raise NothingToRollBack(name=name, alias=alias)
+        for number in sorted(before.versions):
+            if _find_version(conn, adapter, number, READY) is None:
+                raise VersionDeleted(name=name, version=number)
+        self._move(conn, adapter, alias, before, actor)
         return self.get_adapter(conn, tenant_id, name)
 
-    def delete_adapter(self, conn: Connection, tenant_id: str, name: str) -> None:
-        """Take the name and its versions away; objects stay. Raises AdapterNotFound.
-
-        A later upload of the name goes on with the next version number.
-        """
+    def remove_alias(
+        self, conn: Connection, tenant_id: str, name: str, alias: str, *, actor: str = "operator"
+    ) -> Adapter:
+        """Raises InvalidName for `latest`, which every adapter has."""
+        check_alias(alias)
+        if alias == LATEST:
+            raise InvalidName(param="alias", name=alias, rule="another: every adapter keeps it")
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
-        adapter_rows.mark_deleted(conn, tenant_id, adapter.adapter_id, self._now_ms())
+        if alias not in adapter.aliases:
+            raise AdapterNotFound(model=f"{name}@{alias}")
+        self._move(conn, adapter, alias, None, actor)
+        return self.get_adapter(conn, tenant_id, name)
+
+    # ---- versions come and go ----
 
     def publish(
         self, conn: Connection, name: str, built: BuiltAdapter, alias: str | None = None
     ) -> Version:
         """Make a stored object the next version of `name`, and `latest` and the alias mean it.
 
-        The same bytes as a version that the adapter has are that version.
+        The same bytes as a version that the adapter has are that version. A deleted name comes
+        back without its versions and aliases. Raises QuotaExceeded for one alias too many.
         """
-        tenant_id = built.upload.tenant_id
+        tenant_id, actor = built.upload.tenant_id, f"key:{built.upload.created_by_key}"
         adapter_rows.lock_tenant(conn, tenant_id)
-        now_ms = self._now_ms()
-        new_adapter_id = f"ad_{secrets.token_hex(16)}"
-        adapter_id = adapter_rows.open_adapter(
-            conn, tenant_id, name, new_adapter_id=new_adapter_id, now_ms=now_ms
-        )
+        adapter = self._open_adapter(conn, tenant_id, name, actor)
         version = adapter_rows.find_same_version(
-            conn, tenant_id, adapter_id, built.digest, built.base_revision
+            conn, tenant_id, adapter.adapter_id, built.digest, built.base_revision
         )
         if version is None:
-            number = adapter_rows.next_version(conn, adapter_id)
-            version = built.as_version(adapter_id, number, now_ms)
+            number = adapter_rows.next_version(conn, adapter.adapter_id)
+            version = built.as_version(adapter.adapter_id, number, self._now_ms())
             adapter_rows.insert_version(conn, tenant_id, version)
-        for moved in {LATEST, alias or LATEST}:
-            adapter_rows.move_alias(conn, tenant_id, adapter_id, moved, version.version, now_ms)
+        for moved in dict.fromkeys((LATEST, alias or LATEST)):
+            self._move(conn, adapter, moved, Target(version.version), actor)
         return version
+
+    def delete_adapter(
+        self, conn: Connection, tenant_id: str, name: str, *, actor: str = "operator"
+    ) -> None:
+        """Take the name, its versions and aliases out of sight, until it is restored.
+
+        A later upload of the name goes on with the next version number.
+        """
+        adapter_rows.lock_tenant(conn, tenant_id)
+        adapter = self.get_adapter(conn, tenant_id, name)
+        now_ms = self._now_ms()
+        deleted_rows.delete_adapter(conn, tenant_id, adapter.adapter_id, now_ms)
+        self._record(conn, "removed", adapter, None, actor)
+
+    def restore_adapter(
+        self, conn: Connection, tenant_id: str, name: str, *, actor: str = "operator"
+    ) -> Adapter:
+        """Undo delete_adapter: the versions that went with it are back, its aliases as they were.
+
+        Raises NotDeleted, RetentionOver.
+        """
+        adapter_rows.lock_tenant(conn, tenant_id)
+        adapter = adapter_rows.find_adapter_row(conn, tenant_id, name) if is_name(name) else None
+        if adapter is None:
+            raise AdapterNotFound(model=name)
+        if adapter.deleted_at_ms is None:
+            raise NotDeleted(what=name)
+        if not self._is_kept(adapter.deleted_at_ms) or not deleted_rows.restore_adapter(
+            conn, tenant_id, adapter.adapter_id, adapter.deleted_at_ms
+        ):
+            raise RetentionOver(what=name, retention_s=self.retention_s)
+        self._record(conn, "restored", adapter, None, actor)
+        return self.get_adapter(conn, tenant_id, name)
+
+    def delete_version(
+        self, conn: Connection, tenant_id: str, name: str, number: int, *, actor: str = "operator"
+    ) -> None:
+        """Take one version out of sight, until it is restored. Raises VersionInUse."""
+        adapter_rows.lock_tenant(conn, tenant_id)
+        adapter = self.get_adapter(conn, tenant_id, name)
+        if _find_version(conn, adapter, number, READY) is None:
+            raise AdapterNotFound(model=f"{name}@{number}")
+        aliases = [alias for alias, meant in adapter.aliases.items() if number in meant.versions]
+        if aliases:
+            raise VersionInUse(name=name, version=number, aliases=aliases)
+        deleted_rows.delete_version(conn, tenant_id, adapter.adapter_id, number, self._now_ms())
+        self._record(conn, "removed", adapter, number, actor)
+
+    def restore_version(
+        self, conn: Connection, tenant_id: str, name: str, number: int, *, actor: str = "operator"
+    ) -> Version:
+        """Bring one version back, under its number. Raises NotDeleted, RetentionOver."""
+        adapter_rows.lock_tenant(conn, tenant_id)
+        adapter = self.get_adapter(conn, tenant_id, name)
+        what = f"{name}@{number}"
+        version = _find_version(conn, adapter, number, READY, DELETED, PURGED)
+        if version is None:
+            raise AdapterNotFound(model=what)
+        if version.deleted_at_ms is None:
+            raise NotDeleted(what=what)
+        if version.state == PURGED or not self._is_kept(version.deleted_at_ms):
+            raise RetentionOver(what=what, retention_s=self.retention_s)
+        deleted_rows.restore_version(conn, tenant_id, adapter.adapter_id, number)
+        self._record(conn, "restored", adapter, number, actor)
+        return replace(version, state=READY, deleted_at_ms=None)
+
+    def purge_deleted(self, conn: Connection) -> int:
+        """Give up, of all tenants, versions that can no longer be restored: their objects may go.
+
+        Returns how many; a limit's worth of them means that there may be more.
+        """
+        until_ms = self._now_ms() - self.retention_s * 1000
+        return deleted_rows.purge_versions(conn, until_ms, _MAX_PURGED)
+
+    # ---- within ----
+
+    def _move(
+        self, conn: Connection, adapter: Adapter, alias: str, target: Target | None, actor: str
+    ) -> None:
+        """Every change of what an alias means. To what it means already is no move.
+
+        adapter: as it was before.   target: None to remove the alias. Raises QuotaExceeded.
+        """
+        tenant_id, adapter_id = adapter.tenant_id, adapter.adapter_id
+        before = adapter.aliases.get(alias)
+        if target == before:
+            return
+        if before is None and alias != LATEST and len(adapter.aliases) >= MAX_ALIASES:
+            raise QuotaExceeded(quota="max_aliases", limit=MAX_ALIASES, remedy="remove one first")
+        now_ms = self._now_ms()
+        alias_rows.put_target(conn, tenant_id, adapter_id, alias, target, now_ms)
+        alias_rows.insert_move(conn, tenant_id, adapter_id, alias, target, now_ms, actor)
+        record_event(
+            conn, "moved", tenant_id, adapter_id, target.version if target else None, now_ms
+        )
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action="alias.move" if target else "alias.remove",
+            target=f"{tenant_id}/{adapter.name}@{alias}",
+            detail=f"{before} -> {target}",
+        )
+
+    def _record(
+        self,
+        conn: Connection,
+        kind: Literal["removed", "restored"],
+        adapter: Adapter,
+        number: int | None,
+        actor: str,
+    ) -> None:
+        """What became of a version, or of the adapter with all of them, for gateways and people."""
+        now_ms = self._now_ms()
+        tenant_id, adapter_id = adapter.tenant_id, adapter.adapter_id
+        record_event(conn, kind, tenant_id, adapter_id, number, now_ms)
+        verb = "delete" if kind == "removed" else "restore"
+        what = f"{adapter.name}@{number}" if number else adapter.name
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action=f"{'version' if number else 'adapter'}.{verb}",
+            target=f"{tenant_id}/{what}",
+        )
+
+    def _open_adapter(self, conn: Connection, tenant_id: str, name: str, actor: str) -> Adapter:
+        """The adapter of this name: as it is, revived without its old aliases, or new."""
+        adapter = adapter_rows.find_adapter_row(conn, tenant_id, name)
+        if adapter is None:
+            adapter_id = f"ad_{secrets.token_hex(16)}"
+            adapter_rows.insert_adapter(conn, tenant_id, adapter_id, name, self._now_ms())
+        elif adapter.deleted_at_ms is not None:
+            deleted_rows.revive_adapter(conn, tenant_id, adapter.adapter_id)
+            for alias in adapter.aliases:
+                self._move(conn, adapter, alias, None, actor)
+        return self.get_adapter(conn, tenant_id, name)
+
+    def _is_kept(self, deleted_at_ms: int) -> bool:
+        return self._now_ms() < deleted_at_ms + self.retention_s * 1000
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
+
+
+def _find_version(conn: Connection, adapter: Adapter, number: int, *states: str) -> Version | None:
+    if not is_version(number):
+        return None
+    found = adapter_rows.find_version_row(conn, adapter.tenant_id, adapter.adapter_id, number)
+    return found if found and found.state in states else None

@@ -3,6 +3,7 @@
 RegistryError
 ├── Invalid                   the caller sent something that cannot be accepted        400
 │   ├── InvalidName
+│   ├── InvalidCanary
 │   ├── InvalidUpload         a declaration or a part that does not fit the protocol
 │   └── InvalidAdapter        the files are no adapter that this base model can serve
 ├── NotFound                  absent, or another tenant's: the same sentence for both  404
@@ -10,9 +11,16 @@ RegistryError
 │   │   └── AdapterNotServable    the caller's own version, made for another base model
 │   └── UploadNotFound
 ├── Conflict                  right request, wrong moment                              409
+│   ├── VersionInUse
+│   ├── NothingToRollBack
+│   ├── VersionDeleted
+│   ├── NotDeleted
+│   ├── RetentionOver
 │   ├── UploadOffsetMismatch
 │   ├── UploadNotComplete
-│   └── UploadNotOpen
+│   ├── UploadNotOpen
+│   ├── UploadIsPresigned
+│   └── ProofUnavailable      no engine proved the upload in time
 ├── TooLarge                  more bytes than allowed or declared                      413
 ├── QuotaExceeded             the tenant's own limit                                   429
 ├── ValidatorUnavailable      the files could not be checked now                       503
@@ -21,7 +29,7 @@ RegistryError
     └── ObjectNotFound
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class RegistryError(Exception):
@@ -46,6 +54,22 @@ class InvalidName(Invalid):
         super().__init__(f"{param} {shown(name)} is not allowed; use {rule}.")
         self.param = param
         self.name = name
+
+
+class InvalidCanary(Invalid):
+    """A share of the requests that is no share, or a canary that is the version itself."""
+
+    code = "invalid_canary"
+    param = "canary"
+
+    def __init__(self, *, version: int, canary_version: int, percent: int) -> None:
+        super().__init__(
+            f"{percent} % to version {canary_version} beside version {version} is no canary; "
+            "use percent from 1 to 99 and another version."
+        )
+        self.version = version
+        self.canary_version = canary_version
+        self.percent = percent
 
 
 class InvalidUpload(Invalid):
@@ -121,6 +145,75 @@ class Conflict(RegistryError):
     code = "conflict"
 
 
+class VersionInUse(Conflict):
+    """A version that an alias means, alone or as its canary, cannot be deleted."""
+
+    code = "version_in_use"
+
+    def __init__(self, *, name: str, version: int, aliases: Sequence[str]) -> None:
+        super().__init__(
+            f"Version {version} of {shown(name)} is in use by {', '.join(aliases)}; "
+            "move the alias to another version, or delete the adapter."
+        )
+        self.name = name
+        self.version = version
+        self.aliases = tuple(aliases)
+
+
+class NothingToRollBack(Conflict):
+    """The alias meant nothing before its last move, or that is not known."""
+
+    code = "nothing_to_roll_back"
+
+    def __init__(self, *, name: str, alias: str) -> None:
+        super().__init__(
+            f"{shown(name)} has no earlier meaning of {alias}; set the alias to a version."
+        )
+        self.name = name
+        self.alias = alias
+
+
+class VersionDeleted(Conflict):
+    """What the alias meant before its last move was deleted meanwhile."""
+
+    code = "version_deleted"
+
+    def __init__(self, *, name: str, version: int) -> None:
+        super().__init__(
+            f"Version {version} of {shown(name)}, which the alias meant before, is deleted; "
+            "restore it, or set the alias to another version."
+        )
+        self.name = name
+        self.version = version
+
+
+class NotDeleted(Conflict):
+    """There is nothing to restore. what: an adapter's name, or a version as name@3."""
+
+    code = "not_deleted"
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(
+            f"{shown(what)} is not deleted; "
+            "versions deleted on their own are restored one by one, by number."
+        )
+        self.what = what
+
+
+class RetentionOver(Conflict):
+    """It was deleted too long ago. what: an adapter's name, or a version as name@3."""
+
+    code = "retention_over"
+
+    def __init__(self, *, what: str, retention_s: int) -> None:
+        super().__init__(
+            f"{shown(what)} was deleted more than {retention_s} s ago and is not kept any more; "
+            "upload it again."
+        )
+        self.what = what
+        self.retention_s = retention_s
+
+
 class UploadOffsetMismatch(Conflict):
     """A part does not start where the received bytes end."""
 
@@ -158,6 +251,28 @@ class UploadNotOpen(Conflict):
         self.state = state
 
 
+class UploadIsPresigned(Conflict):
+    """A part was sent to the gateway whose place is the object store."""
+
+    code = "upload_is_presigned"
+
+    def __init__(self, *, upload_id: str) -> None:
+        super().__init__(
+            f"The parts of the upload {upload_id} go to the object store; "
+            f"PUT them to the URLs that GET /v1/uploads/{upload_id} lists."
+        )
+        self.upload_id = upload_id
+
+
+class ProofUnavailable(Conflict):
+    """The upload has ended without a proof, for no fault of its files."""
+
+    code = "unavailable"
+
+    def __init__(self, *, message: str) -> None:
+        super().__init__(message)
+
+
 class TooLarge(RegistryError):
     """More bytes than the limit, or than were declared."""
 
@@ -171,14 +286,20 @@ class TooLarge(RegistryError):
 
 
 class QuotaExceeded(RegistryError):
-    """The tenant's own limit on adapters, bytes or open uploads."""
+    """The tenant's own limit on adapters, bytes or uploads.
+
+    retry_after_s: when waiting helps; None where it does not.
+    """
 
     code = "quota_exceeded"
 
-    def __init__(self, *, quota: str, limit: int, remedy: str) -> None:
+    def __init__(
+        self, *, quota: str, limit: int, remedy: str, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(f"The limit {quota} of {limit} is reached; {remedy}.")
         self.quota = quota
         self.limit = limit
+        self.retry_after_s = retry_after_s
 
 
 class UnsupportedBaseModel(RegistryError):

@@ -1,4 +1,4 @@
-"""A tenant's adapters: list, show, versions, aliases, delete."""
+"""A tenant's adapters: list and search, versions, aliases and their past, delete and restore."""
 
 from typing import Annotated, Any
 
@@ -6,26 +6,46 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
 
 from registry.adapter_rows import Adapter, Version
+from registry.alias_rows import Canary, Move, Target
+from server.auth import Identity
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway
 
 router = APIRouter(prefix="/adapters")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+Search = Annotated[str, Query(max_length=64)]
+# A larger number is no number of a database.
+Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
+
+
+class _Canary(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    version: int
+    percent: int
 
 
 class _Alias(BaseModel):
     model_config = ConfigDict(extra="forbid")
     version: int
+    canary: _Canary | None = None
+
+
+# ---- adapters ----
 
 
 @router.get("")
 async def list_adapters(
-    gateway: GatewayDep, identity: AdaptersKey, after: str | None = None, limit: Limit = 100
+    gateway: GatewayDep,
+    identity: AdaptersKey,
+    after: str | None = None,
+    limit: Limit = 100,
+    search: Search = "",
 ) -> dict[str, Any]:
+    """By name, those after the name `after` that have `search` in their name."""
     found = await gateway.database.read(
         lambda conn: gateway.catalog.list_adapters(
-            conn, identity.tenant_id, after=after, limit=limit + 1
+            conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
     )
     data = [_adapter(gateway, adapter) for adapter in found[:limit]]
@@ -44,10 +64,28 @@ async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> 
 
 @router.delete("/{name}")
 async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+    """With its versions and aliases; within the retention it can be restored."""
     await gateway.database.write(
-        lambda conn: gateway.catalog.delete_adapter(conn, identity.tenant_id, name)
+        lambda conn: gateway.catalog.delete_adapter(
+            conn, identity.tenant_id, name, actor=_actor(identity)
+        )
     )
     return {"id": name, "object": "adapter.deleted", "deleted": True}
+
+
+@router.post("/{name}/restore")
+async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+    return _adapter(
+        gateway,
+        await gateway.database.write(
+            lambda conn: gateway.catalog.restore_adapter(
+                conn, identity.tenant_id, name, actor=_actor(identity)
+            )
+        ),
+    )
+
+
+# ---- versions ----
 
 
 @router.get("/{name}/versions")
@@ -55,37 +93,153 @@ async def list_versions(
     name: str,
     gateway: GatewayDep,
     identity: AdaptersKey,
-    before: int | None = None,
+    before: Before = None,
     limit: Limit = 100,
+    include_deleted: bool = False,
 ) -> dict[str, Any]:
+    """Newest first; on request also those that were deleted, or purged after that."""
     found = await gateway.database.read(
         lambda conn: gateway.catalog.list_versions(
-            conn, identity.tenant_id, name, before=before, limit=limit + 1
+            conn,
+            identity.tenant_id,
+            name,
+            before=before,
+            limit=limit + 1,
+            include_deleted=include_deleted,
         )
     )
     data = [render_version(gateway, version) for version in found[:limit]]
     return {"object": "list", "data": data, "has_more": len(found) > limit}
 
 
+@router.delete("/{name}/versions/{version}")
+async def delete_version(
+    name: str, version: int, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    """A version that no alias means; within the retention it can be restored."""
+    await gateway.database.write(
+        lambda conn: gateway.catalog.delete_version(
+            conn, identity.tenant_id, name, version, actor=_actor(identity)
+        )
+    )
+    return {"id": name, "version": version, "object": "adapter.version.deleted", "deleted": True}
+
+
+@router.post("/{name}/versions/{version}/restore")
+async def restore_version(
+    name: str, version: int, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    return render_version(
+        gateway,
+        await gateway.database.write(
+            lambda conn: gateway.catalog.restore_version(
+                conn, identity.tenant_id, name, version, actor=_actor(identity)
+            )
+        ),
+    )
+
+
+# ---- aliases ----
+
+
 @router.put("/{name}/aliases/{alias}")
 async def set_alias(
     name: str, alias: str, body: _Alias, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
+    """Let the alias mean a version; for some percent of the requests a canary version."""
+    canary = Canary(**body.canary.model_dump()) if body.canary else None
     adapter = await gateway.database.write(
-        lambda conn: gateway.catalog.set_alias(conn, identity.tenant_id, name, alias, body.version)
+        lambda conn: gateway.catalog.set_alias(
+            conn, identity.tenant_id, name, alias, body.version, canary, actor=_actor(identity)
+        )
     )
     return _adapter(gateway, adapter)
 
 
+@router.post("/{name}/aliases/{alias}/rollback")
+async def roll_back_alias(
+    name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    """Let the alias mean what it meant before its last move; again undoes that."""
+    adapter = await gateway.database.write(
+        lambda conn: gateway.catalog.roll_back_alias(
+            conn, identity.tenant_id, name, alias, actor=_actor(identity)
+        )
+    )
+    return _adapter(gateway, adapter)
+
+
+@router.delete("/{name}/aliases/{alias}")
+async def remove_alias(
+    name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    adapter = await gateway.database.write(
+        lambda conn: gateway.catalog.remove_alias(
+            conn, identity.tenant_id, name, alias, actor=_actor(identity)
+        )
+    )
+    return _adapter(gateway, adapter)
+
+
+@router.get("/{name}/aliases/{alias}/moves")
+async def list_moves(
+    name: str,
+    alias: str,
+    gateway: GatewayDep,
+    identity: AdaptersKey,
+    before: Before = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Newest first, those before the move `before`."""
+    found = await gateway.database.read(
+        lambda conn: gateway.catalog.list_moves(
+            conn, identity.tenant_id, name, alias, before=before, limit=limit + 1
+        )
+    )
+    data = [_move(move) for move in found[:limit]]
+    return {"object": "list", "data": data, "has_more": len(found) > limit}
+
+
+# ---- rendering ----
+
+
+def _actor(identity: Identity) -> str:
+    """Whom the audit log names."""
+    return f"key:{identity.key_id}"
+
+
 def _adapter(gateway: Gateway, adapter: Adapter) -> dict[str, Any]:
+    """canaries: only of the aliases that have one."""
     latest = render_version(gateway, adapter.latest) if adapter.latest else None
     return {
         "id": adapter.name,
         "object": "adapter",
         "adapter_id": adapter.adapter_id,
         "created_at": adapter.created_at_ms // 1000,
-        "aliases": adapter.aliases,
+        "aliases": {alias: target.version for alias, target in adapter.aliases.items()},
+        "canaries": {
+            alias: canary
+            for alias, target in adapter.aliases.items()
+            if (canary := _canary(target))
+        },
         "latest": latest,
+    }
+
+
+def _canary(target: Target) -> dict[str, int] | None:
+    canary = target.canary
+    return {"version": canary.version, "percent": canary.percent} if canary else None
+
+
+def _move(move: Move) -> dict[str, Any]:
+    """version: null where the alias was removed."""
+    return {
+        "id": move.move_id,
+        "object": "alias.move",
+        "version": move.target.version if move.target else None,
+        "canary": _canary(move.target) if move.target else None,
+        "moved_at": move.moved_at_ms // 1000,
+        "moved_by": move.moved_by,
     }
 
 
@@ -104,4 +258,5 @@ def render_version(gateway: Gateway, version: Version) -> dict[str, Any]:
         "is_servable": gateway.catalog.is_servable(version),
         "passport": version.passport,
         "created_at": version.created_at_ms // 1000,
+        "deleted_at": None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,
     }

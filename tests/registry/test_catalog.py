@@ -1,5 +1,6 @@
 import pytest
 
+from registry.alias_rows import Target
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.errors import (
@@ -123,7 +124,7 @@ def test_adapters_are_listed_by_name_with_latest_and_aliases(catalog, connection
     adapters = catalog.list_adapters(connection, A)
     assert [adapter.name for adapter in adapters] == ["a", "b"]
     assert adapters[1].latest == version
-    assert adapters[1].aliases == {"latest": 1, "prod": 1}
+    assert adapters[1].aliases == {"latest": Target(1), "prod": Target(1)}
     assert [a.name for a in catalog.list_adapters(connection, A, after="a")] == ["b"]
     assert [a.name for a in catalog.list_adapters(connection, A, limit=1)] == ["a"]
 

@@ -1,0 +1,159 @@
+"""What aliases mean, and what each of them meant before, as rows. Every query names the tenant."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from registry.tables import adapter_aliases as aliases
+from registry.tables import alias_moves as moves
+
+_BUCKETS = 10_000
+_BUCKETS_PER_PERCENT = _BUCKETS // 100
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A version on trial: `percent` (1..99) of the requests for an alias mean it."""
+
+    version: int
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an alias means: a version, and perhaps another for a share of the requests."""
+
+    version: int
+    canary: Canary | None = None
+
+    @property
+    def versions(self) -> set[int]:
+        return {self.version} | ({self.canary.version} if self.canary else set())
+
+    def version_in(self, bucket: int) -> int:
+        """bucket: 0..9999. Canaries take the lowest, so a higher percent takes nobody back."""
+        if self.canary and bucket < self.canary.percent * _BUCKETS_PER_PERCENT:
+            return self.canary.version
+        return self.version
+
+    def __str__(self) -> str:
+        canary = f", {self.canary.percent} % to {self.canary.version}" if self.canary else ""
+        return f"{self.version}{canary}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of an alias. target: what it meant from then on, None if it was removed."""
+
+    move_id: int
+    target: Target | None
+    moved_at_ms: int
+    moved_by: str
+
+
+def bucket_of(adapter_id: str, alias: str, request_key: str) -> int:
+    """0..9999, the same for the same three; other aliases send the same key elsewhere."""
+    text = "\0".join((adapter_id, alias, request_key))
+    # A key is a caller's text: half a surrogate pair in it must not fail the request.
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8]) % _BUCKETS
+
+
+def list_targets(
+    conn: Connection, tenant_id: str, adapter_ids: Sequence[str]
+) -> dict[str, dict[str, Target]]:
+    """{adapter_id: {alias: target}}, aliases in order of their names."""
+    found: dict[str, dict[str, Target]] = {adapter_id: {} for adapter_id in adapter_ids}
+    query = select(aliases).where(
+        aliases.c.adapter_id.in_(adapter_ids), aliases.c.tenant_id == tenant_id
+    )
+    for row in conn.execute(query.order_by(aliases.c.adapter_id, aliases.c.alias)):
+        target = make_target(row.version, row.canary_version, row.canary_percent)
+        found[row.adapter_id][row.alias] = target
+    return found
+
+
+def put_target(
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    alias: str,
+    target: Target | None,
+    now_ms: int,
+) -> None:
+    """None removes the alias."""
+    is_it = (
+        aliases.c.adapter_id == adapter_id,
+        aliases.c.alias == alias,
+        aliases.c.tenant_id == tenant_id,
+    )
+    if target is None:
+        conn.execute(aliases.delete().where(*is_it))
+        return
+    row = {**_columns(target), "updated_at_ms": now_ms}
+    if conn.execute(update(aliases).where(*is_it).values(row)).rowcount == 0:
+        conn.execute(
+            insert(aliases).values(adapter_id=adapter_id, alias=alias, tenant_id=tenant_id, **row)
+        )
+
+
+def insert_move(
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    alias: str,
+    target: Target | None,
+    now_ms: int,
+    moved_by: str,
+) -> None:
+    conn.execute(
+        insert(moves).values(
+            adapter_id=adapter_id,
+            alias=alias,
+            tenant_id=tenant_id,
+            moved_at_ms=now_ms,
+            moved_by=moved_by,
+            **_columns(target),
+        )
+    )
+
+
+def list_moves(
+    conn: Connection, tenant_id: str, adapter_id: str, alias: str, before: int | None, limit: int
+) -> list[Move]:
+    """Newest first, those below the move_id `before`."""
+    query = select(moves).where(
+        moves.c.adapter_id == adapter_id,
+        moves.c.alias == alias,
+        moves.c.tenant_id == tenant_id,
+    )
+    if before is not None:
+        query = query.where(moves.c.move_id < before)
+    query = query.order_by(moves.c.move_id.desc()).limit(limit)
+    return [_move(row) for row in conn.execute(query)]
+
+
+def make_target(version: int, canary_version: int | None, canary_percent: int | None) -> Target:
+    """From the columns of an alias or of a move."""
+    if canary_version is None or canary_percent is None:
+        return Target(version)
+    return Target(version, Canary(canary_version, canary_percent))
+
+
+def _move(row: Row[Any]) -> Move:
+    target = None
+    if row.version is not None:
+        target = make_target(row.version, row.canary_version, row.canary_percent)
+    return Move(row.move_id, target, row.moved_at_ms, row.moved_by)
+
+
+def _columns(target: Target | None) -> dict[str, int | None]:
+    canary = target.canary if target else None
+    return {
+        "version": target.version if target else None,
+        "canary_version": canary.version if canary else None,
+        "canary_percent": canary.percent if canary else None,
+    }

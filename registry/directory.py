@@ -1,0 +1,111 @@
+"""The directory: what a tenant's names mean now. It only reads.
+
+What is not there raises AdapterNotFound, as another tenant's does.
+"""
+
+from sqlalchemy import Connection
+
+from registry import adapter_rows, alias_rows
+from registry.adapter_rows import Adapter, Version
+from registry.alias_rows import Move
+from registry.base_model import BaseModel
+from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
+from registry.names import check_alias, could_be_in_name, is_name, parse_model
+from registry.ref import AdapterRef
+
+
+class Directory:
+    """base: what is served now; versions for another base are kept and not served."""
+
+    def __init__(self, base: BaseModel) -> None:
+        self.base = base
+
+    def resolve(
+        self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
+    ) -> AdapterRef:
+        """The version that `name`, `name@alias` or `name@3` means now.
+
+        request_key: requests with the same one get the same side of an alias with a canary.
+        Raises AdapterNotFound, and AdapterNotServable for the tenant's own version that was made
+        for another base model.
+        """
+        asked = parse_model(model)
+        if asked.version is None:
+            version = adapter_rows.find_aliased_version(
+                conn, tenant_id, asked.name, asked.alias, request_key
+            )
+        else:
+            version = adapter_rows.find_version(conn, tenant_id, asked.name, asked.version)
+        if version is None:
+            raise AdapterNotFound(model=model)
+        if not self.is_servable(version):
+            raise AdapterNotServable(model=model, version=version.version)
+        return version.ref
+
+    def is_servable(self, version: Version) -> bool:
+        return version.base_revision == self.base.base_revision
+
+    def list_adapters(
+        self,
+        conn: Connection,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        search: str = "",
+        limit: int = 1000,
+    ) -> list[Adapter]:
+        """The tenant's adapters by name, those after `after` that have `search` in their name.
+
+        Raises InvalidName for an `after` that no list can end with.
+        """
+        if after and not is_name(after):
+            raise InvalidName(param="after", name=after, rule="the last name of the page before")
+        # Only what could be in a name reaches SQL: databases differ in case and in odd characters.
+        if not could_be_in_name(search):
+            return []
+        return adapter_rows.list_adapters(conn, tenant_id, after, search, limit)
+
+    def get_adapter(self, conn: Connection, tenant_id: str, name: str) -> Adapter:
+        adapter = adapter_rows.find_adapter(conn, tenant_id, name) if is_name(name) else None
+        if adapter is None:
+            raise AdapterNotFound(model=name)
+        return adapter
+
+    def list_versions(
+        self,
+        conn: Connection,
+        tenant_id: str,
+        name: str,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+        include_deleted: bool = False,
+    ) -> list[Version]:
+        """Newest first, those below the number `before`."""
+        adapter = self.get_adapter(conn, tenant_id, name)
+        return adapter_rows.list_versions(
+            conn,
+            tenant_id,
+            adapter.adapter_id,
+            before=before,
+            limit=limit,
+            include_deleted=include_deleted,
+        )
+
+    def list_moves(
+        self,
+        conn: Connection,
+        tenant_id: str,
+        name: str,
+        alias: str,
+        *,
+        before: int | None = None,
+        limit: int = 1000,
+    ) -> list[Move]:
+        """What the alias came to mean, newest first, below the move_id `before`."""
+        check_alias(alias)
+        adapter = self.get_adapter(conn, tenant_id, name)
+        moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, before, limit)
+        if not moves and before is None and alias not in adapter.aliases:
+            raise AdapterNotFound(model=f"{name}@{alias}")
+        return moves
