@@ -22,6 +22,7 @@ MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 MAX_HEADER_BYTES = 100_000_000
 
 _CONFIG = "config.json"
+_MAX_CONFIG_DEPTH = 32
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SERVED = re.compile(
@@ -65,7 +66,8 @@ class BaseModel:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = parse_object((path / _CONFIG).read_bytes(), param=_CONFIG)
+        raw = (path / _CONFIG).read_bytes()
+        config = parse_object(raw, param=_CONFIG, max_depth=_MAX_CONFIG_DEPTH)
     except OSError:
         raise UnsupportedBaseModel(path=path, reason=f"it has no readable {_CONFIG}") from None
     if served_architecture(config) is None:
@@ -99,6 +101,7 @@ def _read_weights_header(file_path: Path) -> Header:
             file,
             file_path.stat().st_size,
             max_header_bytes=MAX_HEADER_BYTES,
+            max_metadata_bytes=MAX_HEADER_BYTES,
             max_tensors=1_000_000,
             filename=file_path.name,
         )

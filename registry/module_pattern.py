@@ -14,6 +14,7 @@ MAX_WORK = 1 << 18
 # No module name of a base model is longer; a repeat can end at each of its characters.
 _NAME_LENGTH = 64
 
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 _TOKEN = re.compile(
     r"(?P<atom>[A-Za-z0-9_.-]|\\[.dwDW_-]|\[\^?(?:[A-Za-z0-9](?:-[A-Za-z0-9])?|\\[.dw]|[_.])+\])"
     r"|(?P<open>\((?:\?:)?)|(?P<close>\))|(?P<bar>\|)|(?P<anchor>[\^$])"
@@ -33,6 +34,8 @@ class ModulePattern:
             self._suffix = re.compile(rf"(.*\.)?({pattern})$")
         except re.error:
             raise _refused(pattern, param) from None
+        # Of a plain name, what a match must end in: most modules need no search.
+        self._ending = pattern.rpartition(".")[2] if _PLAIN.fullmatch(pattern) else ""
 
     def matches_whole(self, module: str) -> bool:
         """As PEFT reads target_modules and exclude_modules."""
@@ -40,7 +43,7 @@ class ModulePattern:
 
     def matches_suffix(self, module: str) -> bool:
         """As PEFT reads the keys of rank_pattern and alpha_pattern (get_pattern_key)."""
-        return self._suffix.match(module) is not None
+        return module.endswith(self._ending) and self._suffix.match(module) is not None
 
 
 def _bound_work(pattern: str, param: str) -> int:

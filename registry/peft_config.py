@@ -1,7 +1,7 @@
 """adapter_config.json as PEFT writes it; what it asks for and is not served is refused by name."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,9 @@ CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 64 << 10
 
 MAX_INVOCATION_TOKENS = 64
+# The largest models that are served have 882 modules.
+MAX_PATTERNS = 1024
+_MAX_RANK = 1 << 20
 
 ALL_LINEAR = "all-linear"
 
@@ -28,7 +31,6 @@ _UNSUPPORTED = frozenset(
         "auto_mapping",
         "corda_config",
         "ensure_weight_tying",
-        "eva_config",
         "fan_in_fan_out",
         "kasa_config",
         "layer_replication",
@@ -51,6 +53,7 @@ _UNSUPPORTED = frozenset(
 # They speak of training, or name what another key switches on.
 _IGNORED = frozenset(
     {
+        "eva_config",
         "inference_mode",
         "lora_dropout",
         "megatron_core",
@@ -86,6 +89,7 @@ class PeftConfig:
     """What an adapter_config.json says about its modules.
 
     target_modules: names or name endings; or one pattern; "all-linear" is the pattern ".*".
+    exclude_modules: likewise.
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
     layers: None for all.
     invocation_tokens: of an activated LoRA, which applies from their last occurrence in the prompt
@@ -97,8 +101,8 @@ class PeftConfig:
     use_rslora: bool
     rank_pattern: tuple[tuple[ModulePattern, int], ...]
     alpha_pattern: tuple[tuple[ModulePattern, float], ...]
-    target_modules: tuple[str, ...] | ModulePattern
-    exclude_modules: tuple[str, ...] | ModulePattern
+    target_modules: frozenset[str] | ModulePattern
+    exclude_modules: frozenset[str] | ModulePattern
     layers: frozenset[int] | None
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
@@ -141,14 +145,22 @@ class PeftConfig:
             return False
         if not _matches(self.target_modules, module):
             return False
-        named_exactly = isinstance(self.target_modules, tuple) and module in self.target_modules
-        return self.layers is None or named_exactly or int(module.split(".")[2]) in self.layers
+        if self.layers is None or int(module.split(".")[2]) in self.layers:
+            return True
+        # A module that is named in full is not looked up in layers_to_transform.
+        return isinstance(self.target_modules, frozenset) and module in self.target_modules
 
 
-def _matches(modules: tuple[str, ...] | ModulePattern, module: str) -> bool:
+def endings(module: str) -> Iterator[str]:
+    """What a list may call a module: "q_proj", "self_attn.q_proj", up to its whole name."""
+    parts = module.split(".")
+    return (".".join(parts[start:]) for start in reversed(range(len(parts))))
+
+
+def _matches(modules: frozenset[str] | ModulePattern, module: str) -> bool:
     if isinstance(modules, ModulePattern):
         return modules.matches_whole(module)
-    return any(module == name or module.endswith(f".{name}") for name in modules)
+    return any(ending in modules for ending in endings(module))
 
 
 def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, default: T) -> T:
@@ -180,8 +192,9 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
 
 
 def _rank(key: str, value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise _invalid(key, "must be a whole number from 1")
+    # The adapter limits are lower; this keeps what is computed with it a number.
+    if type(value) is not int or not 1 <= value <= _MAX_RANK:
+        raise _invalid(key, f"must be a whole number from 1 to {_MAX_RANK}")
     return value
 
 
@@ -203,19 +216,19 @@ def _patterns(
 ) -> tuple[tuple[ModulePattern, T], ...]:
     if value is None:
         return ()
-    if not isinstance(value, dict):
-        raise _invalid(key, "must map module names to numbers")
+    if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
+        raise _invalid(key, f"must map at most {MAX_PATTERNS} module names to numbers")
     patterns = tuple((ModulePattern(k, param=key), read(key, v)) for k, v in value.items())
     if sum(pattern.work for pattern, _ in patterns) > 4 * MAX_WORK:
         raise _invalid(key, "has too many patterns; list the modules by name")
     return patterns
 
 
-def _modules(key: str, value: object) -> tuple[str, ...] | ModulePattern:
+def _modules(key: str, value: object) -> frozenset[str] | ModulePattern:
     if isinstance(value, str):
         return ModulePattern(".*" if value == ALL_LINEAR else value, param=key)
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return tuple(value)
+        return frozenset(value)
     raise _invalid(key, "must be a list of module names or one pattern")
 
 

@@ -23,6 +23,7 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 CANONICAL_FORMAT = "chorale.adapter.v1"
 
 MAX_UPLOAD_HEADER_BYTES = 1 << 20
+MAX_METADATA_BYTES = 64 << 10
 # The canonical header carries a second entry per module, so it may outgrow the upload's.
 MAX_CANONICAL_HEADER_BYTES = 4 << 20
 MAX_TENSORS = 20_000
@@ -114,14 +115,15 @@ def read_header(
     file_size: int,
     *,
     max_header_bytes: int = MAX_UPLOAD_HEADER_BYTES,
+    max_metadata_bytes: int = MAX_METADATA_BYTES,
     max_tensors: int = MAX_TENSORS,
     filename: str = WEIGHTS_FILE,
 ) -> Header:
     """The header of a safetensors file, checked before anything is believed.
 
     Reads the header and nothing else. Raises InvalidAdapter: pickle_refused, truncated_file,
-    header_too_large, invalid_header, invalid_json, duplicate_key, too_many_tensors,
-    unsupported_dtype, bad_offsets. The rules: safetensors README, section Format.
+    header_too_large, invalid_header, invalid_json, duplicate_key, metadata_too_large,
+    too_many_tensors, unsupported_dtype, bad_offsets. The rules: safetensors README, section Format.
     """
 
     def fault(code: str, message: str) -> InvalidAdapter:
@@ -150,7 +152,7 @@ def read_header(
     if not raw.startswith(b"{"):
         raise fault("invalid_header", f"{filename} is not a safetensors file: no JSON header.")
     entries = parse_object(raw, param=filename)
-    metadata = _read_metadata(entries.pop("__metadata__", {}), filename)
+    metadata = _read_metadata(entries.pop("__metadata__", {}), max_metadata_bytes, filename)
     if len(entries) > max_tensors:
         raise fault(
             "too_many_tensors",
@@ -175,7 +177,11 @@ def open_canonical(path: Path | str) -> CanonicalAdapter:
 def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
     """As open_canonical, for a file that is open at its beginning."""
     header = read_header(
-        file, file_size, max_header_bytes=MAX_CANONICAL_HEADER_BYTES, filename="canonical object"
+        file,
+        file_size,
+        max_header_bytes=MAX_CANONICAL_HEADER_BYTES,
+        max_metadata_bytes=MAX_CANONICAL_HEADER_BYTES,
+        filename="canonical object",
     )
     modules, invocation_tokens = _read_canonical_config(header.metadata)
     expected = sorted(name for module in modules for name in lora_names(module))
@@ -259,11 +265,18 @@ def _compact_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _read_metadata(value: object, filename: str) -> dict[str, str]:
+def _read_metadata(value: object, max_bytes: int, filename: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
         raise InvalidAdapter(
             code="invalid_header",
             message=f"__metadata__ of {filename} must map strings to strings.",
+            param=filename,
+        )
+    size_bytes = sum(len(text.encode(errors="replace")) for item in value.items() for text in item)
+    if size_bytes > max_bytes:
+        raise InvalidAdapter(
+            code="metadata_too_large",
+            message=f"__metadata__ of {filename} has {size_bytes} bytes; the limit is {max_bytes}.",
             param=filename,
         )
     return value

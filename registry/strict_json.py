@@ -1,16 +1,30 @@
-"""JSON as the standard has it: no duplicate keys, no NaN, no bottomless nesting."""
+"""JSON as the standard has it: no duplicate keys, no NaN, no deep nesting."""
 
 import json
+import re
 from typing import Any
 
 from registry.errors import InvalidAdapter, shown
 
+MAX_DEPTH = 4
+"""A header of safetensors has 3 levels, PEFT's deepest option 3."""
 
-def parse_object(raw: bytes, *, param: str) -> dict[str, Any]:
+# Possessive: a quote that is never closed must not be tried from every place in it.
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+
+def parse_object(raw: bytes, *, param: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The JSON object in `raw`. Raises InvalidAdapter with `param` naming where it came from.
 
-    Nesting is bounded by the interpreter's recursion limit, size by the caller.
+    max_depth: of objects and arrays in each other. The size is bounded by the caller.
     """
+    if _is_deeper(raw, max_depth):
+        raise InvalidAdapter(
+            code="invalid_json",
+            message=f"{param} nests objects and lists more than {max_depth} deep; "
+            "send the file as PEFT wrote it.",
+            param=param,
+        )
     try:
         value = json.loads(
             raw.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
@@ -22,11 +36,24 @@ def parse_object(raw: bytes, *, param: str) -> dict[str, Any]:
             param=param,
         ) from None
     # UnicodeDecodeError, JSONDecodeError and integers of too many digits are all ValueErrors.
-    except (ValueError, RecursionError):
+    except ValueError:
         raise _not_json(param) from None
     if not isinstance(value, dict):
         raise _not_json(param)
     return value
+
+
+def _is_deeper(raw: bytes, max_depth: int) -> bool:
+    """Counted before parsing: the parser would go down with the nesting."""
+    depth = 0
+    for token in _STRING_OR_BRACKET.finditer(raw):
+        if token[0] in b"[{":
+            depth += 1
+            if depth > max_depth:
+                return True
+        elif token[0] in b"]}":
+            depth -= 1
+    return False
 
 
 class _DuplicateKey(Exception):

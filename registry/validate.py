@@ -7,31 +7,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import prod, sqrt
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO, Protocol
 
-import numpy as np
-
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.peft_config import CONFIG_FILE, PeftConfig
+from registry.peft_config import CONFIG_FILE, PeftConfig, endings
 from registry.peft_format import (
     ADAPTER_DTYPES,
     WEIGHTS_FILE,
     Header,
     ModuleScale,
-    TensorInfo,
     canonical_header,
     lora_names,
     read_header,
-    read_tensor_chunks,
     split_lora_name,
 )
+from registry.tensor_values import TensorValues, scan_tensor
 
 # Chosen to be quiet on ordinary training runs: they only warn.
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
+_MAX_WARNINGS = 20
 
 
 class Base(Protocol):
@@ -47,9 +45,14 @@ class Base(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What one adapter may be. max_adapter_bytes: of adapter_model.safetensors."""
+    """What one adapter may be.
+
+    max_scale: of a module, alpha / r; training at 1000 times the usual is not heard of.
+    max_adapter_bytes: of adapter_model.safetensors.
+    """
 
     max_rank: int = 256
+    max_scale: float = 1024.0
     max_adapter_bytes: int = 2 << 30
     max_header_bytes: int = 1 << 20
     max_tensors: int = 20_000
@@ -59,17 +62,22 @@ class AdapterLimits:
 class Passport:
     """What an adapter is on the base model it was checked against.
 
-    rank: the largest.   ranks: number of modules by rank.   size_bytes: of the canonical object.
+    lora_format: "lora", or "alora" for an activated one.
+    rank: the largest.   ranks, scales: number of modules by rank, by effective scale.
+    max_value: the largest absolute value of A and B.   size_bytes: of the canonical object.
     invocation_tokens: of an activated LoRA, None for an ordinary one.
     warnings: sentences; the adapter is served all the same.
     """
 
+    lora_format: str
     rank: int
     ranks: dict[str, int]
+    scales: dict[str, int]
     num_modules: int
     targets: list[str]
     dtype: str
     num_parameters: int
+    max_value: float
     size_bytes: int
     invocation_tokens: list[int] | None
     warnings: list[str]
@@ -117,9 +125,12 @@ def check_adapter(
         modules = {name: config.effect(name) for name in names}
         for name, effect in modules.items():
             _check_shapes(name, effect, header, base.modules[name], limits.max_rank)
-        norms = _scan(file, header, modules)
+            _check_scale(name, effect, limits.max_scale)
+        values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
+    norms = _norms(modules, values)
     warnings = [*_config_warnings(config, names, base), *_weight_warnings(modules, norms)]
-    passport = _passport(header, modules, config.invocation_tokens, warnings)
+    max_value = max(tensor.max_value for tensor in values.values())
+    passport = _passport(header, modules, config.invocation_tokens, max_value, warnings)
     return CheckedAdapter(passport, header, modules, config.invocation_tokens)
 
 
@@ -221,49 +232,35 @@ def _check_shapes(
         raise _fault("rank_too_large", f"{module} has rank {effect.rank}; the limit is {max_rank}")
 
 
-def _scan(file: BinaryIO, header: Header, modules: dict[str, ModuleScale]) -> dict[str, float]:
-    """By module, scale * |A| * |B| (Frobenius), a bound on the norm of what it adds.
+def _check_scale(module: str, effect: ModuleScale, max_scale: float) -> None:
+    if effect.scale > max_scale:
+        raise InvalidAdapter(
+            code="scale_too_large",
+            message=f"{module} has the scale {effect.scale:g}, from lora_alpha and its rank; the "
+            f"limit is {max_scale:g}; train with a smaller lora_alpha.",
+            param="lora_alpha",
+        )
 
-    Raises not_finite, and no_effect when every module adds zero.
+
+def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> dict[str, float]:
+    """By module, scale * |A| * |B|, a bound on the norm of what it adds.
+
+    Raises no_effect when no module adds anything.
     """
-    norms = {}
-    for module, effect in modules.items():
-        a, b = (sqrt(_sum_squares(file, name, header.tensors[name])) for name in lora_names(module))
-        norms[module] = effect.scale * a * b
-    if not any(norms.values()):
+    pairs = {module: [values[name] for name in lora_names(module)] for module in modules}
+    if not any(a.max_value and b.max_value for a, b in pairs.values()):
         raise _fault("no_effect", "Every lora_B or lora_A is zero; save the adapter after training")
-    return norms
-
-
-def _sum_squares(file: BinaryIO, name: str, tensor: TensorInfo) -> float:
-    total = 0.0
-    for chunk in read_tensor_chunks(file, tensor):
-        values = _decode(chunk, tensor.dtype)
-        if not np.isfinite(values).all():
-            raise _fault("not_finite", f"Tensor {name} has a NaN or an infinity; train again")
-        # float64: the square of a small float32 must not vanish, nor a large one overflow.
-        wide = values.astype(np.float64)
-        total += float(np.dot(wide, wide))
-    return total
-
-
-def _decode(chunk: bytes, dtype: str) -> np.ndarray[Any, Any]:
-    if dtype == "BF16":
-        # The upper half of a float32; numpy has no bfloat16.
-        return (np.frombuffer(chunk, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(chunk, "<f2" if dtype == "F16" else "<f4")
+    return {name: modules[name].scale * a.norm * b.norm for name, (a, b) in pairs.items()}
 
 
 def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterator[str]:
     trained_on = config.base_model_name
     if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
         yield f"It says it was trained on {shown(trained_on)}; served here is {base.model_id}."
-    if isinstance(config.target_modules, tuple):
-        for target in config.target_modules:
-            if not any(
-                module == target or module.endswith(f".{target}") for module in base.modules
-            ):
-                yield f"target_modules has {shown(target)}, which matches no served module."
+    if isinstance(config.target_modules, frozenset):
+        known = {ending for module in base.modules for ending in endings(module)}
+        for target in sorted(config.target_modules - known):
+            yield f"target_modules has {shown(target)}, which matches no served module."
     for key, patterns in (
         ("rank_pattern", config.rank_pattern),
         ("alpha_pattern", config.alpha_pattern),
@@ -280,8 +277,9 @@ def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -
     zero = [module for module, norm in norms.items() if norm == 0]
     if zero:
         yield f"{len(zero)} of {len(norms)} modules are zero, the first is {zero[0]}."
-    # The bound is squared-in-two-factors: compare modules with each other, not with the base.
-    middle = median(norm for norm in norms.values() if norm > 0)
+    # With each other and not with the base's: those are not at hand without reading all of its
+    # weights, and what the adapter really does beside them is measured by the engine's canary.
+    middle = median([norm for norm in norms.values() if norm > 0] or [1.0])
     for module, norm in norms.items():
         if norm > _OUTLIER_RATIO * middle:
             yield f"The weights of {module} are {norm / middle:.0f} times the median module's."
@@ -291,17 +289,25 @@ def _passport(
     header: Header,
     modules: dict[str, ModuleScale],
     invocation_tokens: tuple[int, ...] | None,
+    max_value: float,
     warnings: list[str],
 ) -> Passport:
     ranks = Counter(effect.rank for effect in modules.values())
+    scales = Counter(effect.scale for effect in modules.values())
     data_bytes = sum(tensor.size_bytes for tensor in header.tensors.values())
+    if len(warnings) > _MAX_WARNINGS:
+        hidden = len(warnings) - _MAX_WARNINGS
+        warnings = [*warnings[:_MAX_WARNINGS], f"There are {hidden} more warnings."]
     return Passport(
+        lora_format="alora" if invocation_tokens else "lora",
         rank=max(ranks),
         ranks={str(rank): count for rank, count in sorted(ranks.items())},
+        scales={f"{scale:.6g}": count for scale, count in sorted(scales.items())},
         num_modules=len(modules),
         targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
         dtype="+".join(sorted({tensor.dtype for tensor in header.tensors.values()})),
         num_parameters=sum(prod(tensor.shape) for tensor in header.tensors.values()),
+        max_value=max_value,
         size_bytes=len(canonical_header(header, modules, invocation_tokens)) + data_bytes,
         invocation_tokens=list(invocation_tokens) if invocation_tokens else None,
         warnings=warnings,

@@ -91,7 +91,11 @@ def write_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> dict[str,
         for projection, (in_features, out_features) in WIDTHS.items():
             name = f"model.layers.{layer}.{projection}.weight"
             tensors[name] = make_tensor(rng.normal(size=(out_features, in_features)))
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": num_layers}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": num_layers,
+        "vocab_size": 7,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(encode(tensors))
     return tensors

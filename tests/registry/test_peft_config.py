@@ -3,7 +3,7 @@ import json
 import pytest
 
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_config import PeftConfig
+from registry.peft_config import MAX_PATTERNS, PeftConfig
 from registry.peft_format import ModuleScale
 from tests.registry.factories import make_config
 
@@ -88,7 +88,6 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("megatron_config", {"a": 1}),
         ("auto_mapping", {"base_model_class": "LlamaForCausalLM"}),
         ("loftq_config", {"loftq_bits": 4}),
-        ("eva_config", {"rho": 2}),
         ("corda_config", {"cache_file": "/etc/passwd"}),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "olora"),
@@ -107,16 +106,33 @@ def test_null_false_and_empty_ask_for_nothing():
     parse(use_dora=False, modules_to_save=None, loftq_config={}, layers_pattern="", new_thing=None)
 
 
-def test_an_unknown_key_is_refused_by_name():
-    error = refused(make_config(use_newra=True))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_newra", True),
+        ("auto_map", {"AutoModel": "evil.py"}),
+        ("custom_modules", {"a": "b"}),
+        ("_attn_implementation_internal", "someone/kernels"),
+        ("trust_remote_code", True),
+        ("cache_file", "/etc/passwd"),
+        ("covariance_file", "../x"),
+    ],
+)
+def test_code_paths_and_other_unknown_keys_are_refused_by_name(key, value):
+    error = refused(make_config(**{key: value}))
     assert error.code == "unknown_config_key"
-    assert "use_newra" in str(error)
+    assert key in str(error)
+
+
+def test_how_an_adapter_was_initialised_is_nothing_to_serving():
+    parse(init_lora_weights="eva", eva_config={"rho": 2.0})
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("r", 0),
+        ("r", 10**400),
         ("r", "4"),
         ("r", True),
         ("r", None),
@@ -176,6 +192,8 @@ def test_many_costly_patterns_are_refused():
         (b"[]", "invalid_json"),
         (b"\x80\x04", "invalid_json"),
         (b"[" * 60_000, "invalid_json"),
+        (make_config(loftq_config={"a": {"b": {"c": {}}}}), "invalid_json"),
+        (b'{"a": "' + b'\\"' * 30_000, "invalid_json"),
         (make_config().replace(b"8", b"NaN"), "invalid_json"),
         (make_config()[:-1] + b', "r": 8}', "duplicate_key"),
         (make_config(rank_pattern={"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2'), "duplicate_key"),
@@ -185,14 +203,24 @@ def test_what_is_not_strict_json_is_refused(raw, code):
     assert refused(raw).code == code
 
 
+def test_brackets_in_a_string_nest_nothing():
+    parse(revision='[[[[[["[{{{{')
+
+
 def test_a_config_over_64_kib_is_too_large():
     with pytest.raises(TooLarge):
         PeftConfig.parse(make_config(revision="x" * 65_536))
 
 
 def test_the_largest_config_is_read_quickly():
-    names = {f"model.layers.{n}.self_attn.q_proj": 4 for n in range(1500)}
+    names = {f"base.model.model.layers.{n}.self_attn.q_proj": 4 for n in range(MAX_PATTERNS)}
     raw = make_config(rank_pattern=names)
     assert 50_000 < len(raw) <= 65_536
-    assert PeftConfig.parse(raw).effect("model.layers.1499.self_attn.q_proj").rank == 4
+    last = f"base.model.model.layers.{MAX_PATTERNS - 1}.self_attn.q_proj"
+    assert PeftConfig.parse(raw).effect(last).rank == 4
     assert json.loads(raw)["rank_pattern"] == names
+
+
+def test_more_patterns_than_any_model_has_modules_are_refused():
+    names = {f"q{n}": 4 for n in range(MAX_PATTERNS + 1)}
+    assert refused(make_config(alpha_pattern=names)).param == "alpha_pattern"

@@ -113,6 +113,15 @@ def test_a_header_whose_length_begins_like_a_pickle_or_a_zip_is_read(header_byte
     assert list(read(encode_header(header, b"0123456789abcdef")).tensors) == ["x"]
 
 
+def test_the_metadata_is_limited():
+    def with_metadata(key, value):
+        return encode_header({"__metadata__": {key: value}})
+
+    read(with_metadata("k", "v" * 65_535))
+    for key, value in (("k", "v" * 65_536), ("k" * 65_536, "v"), ("k", "\u00e9" * 32_768)):
+        assert refused(with_metadata(key, value)) == "metadata_too_large"
+
+
 def test_the_number_of_tensors_is_limited():
     entry = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
     data = encode_header({str(n): entry for n in range(4)})

@@ -49,6 +49,7 @@ def test_the_passport_says_which_tokens_invoke_an_activated_lora(base):
         make_config(alora_invocation_tokens=[6, 0]),
     )
     assert checked.passport.invocation_tokens == [6, 0]
+    assert checked.passport.lora_format == "alora"
     assert checked.invocation_tokens == (6, 0)
 
 
@@ -78,10 +79,29 @@ def test_a_nan_or_an_infinity_is_found_in_every_dtype(base, dtype, value):
     assert A0 in str(error)
 
 
-def test_the_largest_and_the_smallest_numbers_are_finite(base):
-    values = np.full((4, 16), np.finfo(np.float32).max)
+def test_the_largest_and_the_smallest_numbers_that_every_engine_can_hold_are_served(base):
+    values = np.full((4, 16), -65504.0, np.float32)
     values[0] = np.finfo(np.float32).smallest_subnormal
-    check(base, with_tensor(base, A0, make_tensor(values)))
+    passport = check(base, with_tensor(base, A0, make_tensor(values))).passport
+    assert passport.max_value == 65504.0
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_value_that_float16_cannot_hold_is_refused(base, dtype, sign):
+    values = np.ones((4, 16), np.float32)
+    values[3, 15] = sign * 66_000.0
+    error = refused(base, with_tensor(base, A0, make_tensor(values, dtype)))
+    assert error.code == "value_too_large"
+    assert A0 in str(error)
+
+
+def test_an_adapter_whose_squares_vanish_is_still_one(base):
+    tiny = {
+        name: make_tensor(np.full(tensor[1], 1e-30, np.float32))
+        for name, tensor in make_adapter(base).items()
+    }
+    assert check(base, tiny).passport.max_value == np.float32(1e-30)
 
 
 @pytest.mark.parametrize("half", ["lora_A", "lora_B"])
@@ -165,6 +185,30 @@ def test_a_targeted_module_without_tensors_is_refused(base):
     error = refused(base, make_adapter(base), make_config(target_modules="all-linear"))
     assert error.code == "target_mismatch"
     assert "k_proj" in str(error)
+
+
+@pytest.mark.parametrize("changes", [{}, {"alpha_pattern": {"q_proj": 4100}, "lora_alpha": 1}])
+def test_a_scale_that_no_training_has_is_refused_by_its_key(base, changes):
+    error = refused(base, make_adapter(base), make_config(**{"lora_alpha": 4100} | changes))
+    assert (error.code, error.param) == ("scale_too_large", "lora_alpha")
+    assert "1025" in str(error)
+    check(base, make_adapter(base), make_config(lora_alpha=4096))
+
+
+def test_the_passport_counts_modules_by_effective_scale(base):
+    config = make_config(alpha_pattern={"layers.0.self_attn.q_proj": 3})
+    passport = check(base, make_adapter(base), config).passport
+    assert passport.scales == {"0.75": 1, "2": 3}
+    assert passport.lora_format == "lora"
+
+
+def test_warnings_are_few_however_much_there_is_to_warn_of(base):
+    targets = ["q_proj", "v_proj", *(f"x{n}" for n in range(2000))]
+    warnings = check(
+        base, make_adapter(base), make_config(target_modules=targets)
+    ).passport.warnings
+    assert len(warnings) == 21
+    assert "1980 more" in warnings[-1]
 
 
 def test_a_module_that_is_not_targeted_but_has_tensors_is_refused(base):
