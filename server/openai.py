@@ -20,6 +20,7 @@ _MAX_MESSAGES = 2048
 _MAX_ANSWERS = 16
 _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
+_MAX_KEY_CHARACTERS = 512
 _BATCH_PRIORITY = 1
 
 # What may be sent without being served: values that ask for nothing.
@@ -29,8 +30,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,),
     "reasoning_effort": ("none",), "verbosity": ("medium",),
 }  # fmt: skip
-# Labels of the caller's own: accepted, and nothing depends on them.
-_LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key"}
+# A label of the caller's own: accepted, and nothing depends on it.
+_LABELS = {"metadata"}
 
 
 class _StreamOptions(BaseModel):
@@ -60,6 +61,7 @@ class _Message(BaseModel):
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+_Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
@@ -86,6 +88,14 @@ class _Request(BaseModel):
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
     service_tier: Literal["auto", "default", "flex"] = "auto"
+    prompt_cache_key: _Key = None
+    safety_identifier: _Key = None
+    user: _Key = None
+
+    @property
+    def request_key(self) -> str | None:
+        """What requests that belong together share: they get one version of a weighted alias."""
+        return self.prompt_cache_key or self.safety_identifier or self.user
 
     @property
     def asked_tokens(self) -> int | None:

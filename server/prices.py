@@ -1,13 +1,15 @@
-"""What tokens cost: immutable price versions, and the one function that multiplies.
+"""What tokens and kept adapters cost: immutable price versions, and the functions that multiply.
 
-Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a million.
+Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a million. A GB is 10^9
+bytes, a month is 30 days.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.audit import record_audit
 from server.tables import price_versions
 
 
@@ -21,15 +23,35 @@ class TokenPrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price(TokenPrices):
+class Prices(TokenPrices):
+    """storage_nanousd: for a GB in the store, pinned_nanousd: in device memory; an hour of it."""
+
+    storage_nanousd: int
+    pinned_nanousd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price(Prices):
     """One version of the price book, from `effective_at_ms` until a later one takes effect."""
 
     price_version: int
     effective_at_ms: int
 
 
-# $0.15 and $0.60 a million, half for a cached prompt: what small hosted models cost in public.
-DEFAULT_PRICES = TokenPrices(prompt_nanousd=150, cached_nanousd=75, completion_nanousd=600)
+DEFAULT_PRICES = Prices(
+    # $0.15 and $0.60 a million, half for a cached prompt: what small hosted models cost in public.
+    prompt_nanousd=150,
+    cached_nanousd=75,
+    completion_nanousd=600,
+    # $0.10 a GB-month. An adapter lies in the store and in an engine's disk cache: S3 Standard
+    # lists $0.023 a GB-month, a gp3 volume $0.08.
+    storage_nanousd=139_000,
+    # $0.04 a GB-hour. An H100 of 80 GB rents for $2.70 to $3.80 an hour: 3.4 to 4.7 cents a GB.
+    pinned_nanousd=40_000_000,
+)
+
+_GB = 10**9
+_HOURS_A_MONTH = 30 * 24
 
 
 def amount_nanousd(
@@ -72,22 +94,50 @@ def is_billable(finish_reason: str, stop_cause: str) -> bool:
     return finish_reason != "error" or stop_cause == "deadline"
 
 
-def add_price(conn: Connection, prices: TokenPrices, *, effective_at_ms: int, now_ms: int) -> Price:
-    """A new version; the versions before it stay as they are."""
+def monthly_storage_nanousd(size_bytes: int, price: Prices) -> int:
+    """Of an object in the store, for 30 days; to the nearest nano-dollar, halves up."""
+    return _per_gb(size_bytes, price.storage_nanousd * _HOURS_A_MONTH)
+
+
+def hourly_pin_nanousd(size_bytes: int, price: Prices) -> int:
+    """Of an adapter that is kept in device memory; to the nearest nano-dollar, halves up."""
+    return _per_gb(size_bytes, price.pinned_nanousd)
+
+
+def add_price(
+    conn: Connection,
+    prices: Prices,
+    *,
+    effective_at_ms: int,
+    now_ms: int,
+    actor: str = "operator",
+) -> Price:
+    """A new version, audited; the versions before it stay as they are."""
     row = conn.execute(
         sa.insert(price_versions).values(
             effective_at_ms=effective_at_ms,
             prompt_nanousd=prices.prompt_nanousd,
             cached_nanousd=prices.cached_nanousd,
             completion_nanousd=prices.completion_nanousd,
+            storage_nanousd=prices.storage_nanousd,
+            pinned_nanousd=prices.pinned_nanousd,
             created_at_ms=now_ms,
         )
     )
     assert row.inserted_primary_key is not None
-    return get_price(conn, row.inserted_primary_key[0])
+    price = get_price(conn, row.inserted_primary_key[0])
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="price.add",
+        target=str(price.price_version),
+        detail=" ".join(f"{name}={value}" for name, value in asdict(price).items()),
+    )
+    return price
 
 
-def ensure_price(conn: Connection, now_ms: int, prices: TokenPrices = DEFAULT_PRICES) -> Price:
+def ensure_price(conn: Connection, now_ms: int, prices: Prices = DEFAULT_PRICES) -> Price:
     """The current price; on a new database, `prices` from now on."""
     found = _latest(conn, now_ms)
     return found or add_price(conn, prices, effective_at_ms=now_ms, now_ms=now_ms)
@@ -100,6 +150,14 @@ def current_price(conn: Connection, now_ms: int) -> Price:
     return price
 
 
+def list_prices(conn: Connection, limit: int) -> list[Price]:
+    """The newest versions first, also those that are not in effect yet."""
+    query = sa.select(price_versions).order_by(
+        price_versions.c.effective_at_ms.desc(), price_versions.c.price_version.desc()
+    )
+    return [_price(row) for row in conn.execute(query.limit(limit))]
+
+
 def get_price(conn: Connection, price_version: int) -> Price:
     query = sa.select(price_versions).where(price_versions.c.price_version == price_version)
     return _price(conn.execute(query).one())
@@ -110,6 +168,10 @@ def format_usd(nanousd: int) -> str:
     sign = "-" if nanousd < 0 else ""
     dollars, rest = divmod(abs(nanousd), 1_000_000_000)
     return f"{sign}{dollars}.{rest:09d}"
+
+
+def _per_gb(size_bytes: int, nanousd: int) -> int:
+    return (size_bytes * nanousd + _GB // 2) // _GB
 
 
 def _latest(conn: Connection, now_ms: int) -> Price | None:
@@ -130,4 +192,6 @@ def _price(row: sa.Row[tuple[int, ...]]) -> Price:
         prompt_nanousd=row.prompt_nanousd,
         cached_nanousd=row.cached_nanousd,
         completion_nanousd=row.completion_nanousd,
+        storage_nanousd=row.storage_nanousd,
+        pinned_nanousd=row.pinned_nanousd,
     )

@@ -8,6 +8,7 @@ TenantError
 
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -127,6 +128,13 @@ def get_tenant(conn: Connection, tenant: str) -> Tenant:
     if not rows:
         raise TenantNotFound(tenant)
     return min(rows, key=lambda row: row.tenant_id != tenant)
+
+
+def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """{tenant_id: name} of those that there are."""
+    query = sa.select(tenants.c.tenant_id, tenants.c.name)
+    rows = conn.execute(query.where(tenants.c.tenant_id.in_(tenant_ids)))
+    return {row.tenant_id: row.name for row in rows}
 
 
 def suspend_tenant(

@@ -1,0 +1,151 @@
+"""Grants: an adapter that its owner shares with named tenants.
+
+A grant is the whole permission: to ask for the adapter, under any of its aliases and versions, and
+nothing else. Deleting the adapter takes its grants away; restoring it does not bring them back.
+What changes grants is called under `lock_tenant`, with the adapter as it was read under it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import Connection, delete, func, insert, select
+
+from registry import adapter_rows
+from registry.adapter_rows import Adapter
+from registry.audit import record_audit
+from registry.errors import QuotaExceeded
+from registry.events import record_event
+from registry.tables import adapter_aliases, adapter_versions, adapters
+from registry.tables import adapter_grants as grants
+
+MAX_GRANTS = 100
+"""Of one adapter."""
+MAX_SHARED = 1000
+"""Adapters of others that a tenant is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """tenant_id: the owner.   grantee_id: the tenant that may use the adapter."""
+
+    adapter_id: str
+    grantee_id: str
+    tenant_id: str
+    granted_at_ms: int
+    granted_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAdapter:
+    """An adapter of another tenant's, whose `latest` can be served."""
+
+    owner_id: str
+    name: str
+    created_at_ms: int
+
+
+def grant(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> Grant:
+    """Let a tenant use the adapter from now on; again is fine. Raises QuotaExceeded."""
+    found = list_grants(conn, adapter)
+    for earlier in found:
+        if earlier.grantee_id == grantee_id:
+            return earlier
+    if len(found) >= MAX_GRANTS:
+        raise QuotaExceeded(quota="grants", limit=MAX_GRANTS, remedy="revoke a grant first")
+    made = Grant(adapter.adapter_id, grantee_id, adapter.tenant_id, now_ms, actor)
+    conn.execute(insert(grants).values({name: getattr(made, name) for name in Grant.__slots__}))
+    _tell(conn, "granted", adapter, grantee_id, actor, now_ms)
+    return made
+
+
+def revoke(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> None:
+    """The tenant's next request is refused; again is fine."""
+    for found in list_grants(conn, adapter):
+        if found.grantee_id == grantee_id:
+            _end(conn, adapter, grantee_id, actor, now_ms)
+
+
+def revoke_all(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:
+    """The adapter is deleted: whoever takes its name again begins with nobody to share with."""
+    for found in list_grants(conn, adapter):
+        _end(conn, adapter, found.grantee_id, actor, now_ms)
+
+
+def list_grants(conn: Connection, adapter: Adapter) -> list[Grant]:
+    """With whom the adapter is shared, in the order of the grants."""
+    query = select(grants).where(
+        grants.c.adapter_id == adapter.adapter_id, grants.c.tenant_id == adapter.tenant_id
+    )
+    rows = conn.execute(query.order_by(grants.c.granted_at_ms, grants.c.grantee_id))
+    return [Grant(**row._mapping) for row in rows]
+
+
+def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> bool:
+    """Whether the owner has an adapter of this name that the tenant may use."""
+    query = (
+        select(func.count())
+        .select_from(grants)
+        .join(adapters, adapters.c.adapter_id == grants.c.adapter_id)
+        .where(
+            grants.c.grantee_id == grantee_id,
+            grants.c.tenant_id == owner_id,
+            adapters.c.tenant_id == owner_id,
+            adapters.c.name == name,
+            adapters.c.deleted_at_ms.is_(None),
+        )
+    )
+    return bool(conn.execute(query).scalar_one())
+
+
+def list_shared(conn: Connection, grantee_id: str, base_revision: str) -> list[SharedAdapter]:
+    """What others let the tenant use and this base model serves, by owner and name."""
+    query = (
+        select(adapters.c.tenant_id, adapters.c.name, adapters.c.created_at_ms)
+        .join(grants, grants.c.adapter_id == adapters.c.adapter_id)
+        .join(adapter_aliases, adapter_aliases.c.adapter_id == adapters.c.adapter_id)
+        .join(
+            adapter_versions,
+            (adapter_versions.c.adapter_id == adapters.c.adapter_id)
+            & (adapter_versions.c.version == adapter_aliases.c.version),
+        )
+        .where(
+            grants.c.grantee_id == grantee_id,
+            grants.c.tenant_id == adapters.c.tenant_id,
+            adapters.c.deleted_at_ms.is_(None),
+            adapter_aliases.c.alias == adapter_rows.LATEST,
+            adapter_versions.c.state == adapter_rows.READY,
+            adapter_versions.c.base_revision == base_revision,
+        )
+        .order_by(adapters.c.tenant_id, adapters.c.name)
+    )
+    return [SharedAdapter(*row) for row in conn.execute(query.limit(MAX_SHARED))]
+
+
+def _end(conn: Connection, adapter: Adapter, grantee_id: str, actor: str, now_ms: int) -> None:
+    conn.execute(
+        delete(grants).where(
+            grants.c.adapter_id == adapter.adapter_id,
+            grants.c.tenant_id == adapter.tenant_id,
+            grants.c.grantee_id == grantee_id,
+        )
+    )
+    _tell(conn, "revoked", adapter, grantee_id, actor, now_ms)
+
+
+def _tell(
+    conn: Connection,
+    kind: Literal["granted", "revoked"],
+    adapter: Adapter,
+    grantee_id: str,
+    actor: str,
+    now_ms: int,
+) -> None:
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=f"adapter.{kind}",
+        target=f"{adapter.tenant_id}/{adapter.name}",
+        detail=grantee_id,
+    )
+    record_event(conn, kind, adapter.tenant_id, adapter.adapter_id, None, now_ms)

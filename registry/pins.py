@@ -1,0 +1,171 @@
+"""Pins: what `latest` means is kept in device memory, for a price.
+
+A pin is a row of intervals, one for each version that `latest` came to mean. They will be billed:
+nothing of an interval is ever changed but its end. What changes a pin is called under
+`lock_tenant`, with the adapter as it was read under it.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from registry import adapter_rows
+from registry.adapter_rows import Adapter, Version
+from registry.audit import record_audit
+from registry.errors import AdapterNotFound, QuotaExceeded
+from registry.events import record_event
+from registry.ref import AdapterRef
+from registry.tables import adapter_pins as pins
+from registry.tables import adapter_versions as versions
+
+MAX_PINNED_BYTES = 4 << 30
+"""Of one tenant, on the device."""
+MAX_PINS_IN_FORCE = 1000
+"""Of all tenants: what an engine is told of, the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One interval. size_bytes: what it takes on the device.   unpinned_at_ms: None while open."""
+
+    pin_id: str
+    adapter_id: str
+    version: int
+    tenant_id: str
+    size_bytes: int
+    pinned_at_ms: int
+    unpinned_at_ms: int | None
+    pinned_by: str
+
+
+def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> Pin:
+    """Keep what its `latest` means resident from now on; again is fine.
+
+    Raises AdapterNotFound if `latest` means nothing, QuotaExceeded.
+    """
+    found = find_pins(conn, adapter.tenant_id, [adapter.adapter_id])
+    if found:
+        return found[adapter.adapter_id]
+    if adapter.latest is None:
+        raise AdapterNotFound(model=adapter.name)
+    used_bytes = pinned_bytes(conn, adapter.tenant_id)
+    if used_bytes + device_bytes(adapter.latest) > MAX_PINNED_BYTES:
+        raise QuotaExceeded(
+            quota="pinned_bytes", limit=MAX_PINNED_BYTES, remedy="unpin an adapter first"
+        )
+    pin = _open(conn, adapter.tenant_id, adapter.latest, actor, now_ms)
+    _audit(conn, "adapter.pinned", adapter, pin, actor, now_ms)
+    return pin
+
+
+def unpin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:
+    """It may leave the device from now on; again is fine."""
+    for pin in find_pins(conn, adapter.tenant_id, [adapter.adapter_id]).values():
+        _close(conn, pin, now_ms)
+        _audit(conn, "adapter.unpinned", adapter, pin, actor, now_ms)
+
+
+def follow_latest(conn: Connection, adapter: Adapter, number: int | None, now_ms: int) -> None:
+    """`latest` means this version now: a pin moves with it. None: it means nothing, a pin ends.
+
+    The tenant's limit does not stop it: what is pinned stays pinned.
+    """
+    pin = find_pins(conn, adapter.tenant_id, [adapter.adapter_id]).get(adapter.adapter_id)
+    if pin is None or pin.version == number:
+        return
+    _close(conn, pin, now_ms)
+    if number is not None:
+        latest = adapter_rows.find_version_row(conn, adapter.tenant_id, adapter.adapter_id, number)
+        assert latest is not None, "an alias means a version that is there"
+        _open(conn, adapter.tenant_id, latest, pin.pinned_by, now_ms)
+
+
+def find_pins(conn: Connection, tenant_id: str, adapter_ids: Sequence[str]) -> dict[str, Pin]:
+    """The open intervals of these adapters, by adapter_id."""
+    query = select(pins).where(
+        pins.c.tenant_id == tenant_id,
+        pins.c.unpinned_at_ms.is_(None),
+        pins.c.adapter_id.in_(adapter_ids),
+    )
+    return {row.adapter_id: _pin(row) for row in conn.execute(query)}
+
+
+def pinned_bytes(conn: Connection, tenant_id: str) -> int:
+    """On the device, of all that the tenant has pinned now."""
+    query = select(func.coalesce(func.sum(pins.c.size_bytes), 0)).where(
+        pins.c.tenant_id == tenant_id, pins.c.unpinned_at_ms.is_(None)
+    )
+    return int(conn.execute(query).scalar_one())
+
+
+def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
+    """What an engine that serves this base model is to keep, of all tenants, the oldest first."""
+    query = (
+        select(versions)
+        .join(
+            pins,
+            (pins.c.adapter_id == versions.c.adapter_id)
+            & (pins.c.version == versions.c.version)
+            & (pins.c.tenant_id == versions.c.tenant_id),
+        )
+        .where(
+            pins.c.unpinned_at_ms.is_(None),
+            versions.c.state == adapter_rows.READY,
+            versions.c.base_revision == base_revision,
+        )
+        .order_by(pins.c.pinned_at_ms, pins.c.pin_id)
+    )
+    return [
+        AdapterRef(r.adapter_id, r.version, r.digest, r.object_key, r.rank, r.size_bytes)
+        for r in conn.execute(query.limit(MAX_PINS_IN_FORCE))
+    ]
+
+
+def device_bytes(version: Version) -> int:
+    """What the engine's canary measured; the object's size where there was none."""
+    measured = version.passport.get("canary", {}).get("device_bytes")
+    return int(measured or version.size_bytes)
+
+
+def _open(conn: Connection, tenant_id: str, version: Version, actor: str, now_ms: int) -> Pin:
+    pin = Pin(
+        pin_id=f"pin_{secrets.token_hex(16)}",
+        adapter_id=version.adapter_id,
+        version=version.version,
+        tenant_id=tenant_id,
+        size_bytes=device_bytes(version),
+        pinned_at_ms=now_ms,
+        unpinned_at_ms=None,
+        pinned_by=actor,
+    )
+    conn.execute(insert(pins).values({name: getattr(pin, name) for name in Pin.__slots__}))
+    record_event(conn, "pinned", tenant_id, pin.adapter_id, pin.version, now_ms)
+    return pin
+
+
+def _close(conn: Connection, pin: Pin, now_ms: int) -> None:
+    # Not before its beginning, should the clock have gone back.
+    end = max(now_ms, pin.pinned_at_ms)
+    is_it = (pins.c.pin_id == pin.pin_id) & (pins.c.tenant_id == pin.tenant_id)
+    conn.execute(update(pins).where(is_it).values(unpinned_at_ms=end))
+    record_event(conn, "unpinned", pin.tenant_id, pin.adapter_id, pin.version, now_ms)
+
+
+def _audit(
+    conn: Connection, action: str, adapter: Adapter, pin: Pin, actor: str, now_ms: int
+) -> None:
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=action,
+        target=f"{adapter.tenant_id}/{adapter.name}",
+        detail=f"version {pin.version}, {pin.size_bytes} bytes",
+    )
+
+
+def _pin(row: Row[Any]) -> Pin:
+    return Pin(**row._mapping)

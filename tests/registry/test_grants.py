@@ -1,0 +1,89 @@
+import pytest
+from sqlalchemy import select
+
+from registry import adapter_rows, grants
+from registry.errors import QuotaExceeded
+from registry.tables import adapter_events, audit_log
+from tests.registry.factories import add_version
+
+A, B, C = "tenant-a", "tenant-b", "tenant-c"
+BASE = "b" * 64
+
+
+@pytest.fixture
+def pirate(connection):
+    add_version(connection, A, "pirate")
+    return adapter_rows.find_adapter(connection, A, "pirate")
+
+
+def grant(connection, adapter, grantee_id, now_ms=5):
+    return grants.grant(connection, adapter, grantee_id, actor="key:k1", now_ms=now_ms)
+
+
+def revoke(connection, adapter, grantee_id):
+    grants.revoke(connection, adapter, grantee_id, actor="key:k1", now_ms=9)
+
+
+def kinds(connection):
+    return connection.execute(select(adapter_events.c.kind)).scalars().all()
+
+
+def test_a_grant_lets_its_tenant_in_and_nobody_else(connection, pirate):
+    assert not grants.is_granted(connection, A, "pirate", B)
+    grant(connection, pirate, B)
+    assert grants.is_granted(connection, A, "pirate", B)
+    assert not grants.is_granted(connection, A, "pirate", C)
+    assert not grants.is_granted(connection, A, "parrot", B)
+
+
+def test_a_grant_is_of_one_adapter_not_of_a_name(connection, pirate):
+    add_version(connection, C, "pirate")
+    grant(connection, pirate, B)
+    assert not grants.is_granted(connection, C, "pirate", B)
+    assert grants.list_grants(connection, adapter_rows.find_adapter(connection, C, "pirate")) == []
+
+
+def test_a_revoked_grant_is_over_at_once(connection, pirate):
+    grant(connection, pirate, B)
+    grant(connection, pirate, C)
+    revoke(connection, pirate, B)
+    assert not grants.is_granted(connection, A, "pirate", B)
+    assert grants.is_granted(connection, A, "pirate", C)
+    assert grants.list_shared(connection, B, BASE) == []
+
+
+def test_granting_and_revoking_again_change_and_tell_nothing(connection, pirate):
+    first = grant(connection, pirate, B, now_ms=5)
+    assert grant(connection, pirate, B, now_ms=7) == first
+    revoke(connection, pirate, B)
+    revoke(connection, pirate, B)
+    assert kinds(connection) == ["granted", "revoked"]
+    actions = connection.execute(select(audit_log.c.action, audit_log.c.detail)).all()
+    assert actions == [("adapter.granted", B), ("adapter.revoked", B)]
+
+
+def test_grants_of_one_adapter_have_a_limit(connection, pirate):
+    for number in range(grants.MAX_GRANTS):
+        grant(connection, pirate, f"tenant-{number}")
+    grant(connection, pirate, "tenant-7")
+    with pytest.raises(QuotaExceeded) as caught:
+        grant(connection, pirate, "one-too-many")
+    assert caught.value.limit == grants.MAX_GRANTS
+
+
+def test_what_is_shared_is_listed_with_its_owner_while_it_can_be_served(connection, pirate):
+    add_version(connection, A, "old", base_revision="0" * 64)
+    add_version(connection, C, "beta")
+    for owner, name in ((A, "pirate"), (A, "old"), (C, "beta")):
+        grant(connection, adapter_rows.find_adapter(connection, owner, name), B)
+    shared = grants.list_shared(connection, B, BASE)
+    assert [(s.owner_id, s.name) for s in shared] == [(A, "pirate"), (C, "beta")]
+    assert grants.list_shared(connection, A, BASE) == []
+
+
+def test_all_grants_go_at_once(connection, pirate):
+    for grantee in (B, C):
+        grant(connection, pirate, grantee)
+    grants.revoke_all(connection, pirate, actor="key:k1", now_ms=9)
+    assert grants.list_grants(connection, pirate) == []
+    assert kinds(connection) == ["granted"] * 2 + ["revoked"] * 2

@@ -1,0 +1,124 @@
+"""A gateway called without a socket, around an engine that answers three tokens to everything."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engine.messages import AddRequest, RequestOutput, Residency, Welcome
+from registry.ref import AdapterRef
+from server.app import create_app
+from server.auth import create_key
+from server.gateway import Gateway
+from server.prices import ensure_price
+from server.settings import Settings
+from tests.server.factories import NOW_MS, make_tenant
+
+DEMO = Path(__file__).parents[2] / "demo" / "model"
+ADMIN_KEY = "the-operator"
+
+
+def make_welcome(epoch: int = 1) -> Welcome:
+    return Welcome(
+        engine_id="engine-1", epoch=epoch, base_revision="b" * 64, max_model_len=512,
+        max_num_seqs=8, device="fake", dtype="float32",
+    )  # fmt: skip
+
+
+@dataclass
+class FakeEngines:
+    """Remembers what it was told and asked."""
+
+    welcome: Welcome | None = field(default_factory=make_welcome)
+    is_ready: bool = True
+    asked: list[AddRequest] = field(default_factory=list)
+    prefetched: list[tuple[str, AdapterRef]] = field(default_factory=list)
+    pinned: list[tuple[AdapterRef, ...]] = field(default_factory=list)
+
+    def engine_ids(self) -> list[str]:
+        return ["engine-1"]
+
+    def residency(self, object_key: str) -> Residency | None:
+        return None
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+        self.prefetched.append((tenant_id, adapter))
+
+    async def pin(self, adapters: Sequence[AdapterRef]) -> None:
+        self.pinned.append(tuple(adapters))
+
+    async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(message)
+        yield RequestOutput(
+            request_id=message.request_id,
+            seq=0,
+            new_token_ids=(40, 41, 42),
+            finish_reason="length",
+            stop_cause="max_tokens",
+            num_prompt_tokens=len(message.prompt_token_ids),
+            num_completion_tokens=3,
+            adapter_digest=message.adapter.digest if message.adapter else None,
+            is_last=True,
+        )
+
+
+@dataclass
+class InProcess:
+    """The gateway's application and its users."""
+
+    gateway: Gateway
+    engines: FakeEngines
+
+    @classmethod
+    def build(cls, data_dir: Path, database_url: str, model_name: str = "base") -> "InProcess":
+        """database_url: of a migrated one."""
+        settings = Settings(
+            model=str(DEMO), model_name=model_name, data_dir=data_dir, database_url=database_url
+        )
+        engines = FakeEngines()
+        built = Gateway.build(settings, DEMO, ADMIN_KEY)
+        asyncio.run(built.engines.close())
+        built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+        return cls(replace(built, engines=engines), engines)
+
+    def close(self) -> None:
+        self.gateway.database.close()
+
+    def user(self, name: str) -> "User":
+        tenant = make_tenant(self.gateway.database, name)
+        api_key = self.gateway.database.write_sync(
+            lambda c: create_key(c, tenant.tenant_id, "a key", self.gateway.pepper, now_ms=NOW_MS)
+        )[1]
+        return User(self, tenant.tenant_id, name, api_key)
+
+    @property
+    def operator(self) -> "User":
+        return User(self, "", "operator", ADMIN_KEY)
+
+
+@dataclass
+class User:
+    """A tenant with a key, or the operator."""
+
+    product: InProcess
+    tenant_id: str
+    name: str
+    api_key: str
+
+    def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        async def call() -> httpx.Response:
+            transport = httpx.ASGITransport(create_app(self.product.gateway))
+            headers = {"authorization": f"Bearer {self.api_key}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://gateway", headers=headers
+            ) as client:
+                return await client.request(method, path, json=body)
+
+        return asyncio.run(call())
+
+    def complete(self, model: str, **changes: Any) -> httpx.Response:
+        body = {"model": model, "prompt": "Hello there", "max_tokens": 9, **changes}
+        return self.call("POST", "/v1/completions", body)
