@@ -18,7 +18,7 @@ from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import load_config
+from engine.weights import StoredWeights, load_config
 from lora.arena import Arena
 from lora.layout import Layout
 from lora.loader import ThreadLoader
@@ -123,7 +123,7 @@ def build_core(
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
         config.device,
     )  # fmt: skip
-    reference = MergedModel(Path(config.model_dir), model_config)
+    reference = MergedModel(StoredWeights(Path(config.model_dir), torch.float32), model_config)
     precision = _PROOF_PRECISION[config.dtype == "float32" and config.quantization is None]
     core = EngineCore(
         scheduler, runner, journal, reference, precision, config.max_unsettled_records

@@ -7,6 +7,7 @@ in units of a few milliseconds, so that it can run between the steps of an engin
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from engine.canary import Compared, TokenSequence
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
-from engine.weights import StoredWeights
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
 from lora.canonical import CanonicalWeights, ModuleDelta
 
@@ -53,13 +53,21 @@ class _Streams:
         return cls(tuple(bounds), torch.tensor(positions), torch.tensor(merged))
 
 
-class MergedModel:
-    """The checkpoint in `model_dir`, read a few rows at a time; see engine.canary.Reference."""
+class Weights(Protocol):
+    """Float32 tensors by their Hugging Face names; see engine.weights.StoredWeights."""
 
-    def __init__(self, model_dir: Path, config: DecoderConfig) -> None:
+    def __getitem__(self, name: str) -> torch.Tensor: ...
+
+    def rows(self, name: str, start: int, end: int) -> torch.Tensor: ...
+
+
+class MergedModel:
+    """The checkpoint's weights, read a few rows at a time; see engine.canary.Reference."""
+
+    def __init__(self, weights: Weights, config: DecoderConfig) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
-        self._weights = StoredWeights(model_dir, torch.float32)
+        self._weights = weights
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         """Of an activated LoRA. Raises AdapterError."""
@@ -91,7 +99,7 @@ class _Run:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: StoredWeights,
+        weights: Weights,
         adapter: CanonicalWeights,
         sequences: Sequence[TokenSequence],
     ) -> None:

@@ -95,7 +95,7 @@ def build_core(
     directory.mkdir(exist_ok=True)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
-    reference = MergedModel(model_dir, config)
+    reference = MergedModel(StoredWeights(model_dir, torch.float32), config)
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
         return EngineCore(scheduler, runner, journal, reference, precision=0.005)

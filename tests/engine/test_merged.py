@@ -14,7 +14,7 @@ from engine.canary import TokenSequence
 from engine.merged import MergedModel
 from engine.messages import ProofResult, ProveAdapter
 from engine.models.config import DecoderConfig
-from engine.weights import load_config
+from engine.weights import StoredWeights, load_config
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
@@ -75,7 +75,8 @@ def drain(generator):
 
 
 def reference(model):
-    return MergedModel(model, DecoderConfig.parse(load_config(model)))
+    config = DecoderConfig.parse(load_config(model))
+    return MergedModel(StoredWeights(model, torch.float32), config)
 
 
 def compare(model, path, sequences):

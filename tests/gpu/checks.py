@@ -1,6 +1,7 @@
 """All checks by name, those that find the plainest errors first."""
 
 from tests.gpu.agreement import agreement_checks
+from tests.gpu.canaries import canary_checks
 from tests.gpu.cold_loads import cold_load_checks
 from tests.gpu.imports import import_checks
 from tests.gpu.invariance import invariance_checks
@@ -18,5 +19,6 @@ CHECKS: dict[str, Check] = {
     **whole_model_checks(),
     **replay_checks(),
     **cold_load_checks(),
+    **canary_checks(),
     **memory_checks(),
 }

@@ -1,0 +1,88 @@
+"""An engine on the device without a fetcher: packed adapters lie in a folder, or nowhere."""
+
+from pathlib import Path
+
+import torch
+
+from engine.canary import Reference
+from engine.config import SchedulerConfig
+from engine.core import EngineCore
+from engine.gpu.backend import assemble
+from engine.journal import Journal
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.scheduler import Scheduler
+from engine.swap import PreemptionCosts, SwapSpace
+from kernels.gpu import ops
+from lora.arena import Arena
+from lora.disk_cache import packed_path
+from lora.errors import Failure
+from lora.loader import ThreadLoader
+from lora.loads import Loaded
+from lora.manager import AdapterManager
+from lora.packed import PackedForm
+from lora.packing import pack
+from registry.ref import AdapterRef
+from tests.gpu.setting import Setting
+from tests.gpu.stage import make_engine_config
+
+
+class PackedStore:
+    """Packs what is put there, in a folder as the fetcher's cache."""
+
+    def __init__(self, root: Path, form: PackedForm) -> None:
+        self.root, self.form = root, form
+        root.mkdir()
+
+    def put(self, key: str, path: Path) -> None:
+        with self._path(key).open("wb") as file:
+            pack(path, key.rpartition("/")[2], self.form, file)
+
+    def delete(self, key: str) -> None:
+        self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return packed_path(self.root, key.rpartition("/")[2], self.form.form_id)
+
+
+class DiskLoader(ThreadLoader):
+    """Where no fetcher is: an adapter is on disk, or nowhere."""
+
+    def fetch(self, ref: AdapterRef) -> None:
+        is_there = packed_path(self.cache_dir, ref.digest, self.form.form_id).exists()
+        failure = None if is_there else Failure("missing", "no such file")
+        self._done.put(Loaded(ref.object_key, "disk", failure=failure, was_there=True))
+
+
+def make_disk_engine(
+    setting: Setting,
+    config: DecoderConfig,
+    form: PackedForm,
+    weights: dict[str, torch.Tensor],
+    folder: Path,
+    num_swap_slots: int = 0,
+    reference: Reference | None = None,
+    precision: float = 0.05,
+    **limits: int,
+) -> EngineCore:
+    """Its adapters lie in folder/cache.   limits: of a scheduler."""
+    sizes, layout = setting.models, form.layout
+    limits = {"max_num_seqs": sizes.max_num_seqs, **limits}
+    in_dtype = {name: tensor.to(setting.dtype) for name, tensor in weights.items()}
+    arena_bytes = sizes.slabs * layout.slab_bytes
+    settings = make_engine_config(folder, config, form, arena_bytes=arena_bytes, **limits)
+    backend = assemble(settings, config, form, in_dtype, setting.device, ops)
+    loader = DiskLoader(
+        folder / "cache", folder / "no.sock", form, backend.slabs, device=setting.device
+    )
+    adapters = AdapterManager(
+        Arena(sizes.slabs), loader, host_cache_bytes=20 * layout.slab_bytes, arena_is_host=False
+    )
+    costs = PreemptionCosts(copy_bytes_per_s=1e15)
+    costs.note_prefill(1, 1.0)
+    swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
+    words = [b""] * config.vocab_size
+    scheduler = Scheduler(SchedulerConfig(**limits), layout, adapters, words, [], swap)
+    runner = backend.make_runner(adapters.tables, TokenMeter(folder / "meter"), num_swap_slots)
+    journal = Journal(folder / "journal", "eng-1", form.base_revision)
+    return EngineCore(scheduler, runner, journal, reference, precision)
