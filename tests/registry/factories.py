@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Engine, delete, insert, select
+from sqlalchemy import Connection, Engine
 
 from registry.adapter_rows import Version
 from registry.base_model import BaseModel
 from registry.completion import complete_upload
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import (
-    WEIGHTS_FILE,
-    CanonicalAdapter,
-    lora_names,
-    read_canonical,
-    write_canonical,
-)
-from registry.proof import Proof
-from registry.proofs import finish_proof
+from registry.peft_format import WEIGHTS_FILE, CanonicalAdapter, lora_names, read_canonical
 from registry.storage import Storage
-from registry.tables import adapter_aliases, adapter_versions, adapters
 from registry.upload_rows import FileSpec, Upload
 from registry.uploads import Uploads
-from registry.validate import AdapterLimits, check_adapter
-from registry.validator import ValidatedAdapter
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
@@ -225,69 +214,4 @@ def upload_adapter(
     with database.begin() as conn:
         upload = uploads.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
         send_all(uploads, conn, upload, files, folder)
-    return complete_and_prove(uploads, database, upload)
-
-
-def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Version:
-    """The version that the upload becomes, or became, around an engine that passes it."""
-    proving = complete_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
-    with database.begin() as conn:
-        complete = finish_proof(uploads, conn, proving, Proof(verdict="passed"), retry_s=0)
-        version = uploads.get_version(conn, complete)
-    assert version is not None
-    return version
-
-
-class InProcessValidator:
-    """What a validator's process does, without the quarter of a second that it takes to start."""
-
-    def __init__(self, base: BaseModel) -> None:
-        self.base = base
-
-    def check(self, tenant_id: str, config: Path, weights: Path, target: Path) -> ValidatedAdapter:
-        with weights.open("rb") as source, target.open("wb") as out:
-            checked = check_adapter(config.read_bytes(), source, self.base, AdapterLimits())
-            written = write_canonical(
-                out, source, checked.header, checked.modules, checked.invocation_tokens
-            )
-        passport = checked.passport.to_dict()
-        return ValidatedAdapter(passport, written.digest, written.size_bytes, is_offline=True)
-
-
-def add_version(
-    conn: Connection,
-    tenant_id: str = "tenant-a",
-    name: str = "pirate",
-    version: int = 1,
-    *,
-    base_revision: str = "b" * 64,
-    size_bytes: int = 1000,
-    device_bytes: int | None = None,
-) -> str:
-    """A ready version as rows alone, which `latest` means from now on; its adapter_id."""
-    adapter_id = f"ad_{sha256(f'{tenant_id}/{name}'.encode())[:32]}"
-    digest = sha256(f"{adapter_id}@{version}".encode())
-    here = {"adapter_id": adapter_id, "tenant_id": tenant_id}
-    passport = {} if device_bytes is None else {"canary": {"device_bytes": device_bytes}}
-    if not conn.execute(select(adapters).filter_by(adapter_id=adapter_id)).first():
-        conn.execute(insert(adapters).values(**here, name=name, created_at_ms=0))
-    conn.execute(
-        insert(adapter_versions).values(
-            **here,
-            version=version,
-            digest=digest,
-            object_key=f"tenants/{tenant_id}/{digest}",
-            rank=4,
-            size_bytes=size_bytes,
-            base_revision=base_revision,
-            passport=json.dumps(passport),
-            state="ready",
-            created_at_ms=0,
-            created_by_key="key-1",
-        )
-    )
-    conn.execute(delete(adapter_aliases).filter_by(adapter_id=adapter_id, alias="latest"))
-    conn.execute(
-        insert(adapter_aliases).values(**here, alias="latest", version=version, updated_at_ms=0)
-    )
-    return adapter_id
+    return complete_upload(uploads, database.begin, tenant_id, upload.upload_id)

@@ -4,7 +4,7 @@ from sqlalchemy import select
 from registry import adapter_rows, grants
 from registry.errors import QuotaExceeded
 from registry.tables import adapter_events, audit_log
-from tests.registry.factories import add_version
+from tests.registry.rows import add_version
 
 A, B, C = "tenant-a", "tenant-b", "tenant-c"
 BASE = "b" * 64

@@ -14,7 +14,7 @@ from registry.tables import (
     audit_log,
     metadata,
 )
-from tests.registry.factories import add_version
+from tests.registry.rows import add_version
 
 A, B = "tenant-a", "tenant-b"
 BASE = "b" * 64
