@@ -85,6 +85,12 @@ class PresignedStorage(Storage, Protocol):
     def abort_multipart(self, key: str, multipart_id: str) -> None:
         """Drop the parts; no such upload is as good as aborted."""
 
+    def abort_multiparts(self, prefix: str, begun_before: float) -> int:
+        """Drop every upload below `prefix` that was begun before then: how many.
+
+        begun_before: Unix seconds on the store's clock. A put() that was killed leaves one, too.
+        """
+
 
 def check_key(key: str) -> None:
     """Raises StorageError for a key that could mean another place than it says."""

@@ -1,28 +1,41 @@
-"""Objects in an S3 bucket. Endpoint, region and credentials come from the environment."""
+"""Objects in an S3 bucket. Credentials come from the environment, all else from the URL."""
 
 import re
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import boto3
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from registry.errors import ObjectNotFound, StorageError
+from registry.s3_location import S3Location
 from registry.storage import CHUNK_BYTES, StoredObject, check_key
 
 _CONNECT_TIMEOUT_S = 3.0
 _MAX_CONNECTIONS = 64
 """As many threads as the fetcher reads with; more than the default of 10 would be thrown away."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-_MISSING = {"404", "NoSuchKey", "NotFound"}
+_MISSING = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
+_PART_BYTES = 16 << 20
+_TRANSFER = TransferConfig(
+    multipart_threshold=_PART_BYTES + 1,
+    multipart_chunksize=_PART_BYTES,
+    max_concurrency=4,
+    # boto3 would take another client, with other retries, on machines that it finds worthy.
+    preferred_transfer_client="classic",
+)
 
 
-def make_client(attempts: int, read_timeout_s: float) -> Any:
+def make_client(location: S3Location, attempts: int, read_timeout_s: float) -> Any:
     """boto3's client for S3; it may be shared by threads."""
     config = Config(
+        # Presigned URLs would have version 2 in some regions, which does not sign a part's length.
+        signature_version="s3v4",
+        s3={"addressing_style": location.addressing_style},
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=read_timeout_s,
         max_pool_connections=_MAX_CONNECTIONS,
@@ -31,27 +44,30 @@ def make_client(attempts: int, read_timeout_s: float) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return boto3.session.Session().client("s3", config=config)
+    session = boto3.session.Session(region_name=location.region)
+    return session.client("s3", endpoint_url=location.endpoint_url, config=config)
 
 
 class S3Storage:
-    """One bucket, under one prefix."""
+    """One bucket, under one prefix. It is a PresignedStorage."""
 
-    def __init__(self, bucket: str, prefix: str, client: Any) -> None:
-        self._bucket = bucket
-        self._prefix = f"{prefix}/" if prefix else ""
+    def __init__(self, location: S3Location, client: Any) -> None:
+        self._bucket = location.bucket
+        self._prefix = f"{location.prefix}/" if location.prefix else ""
+        self._encryption = _encryption(location)
         self._client = client
 
     def put(self, key: str, path: Path) -> None:
-        # One PUT: it appears whole or not at all, up to S3's 5 GiB.
-        with _translated(key), path.open("rb") as body:
-            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=body)
+        # One PUT, or parts that become an object together, or are dropped when one of them fails.
+        # Given the name, not a file, boto3 streams every part from disk.
+        with _translated(key), create_transfer_manager(self._client, _TRANSFER) as transfers:
+            transfers.upload(str(path), self._bucket, self._key(key), self._encryption).result()
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         if end is not None and end <= start:
             self.size(key)
             return
-        request = {"Bucket": self._bucket, "Key": self._key(key)}
+        request = self._named(key)
         if start or end is not None:
             request["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
         with _translated(key):
@@ -68,12 +84,12 @@ class S3Storage:
 
     def size(self, key: str) -> int:
         with _translated(key):
-            response = self._client.head_object(Bucket=self._bucket, Key=self._key(key))
+            response = self._client.head_object(**self._named(key))
         return int(response["ContentLength"])
 
     def delete(self, key: str) -> None:
         with _translated(key):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+            self._client.delete_object(**self._named(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -85,9 +101,73 @@ class S3Storage:
                     key = entry["Key"].removeprefix(self._prefix)
                     yield StoredObject(key, entry["Size"], entry["LastModified"].timestamp())
 
+    def begin_multipart(self, key: str) -> str:
+        with _translated(key):
+            response = self._client.create_multipart_upload(**self._named(key), **self._encryption)
+        return str(response["UploadId"])
+
+    def presign_part(
+        self, key: str, multipart_id: str, number: int, size_bytes: int, expires_s: int
+    ) -> str:
+        part = {"UploadId": multipart_id, "PartNumber": number, "ContentLength": size_bytes}
+        with _translated(key):
+            return str(
+                self._client.generate_presigned_url(
+                    "upload_part", Params=self._named(key) | part, ExpiresIn=expires_s
+                )
+            )
+
+    def list_parts(self, key: str, multipart_id: str) -> dict[int, int]:
+        return {part["PartNumber"]: part["Size"] for part in self._parts(key, multipart_id)}
+
+    def complete_multipart(self, key: str, multipart_id: str) -> None:
+        parts = [
+            {"PartNumber": part["PartNumber"], "ETag": part["ETag"]}
+            for part in self._parts(key, multipart_id)
+        ]
+        with _translated(key):
+            self._client.complete_multipart_upload(
+                **self._named(key), UploadId=multipart_id, MultipartUpload={"Parts": parts}
+            )
+
+    def abort_multipart(self, key: str, multipart_id: str) -> None:
+        with suppress(ObjectNotFound), _translated(key):
+            self._client.abort_multipart_upload(**self._named(key), UploadId=multipart_id)
+
+    def abort_multiparts(self, prefix: str, begun_before: float) -> int:
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        num_aborted = 0
+        with _translated(prefix):
+            for page in pages:
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"].timestamp() < begun_before:
+                        key = upload["Key"].removeprefix(self._prefix)
+                        self.abort_multipart(key, upload["UploadId"])
+                        num_aborted += 1
+        return num_aborted
+
+    def _parts(self, key: str, multipart_id: str) -> Iterator[dict[str, Any]]:
+        pages = self._client.get_paginator("list_parts").paginate(
+            **self._named(key), UploadId=multipart_id
+        )
+        with _translated(key):
+            for page in pages:
+                yield from page.get("Parts", ())
+
+    def _named(self, key: str) -> dict[str, Any]:
+        return {"Bucket": self._bucket, "Key": self._key(key)}
+
     def _key(self, key: str) -> str:
         check_key(key)
         return self._prefix + key
+
+
+def _encryption(location: S3Location) -> dict[str, str]:
+    """The arguments of a request that makes an object."""
+    asked = {"ServerSideEncryption": location.sse, "SSEKMSKeyId": location.kms_key_id}
+    return {name: value for name, value in asked.items() if value is not None}
 
 
 def _check_range(response: dict[str, Any], key: str, start: int, end: int | None) -> None:

@@ -3,22 +3,31 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from registry.s3_location import S3Location, parse_s3_url
 from registry.storage import LocalStorage, Storage
 
 
 def open_storage(url: str, *, attempts: int = 4, read_timeout_s: float = 30.0) -> Storage:
-    """The store behind `file:///folder` or `s3://bucket/prefix`. Raises ValueError.
+    """The store behind `file:///folder` or `s3://bucket/prefix?...`. Raises ValueError.
 
     attempts: that one call makes; 1 for a caller that tries again by itself.
     read_timeout_s: how long a bucket may say nothing.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return LocalStorage(Path(unquote(parts.path)))
-    if parts.scheme == "s3" and parts.netloc:
-        # Imported here: only a process that is given a bucket needs boto3.
-        from registry.storage_s3 import S3Storage, make_client
+    place = parse_storage_url(url)
+    if isinstance(place, Path):
+        return LocalStorage(place)
+    # Imported here: only a process that is given a bucket needs boto3.
+    from registry.storage_s3 import S3Storage, make_client
 
-        client = make_client(attempts, read_timeout_s)
-        return S3Storage(parts.netloc, unquote(parts.path).strip("/"), client)
-    raise ValueError(f"Storage is file:///folder or s3://bucket/prefix, not {url!r}.")
+    return S3Storage(place, make_client(place, attempts, read_timeout_s))
+
+
+def parse_storage_url(url: str) -> Path | S3Location:
+    """A folder or a bucket; nothing is opened. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme == "s3":
+        return parse_s3_url(url)
+    is_folder = parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path
+    if not is_folder or parts.query or parts.fragment:
+        raise ValueError("Storage is file:///folder or s3://bucket/prefix.")
+    return Path(unquote(parts.path))

@@ -21,8 +21,8 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -46,10 +46,6 @@ short: half of the body, as if that were all.   wrong_bytes: as long, every byte
 reset: RST instead of an answer.   empty: 200 without a body.   ignore_range: 200, all of it.
 """
 
-_SLOW_DOWN = (
-    b'<?xml version="1.0" encoding="UTF-8"?>'
-    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
 _OTHER_BYTES = bytes(255 - byte for byte in range(256))
 _UPSTREAM_TIMEOUT_S = 30.0
 _NOT_FORWARDED = {"connection", "expect", "host", "transfer-encoding"}
@@ -65,6 +61,7 @@ class Fault:
     key: str
     method: str
     seconds: float
+    met: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,22 @@ class Request:
     key: str
     interval: str | None
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An error as S3 says it."""
+
+    status: int
+    code: str
+
+    def answer(self) -> tuple[int, dict[str, str], bytes]:
+        body = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{self.code}</Code></Error>'
+        return self.status, {"Content-Type": "application/xml"}, body.encode()
+
+
+Gate = Callable[[str, str, Mapping[str, str], bytes], Refusal | None]
+"""Why a request does not get through, from its method, target, headers (small names), body."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -89,8 +102,9 @@ class _Server(ThreadingHTTPServer):
 class FaultyS3:
     """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, gate: Gate | None = None) -> None:
         self.upstream = upstream
+        self.gate = gate
         self.delay_s = 0.0
         self.requests: list[Request] = []
         self._faults: list[Fault] = []
@@ -108,10 +122,15 @@ class FaultyS3:
         key: str = "",
         method: str = "GET",
         seconds: float = 0.0,
-    ) -> None:
-        """From now on `times` matching requests fail so (None: all); earlier faults come first."""
+    ) -> threading.Event:
+        """From now on `times` matching requests fail so (None: all); earlier faults come first.
+
+        The event is set when the first of them has arrived.
+        """
+        fault = Fault(kind, times, key, method, seconds)
         with self._lock:
-            self._faults.append(Fault(kind, times, key, method, seconds))
+            self._faults.append(fault)
+        return fault.met
 
     def clear(self) -> None:
         """No fault any more, and what hangs or is delayed goes on at once."""
@@ -141,6 +160,7 @@ class FaultyS3:
         with self._lock:
             for fault in self._faults:
                 if fault.method == method and key and key.startswith(fault.key):
+                    fault.met.set()
                     if fault.times is not None:
                         fault.times -= 1
                         if not fault.times:
@@ -170,7 +190,10 @@ class _Handler(BaseHTTPRequestHandler):
         key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")[2]
         fault = self.proxy._take_fault(self.command, key)
         kind = fault.kind if fault else None
-        status, headers, answer = self._ask(body, whole=kind == "ignore_range")
+        refusal = self._refuse(body)
+        status, headers, answer = (
+            refusal.answer() if refusal else self._ask(body, whole=kind == "ignore_range")
+        )
         got = len(answer) if self.command == "GET" and status < 300 else 0
         with self.proxy._lock:
             interval = self.headers.get("Range")
@@ -183,6 +206,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(kind, status, headers, answer)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _proxy
+
+    def _refuse(self, body: bytes) -> Refusal | None:
+        if self.proxy.gate is None:
+            return None
+        headers = {n.lower(): ",".join(self.headers.get_all(n, ())) for n in self.headers}
+        return self.proxy.gate(self.command, self.path, headers, body)
 
     def _ask(self, body: bytes, whole: bool) -> tuple[int, dict[str, str], bytes]:
         """What the store behind says."""
@@ -205,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
     ) -> tuple[int, dict[str, str], bytes]:
         """What the fault makes of an answer before it is sent."""
         if fault.kind == "unavailable":
-            return 503, {"Content-Type": "application/xml"}, _SLOW_DOWN
+            return Refusal(503, "SlowDown").answer()
         if fault.kind == "delay":
             self.proxy._wait(fault.seconds)
         elif fault.kind == "hang":
@@ -255,13 +284,13 @@ def _cut_range(headers: dict[str, str], num_bytes: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def faulty_s3(bucket: str = "bucket") -> Iterator[FaultyS3]:
-    """Moto with an empty bucket, behind a proxy without faults."""
+def faulty_s3(bucket: str = "bucket", gate: Gate | None = None) -> Iterator[FaultyS3]:
+    """Moto with an empty bucket, behind a proxy without faults. gate: of all requests."""
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for every request
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
-    proxy = FaultyS3(f"http://{host}:{port}")
+    proxy = FaultyS3(f"http://{host}:{port}", gate)
     try:
         make_bucket = http.client.HTTPConnection(host, port, timeout=_UPSTREAM_TIMEOUT_S)
         with contextlib.closing(make_bucket):

@@ -4,10 +4,13 @@ from sqlalchemy import Engine, create_engine, event
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.storage import LocalStorage
+from registry.storage_url import open_storage
 from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
+from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import Clock, make_base
+from tests.signed_s3 import signed_s3
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +60,33 @@ def clock():
 @pytest.fixture
 def storage(tmp_path):
     return LocalStorage(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def signed():
+    """An S3 server that checks signatures, and their judge. Its keys are in our environment."""
+    with signed_s3() as (s3, signatures), pytest.MonkeyPatch.context() as environment:
+        for name, value in CREDENTIALS.items():
+            environment.setenv(name, value)
+        yield s3, signatures
+
+
+@pytest.fixture
+def s3(signed):
+    yield signed[0]
+    signed[0].clear()
+
+
+@pytest.fixture
+def signatures(signed):
+    yield signed[1]
+    signed[1].ahead_s = 0.0
+
+
+@pytest.fixture(scope="module")
+def bucket(signed):
+    """A store on the whole bucket. One client for all tests: making one takes half a second."""
+    return open_storage(f"s3://bucket?endpoint_url={signed[0].url}", attempts=1)
 
 
 @pytest.fixture

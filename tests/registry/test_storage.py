@@ -1,35 +1,19 @@
 import os
-from pathlib import Path
+import resource
+import subprocess
+import sys
+import time
 
 import pytest
 
 from registry.errors import ObjectNotFound, StorageError
+from registry.s3_location import S3Location
 from registry.storage import CHUNK_BYTES, LocalStorage
 from registry.storage_s3 import S3Storage
 from registry.storage_url import open_storage
-from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.registry.factories import keys
 
-
-@pytest.fixture(scope="module")
-def s3():
-    with faulty_s3() as s3:
-        yield s3
-
-
-@pytest.fixture(scope="module")
-def s3_environment(s3):
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in CREDENTIALS.items():
-            environment.setenv(name, value)
-        environment.setenv("AWS_ENDPOINT_URL", s3.url)
-        yield
-
-
-@pytest.fixture(scope="module")
-def bucket(s3_environment):
-    """A store on the whole bucket. One client for all tests: making one takes half a second."""
-    return open_storage("s3://bucket", attempts=1)
+PART_BYTES = 16 << 20
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -37,7 +21,7 @@ def storage(request, tmp_path):
     if request.param == "local":
         return open_storage(f"file://{tmp_path / 'store'}")
     bucket = request.getfixturevalue("bucket")
-    return S3Storage("bucket", f"tests{tmp_path}", bucket._client)
+    return S3Storage(S3Location("bucket", f"tests{tmp_path}"), bucket._client)
 
 
 @pytest.fixture
@@ -52,6 +36,12 @@ def make_file(tmp_path):
 
 def read(storage, key, *interval):
     return b"".join(storage.read(key, *interval))
+
+
+def unfinished(bucket):
+    """Keys of the multipart uploads that have neither been completed nor aborted."""
+    uploads = bucket._client.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
+    return [upload["Key"] for upload in uploads]
 
 
 def test_what_was_put_is_read(storage, make_file):
@@ -124,6 +114,28 @@ def test_list_finds_keys_by_prefix_in_order(storage, make_file):
     assert keys(storage) == ["u/1/a", "u/10/a", "u/2/a", "u/2/b", "v"]
 
 
+def test_a_listing_tells_sizes_and_when_each_was_put(storage, make_file):
+    before = time.time()
+    for num_bytes in (0, 7, 133):
+        storage.put(f"k{num_bytes}", make_file(bytes(num_bytes)))
+    found = list(storage.list(""))
+    assert {o.key: o.size_bytes for o in found} == {"k0": 0, "k7": 7, "k133": 133}
+    # S3 tells whole seconds.
+    assert all(int(before) <= o.modified_at <= time.time() for o in found)
+
+
+@pytest.mark.parametrize("num_bytes", [PART_BYTES, 2 * PART_BYTES + 7])
+def test_a_file_of_several_parts_is_one_object(storage, make_file, num_bytes):
+    data = os.urandom(num_bytes)
+    storage.put("k", make_file(data))
+    assert storage.size("k") == num_bytes
+    assert read(storage, "k") == data
+    around_a_border = (PART_BYTES - 3, PART_BYTES + 4)
+    assert read(storage, "k", *around_a_border) == data[slice(*around_a_border)]
+    storage.delete("k")
+    assert keys(storage) == []
+
+
 @pytest.mark.parametrize(
     "key", ["", "/etc/passwd", "a/../../b", "..", ".", "a//b", "a/", "a\0b", "a b", ".incoming/x"]
 )
@@ -149,6 +161,82 @@ def test_a_failed_put_leaves_no_file_behind(tmp_path):
     with pytest.raises(StorageError):
         LocalStorage(root).put("a/b", tmp_path / "gone")
     assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_a_put_that_fails_midway_on_disk_leaves_nothing(tmp_path, make_file):
+    source, root = make_file(bytes(3 * CHUNK_BYTES)), tmp_path / "store"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * CHUNK_BYTES + 7, limits[1]))
+    try:
+        with pytest.raises(StorageError, match="File too large"):
+            LocalStorage(root).put("k", source)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in root.rglob("*") if path.is_file()] == []
+
+
+def test_a_part_that_fails_takes_the_object_and_the_other_parts_with_it(bucket, s3, make_file):
+    source = make_file(bytes(2 * PART_BYTES + 7))
+    s3.fail("unavailable", key="failing", method="PUT", times=1)
+    with pytest.raises(StorageError, match="SlowDown"):
+        bucket.put("failing", source)
+    assert keys(bucket, "failing") == []
+    assert unfinished(bucket) == []
+    bucket.put("failing", source)
+    assert bucket.size("failing") == 2 * PART_BYTES + 7
+
+
+def test_a_part_that_fails_is_tried_again(bucket, s3, make_file):
+    storage = open_storage(f"s3://bucket?endpoint_url={s3.url}", attempts=2)
+    s3.fail("unavailable", key="tried-again", method="PUT", times=1)
+    data = os.urandom(2 * PART_BYTES + 7)
+    storage.put("tried-again", make_file(data))
+    assert read(storage, "tried-again") == data
+    assert s3.count("tried-again", method="PUT") == 3 + 1
+
+
+@pytest.fixture
+def put_elsewhere():
+    """A process that puts a file into a store, until it is killed."""
+    processes = []
+
+    def start(url, key, path):
+        put = "import sys; from registry.storage_url import open_storage as o; from pathlib import "
+        put += "Path; o(sys.argv[1]).put(sys.argv[2], Path(sys.argv[3]))"
+        processes.append(subprocess.Popen([sys.executable, "-c", put, url, key, str(path)]))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_put_that_is_killed_midway_leaves_no_object_on_disk(tmp_path, put_elsewhere):
+    source, root = tmp_path / "pipe", tmp_path / "store"
+    os.mkfifo(source)
+    process = put_elsewhere(f"file://{root}", "k", source)
+    with source.open("wb", buffering=0) as pipe:  # opens when the copy has begun
+        pipe.write(b"half")
+        process.kill()
+        process.wait()
+    assert keys(LocalStorage(root)) == []
+
+
+def test_a_put_that_is_killed_midway_leaves_no_object_in_a_bucket(
+    bucket, s3, make_file, put_elsewhere
+):
+    a_part_came = s3.fail("hang", key="killed", method="PUT")
+    source = make_file(bytes(2 * PART_BYTES + 7))
+    process = put_elsewhere(f"s3://bucket?endpoint_url={s3.url}", "killed", source)
+    assert a_part_came.wait(30)
+    process.kill()
+    process.wait()
+    s3.clear()
+    assert keys(bucket, "killed") == []
+    assert unfinished(bucket) == ["killed"]
+    bucket.abort_multiparts("", begun_before=time.time())
+    assert unfinished(bucket) == []
 
 
 def test_what_a_killed_process_left_behind_is_swept_a_day_later(tmp_path, make_file):
@@ -183,7 +271,7 @@ def test_a_full_or_forbidden_disk_is_a_storage_error(tmp_path, make_file):
 
 
 def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
-    storage = S3Storage("no-such-bucket-here", "", bucket._client)
+    storage = S3Storage(S3Location("no-such-bucket-here"), bucket._client)
     for ask in (
         lambda: storage.put("k", make_file(b"x")),
         lambda: keys(storage),
@@ -192,15 +280,15 @@ def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
             ask()
 
 
-def test_an_endpoint_that_does_not_answer_is_a_storage_error(monkeypatch, s3_environment):
+def test_an_endpoint_that_does_not_answer_is_a_storage_error(signed):
     # Nothing listens on port 1.
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(StorageError):
-        open_storage("s3://bucket", attempts=1).size("k")
+        open_storage("s3://bucket?endpoint_url=http://127.0.0.1:1", attempts=1).size("k")
 
 
 def test_a_store_that_says_nothing_is_given_up_after_the_read_timeout(bucket, s3, make_file):
-    storage = open_storage("s3://bucket", attempts=1, read_timeout_s=0.2)
+    url = f"s3://bucket?endpoint_url={s3.url}"
+    storage = open_storage(url, attempts=1, read_timeout_s=0.2)
     storage.put("k", make_file(b"hello"))
     s3.fail("hang")
     with pytest.raises(StorageError):
@@ -211,7 +299,7 @@ def test_a_store_that_says_nothing_is_given_up_after_the_read_timeout(bucket, s3
 
 @pytest.mark.parametrize(("attempts", "expected"), [(1, 1), (3, 3)])
 def test_one_call_makes_as_many_attempts_as_it_was_given(bucket, s3, make_file, attempts, expected):
-    storage = open_storage("s3://bucket/attempts", attempts=attempts)
+    storage = open_storage(f"s3://bucket/attempts?endpoint_url={s3.url}", attempts=attempts)
     storage.put("k", make_file(b"hello"))
     before = s3.count("attempts/k")
     s3.fail("unavailable", key="attempts/k")
@@ -230,18 +318,27 @@ def test_a_range_that_is_not_what_was_asked_for_is_noticed(bucket, s3, make_file
     assert len(read(bucket, "k", 100, 900)) == 800
 
 
-@pytest.mark.parametrize("url", ["", "/tmp/x", "http://x/y", "s3://", "file://host/x", "file:"])
-def test_a_url_of_another_kind_is_refused(url):
-    with pytest.raises(ValueError, match="Storage is"):
-        open_storage(url)
+def test_a_listing_goes_over_pages(bucket, monkeypatch, make_file):
+    monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "2")
+    names = [f"pages/{number}" for number in range(5)]
+    for name in names:
+        bucket.put(name, make_file(b"x"))
+    assert keys(bucket, "pages/") == names
 
 
-def test_an_s3_url_names_a_bucket_and_a_prefix(bucket, make_file):
-    open_storage("s3://bucket/some/prefix/").put("k", make_file(b"x"))
-    assert "some/prefix/k" in keys(bucket, "some/")
-
-
-def test_a_file_url_names_a_folder():
-    storage = open_storage("file:///tmp/a%20b")
-    assert isinstance(storage, LocalStorage)
-    assert storage._root == Path("/tmp/a b").resolve()
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("", (None, None)),
+        ("&sse=AES256", ("AES256", None)),
+        ("&sse=aws:kms", ("aws:kms", None)),
+        ("&sse=aws:kms&kms_key_id=a-key", ("aws:kms", "a-key")),
+    ],
+)
+@pytest.mark.parametrize("num_bytes", [7, PART_BYTES + 7])
+def test_the_store_encrypts_as_the_url_says(signed, make_file, num_bytes, query, expected):
+    s3, _ = signed
+    storage = open_storage(f"s3://bucket/encrypted?endpoint_url={s3.url}{query}", attempts=1)
+    storage.put("k", make_file(bytes(num_bytes)))
+    head = storage._client.head_object(Bucket="bucket", Key="encrypted/k")
+    assert (head.get("ServerSideEncryption"), head.get("SSEKMSKeyId")) == expected

@@ -1,0 +1,235 @@
+"""Parts put by whoever holds a URL, and what the store's signatures are worth.
+
+Everything goes over HTTP to moto, through a proxy that computes each signature again.
+"""
+
+import os
+from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
+
+import httpx
+import pytest
+
+from registry.errors import ObjectNotFound, StorageError
+from registry.storage import LocalStorage, PresignedStorage
+from registry.storage_url import open_storage
+from tests.registry.factories import keys
+
+PART_BYTES = 5 << 20
+EXPIRES_S = 600
+
+
+@pytest.fixture
+def upload(bucket):
+    """An upload of the object `up/k` that nobody has put a part of."""
+    multipart_id = bucket.begin_multipart("up/k")
+    yield multipart_id
+    bucket.abort_multipart("up/k", multipart_id)
+    bucket.delete("up/k")
+
+
+def presign(bucket, upload, number, num_bytes, key="up/k"):
+    return bucket.presign_part(key, upload, number, num_bytes, EXPIRES_S)
+
+
+def put(url, data, **headers):
+    """As curl would: no credentials, no proxy. The status and S3's code."""
+    answer = httpx.put(url, content=data, headers=headers, trust_env=False)
+    return answer.status_code, answer.text.partition("<Code>")[2].partition("</Code>")[0]
+
+
+def altered(url, **query):
+    """The URL with other values in its query."""
+    parts = urlsplit(url)
+    values = {name: values[0] for name, values in parse_qs(parts.query).items()}
+    assert values != values | query, "nothing altered"
+    return urlunsplit(parts._replace(query=urlencode(values | query)))
+
+
+def test_a_bucket_takes_presigned_parts_and_a_folder_does_not(bucket, tmp_path):
+    assert isinstance(bucket, PresignedStorage)
+    assert not isinstance(LocalStorage(tmp_path), PresignedStorage)
+
+
+def test_parts_put_by_plain_http_become_the_object_in_the_order_of_their_numbers(bucket, upload):
+    parts = {1: os.urandom(PART_BYTES), 2: os.urandom(PART_BYTES), 3: b"the end"}
+    for number in (3, 1, 2):
+        url = presign(bucket, upload, number, len(parts[number]))
+        assert put(url, parts[number]) == (200, "")
+    assert bucket.list_parts("up/k", upload) == {1: PART_BYTES, 2: PART_BYTES, 3: 7}
+    assert keys(bucket, "up/") == [], "it appears when completed"
+    bucket.complete_multipart("up/k", upload)
+    assert b"".join(bucket.read("up/k")) == b"".join(parts.values())
+
+
+def test_parts_are_listed_and_completed_over_pages(bucket, upload):
+    def two_at_a_time(params, **_):
+        params["MaxParts"] = 2
+
+    events, name = bucket._client.meta.events, "provide-client-params.s3.ListParts"
+    for number in range(1, 6):
+        data = bytes([number]) * (PART_BYTES if number < 5 else 1)
+        assert put(presign(bucket, upload, number, len(data)), data)[0] == 200
+    events.register(name, two_at_a_time)
+    try:
+        assert list(bucket.list_parts("up/k", upload)) == [1, 2, 3, 4, 5]
+        bucket.complete_multipart("up/k", upload)
+    finally:
+        events.unregister(name, two_at_a_time)
+    assert bucket.size("up/k") == 4 * PART_BYTES + 1
+
+
+def test_an_object_of_presigned_parts_is_encrypted_as_the_url_says(s3, bucket):
+    store = open_storage(f"s3://bucket/encrypted?endpoint_url={s3.url}&sse=AES256", attempts=1)
+    upload = store.begin_multipart("k")
+    assert put(presign(store, upload, 1, 5, "k"), b"hello")[0] == 200
+    store.complete_multipart("k", upload)
+    head = bucket._client.head_object(Bucket="bucket", Key="encrypted/k")
+    assert head["ServerSideEncryption"] == "AES256"
+
+
+def test_a_part_that_comes_again_replaces_the_first(bucket, upload):
+    url = presign(bucket, upload, 1, 5)
+    assert put(url, b"first")[0] == 200
+    assert put(url, b"again")[0] == 200
+    bucket.complete_multipart("up/k", upload)
+    assert b"".join(bucket.read("up/k")) == b"again"
+
+
+def test_an_upload_that_has_ended_is_none(bucket, upload):
+    url = presign(bucket, upload, 1, 5)
+    put(url, b"hello")
+    bucket.complete_multipart("up/k", upload)
+    aborted = bucket.begin_multipart("up/k")
+    for _ in range(2):
+        bucket.abort_multipart("up/k", aborted)
+    for ended in (upload, aborted, "never-was"):
+        with pytest.raises(ObjectNotFound):
+            bucket.list_parts("up/k", ended)
+        with pytest.raises(ObjectNotFound):
+            bucket.complete_multipart("up/k", ended)
+    assert put(url, b"other")[0] in (404, 500), "S3's answer, and moto's"
+    assert b"".join(bucket.read("up/k")) == b"hello", "what was completed stays as it is"
+
+
+def test_uploads_that_were_begun_long_ago_are_dropped_below_a_prefix(bucket, upload):
+    other = bucket.begin_multipart("elsewhere/k")
+    begun = 1_289_422_113.0  # moto begins every upload on 2010-11-10 at 20:48:33
+    assert bucket.abort_multiparts("up/", begun_before=begun) == 0
+    assert bucket.abort_multiparts("up/", begun_before=begun + 1) == 1
+    with pytest.raises(ObjectNotFound):
+        bucket.list_parts("up/k", upload)
+    assert bucket.list_parts("elsewhere/k", other) == {}
+    bucket.abort_multipart("elsewhere/k", other)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 4, 6, 500])
+def test_a_part_of_another_size_than_was_presigned_is_refused(bucket, upload, num_bytes):
+    url = presign(bucket, upload, 1, 5)
+    assert put(url, bytes(num_bytes)) == (403, "SignatureDoesNotMatch")
+    assert bucket.list_parts("up/k", upload) == {}
+
+
+def test_a_part_whose_size_is_not_said_is_refused(bucket, upload):
+    answer = httpx.put(
+        presign(bucket, upload, 1, 5), content=iter([b"hello"]), trust_env=False
+    )  # chunked
+    assert answer.status_code == 403
+    assert bucket.list_parts("up/k", upload) == {}
+
+
+def test_a_url_of_another_key_upload_or_part_is_refused(bucket, upload):
+    url = presign(bucket, upload, 1, 5)
+    other_upload = bucket.begin_multipart("up/k")
+    for forged in (
+        url.replace("up/k", "up/other"),
+        url.replace("up/k", "up/../k"),
+        url.replace("/bucket/", "/tekcub/"),
+        altered(url, partNumber="2"),
+        altered(url, uploadId=other_upload),
+        f"{url}&x-id=PutObject",
+    ):
+        assert put(forged, b"hello") == (403, "SignatureDoesNotMatch"), forged
+    assert bucket.list_parts("up/k", upload) == {}
+    assert bucket.list_parts("up/k", other_upload) == {}
+    bucket.abort_multipart("up/k", other_upload)
+
+
+def test_a_url_serves_its_method_only(bucket, upload):
+    url = presign(bucket, upload, 1, 5)
+    for method in ("GET", "HEAD", "POST", "DELETE"):
+        answer = httpx.request(method, url, headers={"content-length": "5"}, content=b"hello")
+        assert answer.status_code == 403, method
+
+
+def test_a_url_is_over_when_its_time_is(bucket, upload, signatures):
+    url = presign(bucket, upload, 1, 5)
+    signatures.ahead_s = EXPIRES_S - 5
+    assert put(url, b"hello")[0] == 200
+    signatures.ahead_s = EXPIRES_S + 1
+    assert put(url, b"hello") == (403, "AccessDenied")
+    longer = altered(url, **{"X-Amz-Expires": "86400"})
+    assert put(longer, b"hello") == (403, "SignatureDoesNotMatch")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("X-Amz-Signature", "0" * 64),
+        ("X-Amz-SignedHeaders", "host"),
+        ("X-Amz-SignedHeaders", "content-length"),
+        ("X-Amz-Algorithm", "none"),
+        ("X-Amz-Date", "now"),
+        ("X-Amz-Expires", "0"),
+        ("X-Amz-Expires", "-1"),
+        ("X-Amz-Credential", "somebody/20300101/us-east-1/s3/aws4_request"),
+        ("X-Amz-Credential", "test/20300101/us-east-1/s3/aws4_request"),
+        ("X-Amz-Credential", "test"),
+    ],
+)
+def test_an_altered_signature_is_refused(bucket, upload, name, value):
+    assert put(altered(presign(bucket, upload, 1, 5), **{name: value}), b"hello")[0] == 403
+    assert bucket.list_parts("up/k", upload) == {}
+
+
+def test_a_header_of_amazons_that_was_not_signed_is_refused(bucket, upload):
+    url = presign(bucket, upload, 1, 5)
+    assert put(url, b"hello", **{"x-amz-acl": "public-read"})[0] == 403
+
+
+def test_who_signs_nothing_gets_nothing(bucket, upload, s3):
+    for method in ("GET", "PUT", "HEAD", "POST", "DELETE"):
+        assert httpx.request(method, f"{s3.url}/bucket/up/k").status_code == 403, method
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("AWS_SECRET_ACCESS_KEY", "SignatureDoesNotMatch"), ("AWS_ACCESS_KEY_ID", "InvalidAccess")],
+)
+def test_who_has_other_credentials_gets_nothing(bucket, upload, s3, monkeypatch, name, code):
+    monkeypatch.setenv(name, "wrong")
+    stranger = open_storage(f"s3://bucket?endpoint_url={s3.url}", attempts=1)
+    with pytest.raises(StorageError, match=code):
+        list(stranger.list(""))
+    assert put(presign(stranger, upload, 1, 5), b"hello")[0] == 403
+
+
+def test_a_request_of_yesterday_is_refused(bucket, signatures):
+    signatures.ahead_s = 24 * 3600
+    with pytest.raises(StorageError, match="RequestTimeTooSkewed"):
+        list(bucket.list(""))
+
+
+def test_a_body_that_was_changed_on_its_way_is_refused(bucket, tmp_path):
+    def change(request, **_):
+        request.body = b"other"
+
+    source = tmp_path / "source"
+    source.write_bytes(b"hello")
+    events, name = bucket._client.meta.events, "before-send.s3.PutObject"
+    events.register(name, change)
+    try:
+        with pytest.raises(StorageError, match="XAmzContentSHA256Mismatch"):
+            bucket.put("changed", source)
+    finally:
+        events.unregister(name, change)
+    assert keys(bucket, "changed") == []

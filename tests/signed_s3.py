@@ -1,0 +1,134 @@
+"""An S3 store that believes nobody: moto takes any signature, the proxy before it checks each one.
+
+    with signed_s3() as (s3, signatures):       # a faulty_s3 that refuses what S3 would
+        store = open_storage(f"s3://bucket?endpoint_url={s3.url}")
+        signatures.ahead_s = 3600               # its clock: what was presigned for less is over
+
+The signature is computed again by botocore, from the request as it arrived and the secret that the
+store knows. So a URL, a header, a length or a body is proved here by what proves it to S3.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import parse_qsl, urlsplit
+
+from botocore.auth import SIGV4_TIMESTAMP, UNSIGNED_PAYLOAD, S3SigV4Auth, S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from tests.faulty_s3 import CREDENTIALS, FaultyS3, Refusal, faulty_s3
+
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^,]+), ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]+)"
+)
+_CREDENTIAL = re.compile(r"([^/]+)/(\d{8})/([^/]+)/s3/aws4_request")
+_TIMESTAMP = re.compile(r"\d{8}T\d{6}Z")
+_MAX_SKEW_S = 15 * 60
+_MAX_EXPIRES_S = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a request says of its signature.
+
+    target: path and query, without the signature.   expires_s: None when it stands in a header.
+    """
+
+    credential: str
+    signed_headers: frozenset[str]
+    signature: str
+    timestamp: str
+    target: str
+    expires_s: int | None
+
+
+class Signatures:
+    """The gate of a store that knows one user. ahead_s: of its clock, before ours."""
+
+    def __init__(self, access_key: str, secret_key: str) -> None:
+        self._credentials = Credentials(access_key, secret_key)
+        self.ahead_s = 0.0
+
+    def __call__(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Refusal | None:
+        claim = _claim(target, headers)
+        scope = _CREDENTIAL.fullmatch(claim.credential) if claim else None
+        if claim is None or scope is None or not _TIMESTAMP.fullmatch(claim.timestamp):
+            return Refusal(403, "AccessDenied")
+        access_key, date, region = scope.groups()
+        if access_key != self._credentials.access_key:
+            return Refusal(403, "InvalidAccessKeyId")
+        if not self._is_now(claim):
+            code = "RequestTimeTooSkewed" if claim.expires_s is None else "AccessDenied"
+            return Refusal(403, code)
+        if not _signs_enough(claim, headers) or not claim.timestamp.startswith(date):
+            return Refusal(403, "AccessDenied")
+        if not hmac.compare_digest(self._sign(claim, region, method, headers), claim.signature):
+            return Refusal(403, "SignatureDoesNotMatch")
+        declared = headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD)
+        if declared not in (UNSIGNED_PAYLOAD, hashlib.sha256(body).hexdigest()):
+            return Refusal(400, "XAmzContentSHA256Mismatch")
+        return None
+
+    def _is_now(self, claim: _Claim) -> bool:
+        signed_at = datetime.strptime(claim.timestamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC)
+        age_s = time.time() + self.ahead_s - signed_at.timestamp()
+        lasts_s = _MAX_SKEW_S if claim.expires_s is None else claim.expires_s
+        return -_MAX_SKEW_S <= age_s <= lasts_s <= _MAX_EXPIRES_S
+
+    def _sign(self, claim: _Claim, region: str, method: str, headers: Mapping[str, str]) -> str:
+        """What the signature should be."""
+        signer = S3SigV4Auth if claim.expires_s is None else S3SigV4QueryAuth
+        auth = signer(self._credentials, "s3", region)
+        request = AWSRequest(
+            method=method,
+            url=f"http://{headers['host']}{claim.target}",
+            headers={name: headers[name] for name in claim.signed_headers},
+        )
+        request.context["timestamp"] = claim.timestamp
+        canonical = auth.canonical_request(request)
+        return str(auth.signature(auth.string_to_sign(request, canonical), request))
+
+
+def _claim(target: str, headers: Mapping[str, str]) -> _Claim | None:
+    if match := _AUTHORIZATION.fullmatch(headers.get("authorization", "")):
+        credential, signed, signature = match.groups()
+        timestamp = headers.get("x-amz-date", "")
+        return _Claim(credential, _names(signed), signature, timestamp, target, None)
+    query = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
+    signature, expires = query.get("X-Amz-Signature", ""), query.get("X-Amz-Expires", "")
+    if not signature or not expires.isdigit() or query.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256":
+        return None
+    return _Claim(
+        credential=query.get("X-Amz-Credential", ""),
+        signed_headers=_names(query.get("X-Amz-SignedHeaders", "")),
+        signature=signature,
+        timestamp=query.get("X-Amz-Date", ""),
+        target=target.replace(f"&X-Amz-Signature={signature}", ""),
+        expires_s=int(expires),
+    )
+
+
+def _names(signed_headers: str) -> frozenset[str]:
+    return frozenset(signed_headers.split(";"))
+
+
+def _signs_enough(claim: _Claim, headers: Mapping[str, str]) -> bool:
+    """The host, and all of Amazon's headers; and what is said to be signed has come."""
+    must = {name for name in headers if name.startswith("x-amz-")} | {"host"}
+    return must <= claim.signed_headers <= headers.keys()
+
+
+@contextlib.contextmanager
+def signed_s3(bucket: str = "bucket") -> Iterator[tuple[FaultyS3, Signatures]]:
+    """A store as faulty_s3's, for those who sign with CREDENTIALS, and their signatures' judge."""
+    signatures = Signatures(CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
+    with faulty_s3(bucket, signatures) as s3:
+        yield s3, signatures
