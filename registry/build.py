@@ -18,11 +18,10 @@ from registry.validator import Validator
 
 @dataclass(frozen=True, slots=True)
 class CompletionPlan:
-    """What is to be built. version: what the upload became, if it is complete already."""
+    """What is to be built, and from which parts."""
 
     upload: Upload
     parts: tuple[UploadPart, ...]
-    version: Version | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +76,9 @@ def build_adapter(
                 upload.tenant_id, folder / CONFIG_FILE, folder / WEIGHTS_FILE, folder / "canonical"
             )
             key = object_key(upload.tenant_id, validated.digest)
-            # The object before the row: an object without a row is waste, a row without one an
-            # outage.
-            storage.put(key, folder / "canonical")
+            if not upload.is_dry_run:
+                # The object before the row: without a row it is waste, a row without it an outage.
+                storage.put(key, folder / "canonical")
     except OSError as error:
         raise ValidatorUnavailable(reason=str(error)) from error
     return BuiltAdapter(
@@ -107,9 +106,9 @@ def _assemble(
                 copy.write(chunk)
     if size_bytes == file.size_bytes and whole.hexdigest() == file.sha256:
         return
-    # Each part was hashed when it came, so now the store's faults can be told from the sender's.
+    # Parts that came through us were hashed then: the store's faults are told from the sender's.
     for part in parts:
-        if _sha256(storage.read(part.object_key)) != part.sha256:
+        if part.sha256 is not None and _sha256(storage.read(part.object_key)) != part.sha256:
             raise StorageError(key=part.object_key, reason="other bytes than were put")
     raise InvalidAdapter(
         code="digest_mismatch",

@@ -1,59 +1,76 @@
-"""The end of an upload from a worker thread: short transactions around long work on bytes."""
+"""The end of an upload's files, from a worker thread: short transactions around work on bytes."""
 
-from registry.adapter_rows import Version
-from registry.errors import Invalid, ObjectNotFound, RegistryError, StorageError, TooLarge
-from registry.upload_rows import Upload
-from registry.uploads import Begin, Uploads
+from sqlalchemy import Connection
+
+from registry import part_rows, presigned, proofs, upload_rows
+from registry.build import BuiltAdapter, CompletionPlan, build_adapter
+from registry.errors import Invalid, ObjectNotFound, TooLarge, UploadNotComplete
+from registry.sweep import discard
+from registry.transactions import Begin
+from registry.upload_rows import FAILED, OPEN, PRESIGNED, Upload, UploadPart
+from registry.uploads import Uploads
 
 
-def complete_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str) -> Version:
-    """The version that the upload becomes, or already became.
+def complete_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str) -> Upload:
+    """Assemble and check the files and store the object; the upload is proving or complete then.
 
-    Raises as Uploads.prepare_complete and Uploads.build. A fault of the files ends the upload; a
-    fault of the store does not, complete may be asked again. Either way nothing is left behind.
+    One that is so already is the answer. Raises UploadNotFound, UploadNotOpen, UploadNotComplete;
+    InvalidAdapter or TooLarge for a fault of the files, which ends the upload; StorageError or
+    ValidatorUnavailable for one of ours, which does not: complete may be asked again.
     """
     with begin() as conn:
-        plan = uploads.prepare_complete(conn, tenant_id, upload_id)
-    if plan.version is not None:
-        return plan.version
+        upload = uploads.get_upload(conn, tenant_id, upload_id)
+        if upload.state != OPEN:
+            return proofs.ended(upload)
+        parts = tuple(part_rows.list_parts(conn, tenant_id, upload_id))
     try:
-        built = uploads.build(plan)
+        if upload.transfer == PRESIGNED:
+            storage = uploads.presigned_storage()
+            parts = presigned.complete_files(storage, upload, uploads.limits.part_bytes)
+        else:
+            _check_received(upload)
+        built = _build(uploads, upload, parts)
     except (Invalid, TooLarge) as error:
         with begin() as conn:
-            uploads.fail_complete(conn, plan.upload, error)
-        _discard(uploads, begin, plan.upload)
+            _fail(conn, upload, error)
+        discard(uploads, begin, upload)
         raise
     except ObjectNotFound:
         # The parts are gone: the same upload was completed beside us, or has expired.
         with begin() as conn:
-            plan = uploads.prepare_complete(conn, tenant_id, upload_id)
-        if plan.version is None:
+            upload = uploads.get_upload(conn, tenant_id, upload_id)
+        if upload.state == OPEN:
             raise
-        return plan.version
-    try:
-        with begin() as conn:
-            version = uploads.finish_complete(conn, built)
-    except RegistryError:
-        with begin() as conn:
-            uploads.discard_object(conn, built)
-        raise
-    _discard(uploads, begin, plan.upload)
-    return version
-
-
-def sweep_uploads(uploads: Uploads, begin: Begin) -> int:
-    """Expire uploads and discard what closed ones left. Returns how many were discarded."""
+        return proofs.ended(upload)
+    # An object whose upload cannot go on from here is an orphan, and swept.
     with begin() as conn:
-        closed = uploads.expire_uploads(conn)
-    return sum(_discard(uploads, begin, upload) for upload in closed)
+        upload = proofs.start_proof(uploads, conn, built)
+    discard(uploads, begin, upload)
+    return upload
 
 
-def _discard(uploads: Uploads, begin: Begin, upload: Upload) -> bool:
-    try:
-        uploads.discard_parts(upload)
-    except StorageError:
-        # How the upload ended does not depend on it, and the next sweep finds it again.
-        return False
-    with begin() as conn:
-        uploads.forget_parts(conn, upload)
-    return True
+def _check_received(upload: Upload) -> None:
+    missing = {
+        file.filename: file.size_bytes - file.received_bytes
+        for file in upload.files.values()
+        if file.received_bytes < file.size_bytes
+    }
+    if missing:
+        raise UploadNotComplete(missing_bytes=missing)
+
+
+def _build(uploads: Uploads, upload: Upload, parts: tuple[UploadPart, ...]) -> BuiltAdapter:
+    plan = CompletionPlan(upload, parts)
+    return build_adapter(plan, uploads.validator, uploads.storage, uploads.work_dir)
+
+
+def _fail(conn: Connection, upload: Upload, error: Invalid | TooLarge) -> None:
+    """Close the upload with the fault of its files. One that is closed stays as it is."""
+    upload_rows.move_upload(
+        conn,
+        upload,
+        FAILED,
+        error_code=error.code,
+        error_param=error.param,
+        error=str(error),
+    )

@@ -292,6 +292,7 @@ class QuotaExceeded(RegistryError):
     """
 
     code = "quota_exceeded"
+    retry_after_s: float | None = None
 
     def __init__(
         self, *, quota: str, limit: int, remedy: str, retry_after_s: float | None = None

@@ -1,18 +1,31 @@
 """Uploads, their two files and received parts as rows. Every query names the tenant."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Exists,
+    Row,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
-from registry.tables import upload_files, upload_parts, uploads
+from registry.adapter_rows import READY, Version, find_version_row
+from registry.tables import adapter_versions as versions
+from registry.tables import adapters, upload_files, upload_parts, uploads
 
 OPEN = "open"
 PROVING = "proving"
 COMPLETE = "complete"
 FAILED = "failed"
 EXPIRED = "expired"
+ENDED = (COMPLETE, FAILED, EXPIRED)
 
 Transfer = Literal["gateway", "presigned"]
 GATEWAY: Transfer = "gateway"
@@ -84,12 +97,21 @@ class Upload:
     built: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload as quotas count it."""
+
+    adapter_name: str
+    is_dry_run: bool
+    declared_bytes: int
+
+
 def find_upload(conn: Connection, tenant_id: str, upload_id: str) -> Upload | None:
     query = select(uploads).where(
         uploads.c.upload_id == upload_id, uploads.c.tenant_id == tenant_id
     )
     row = conn.execute(query).first()
-    return _upload(conn, row) if row else None
+    return to_upload(conn, row) if row else None
 
 
 def insert_upload(conn: Connection, upload: Upload) -> None:
@@ -123,110 +145,137 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
     )
 
 
-def open_upload_names(conn: Connection, tenant_id: str, now_ms: int) -> list[str]:
-    """The adapter name of every open upload, one entry per upload."""
-    query = select(uploads.c.adapter_name).where(
-        uploads.c.tenant_id == tenant_id,
-        uploads.c.state == OPEN,
-        uploads.c.expires_at_ms > now_ms,
-    )
-    return list(conn.execute(query).scalars())
-
-
-def open_upload_ids(conn: Connection, tenant_id: str) -> set[str]:
-    query = select(uploads.c.upload_id).where(
-        uploads.c.tenant_id == tenant_id, uploads.c.state == OPEN
-    )
-    return set(conn.execute(query).scalars())
-
-
-def declared_bytes(conn: Connection, tenant_id: str, now_ms: int) -> int:
-    """Bytes that the tenant's open uploads may still bring."""
+def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
+    """Open and proving ones: what the tenant may still come to have."""
     query = (
-        select(func.coalesce(func.sum(upload_files.c.size_bytes), 0))
-        .join(uploads, uploads.c.upload_id == upload_files.c.upload_id)
+        select(
+            uploads.c.adapter_name,
+            uploads.c.is_dry_run,
+            func.sum(upload_files.c.size_bytes).label("declared_bytes"),
+        )
+        .join(upload_files, upload_files.c.upload_id == uploads.c.upload_id)
         .where(
             uploads.c.tenant_id == tenant_id,
-            uploads.c.state == OPEN,
-            uploads.c.expires_at_ms > now_ms,
+            uploads.c.state.in_([OPEN, PROVING]),
+            or_(uploads.c.state == PROVING, uploads.c.expires_at_ms > now_ms),
+        )
+        .group_by(uploads.c.upload_id, uploads.c.adapter_name, uploads.c.is_dry_run)
+    )
+    return [
+        Unfinished(row.adapter_name, row.is_dry_run, int(row.declared_bytes))
+        for row in conn.execute(query)
+    ]
+
+
+def count_versions(conn: Connection, tenant_id: str, name: str) -> int:
+    """Live versions of the adapter of this name."""
+    query = (
+        select(func.count())
+        .select_from(versions)
+        .join(adapters, adapters.c.adapter_id == versions.c.adapter_id)
+        .where(
+            adapters.c.tenant_id == tenant_id,
+            adapters.c.name == name,
+            versions.c.tenant_id == tenant_id,
+            versions.c.state == READY,
         )
     )
     return int(conn.execute(query).scalar_one())
 
 
-def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadPart) -> bool:
-    """Count the part in, if the upload is open and the part starts where the bytes end."""
-    is_open = (
-        select(uploads.c.upload_id)
-        .where(
-            uploads.c.upload_id == upload_id,
-            uploads.c.tenant_id == tenant_id,
-            uploads.c.state == OPEN,
+def created_at_ms(conn: Connection, tenant_id: str, place: int) -> int | None:
+    """When the tenant's newest but `place` upload was created; 0 is the newest."""
+    query = select(uploads.c.created_at_ms).where(uploads.c.tenant_id == tenant_id)
+    query = query.order_by(uploads.c.created_at_ms.desc()).offset(place).limit(1)
+    return conn.execute(query).scalar()
+
+
+def find_same_files(
+    conn: Connection,
+    tenant_id: str,
+    name: str,
+    files: Mapping[str, FileSpec],
+    base_revision: str,
+) -> Version | None:
+    """The live version of this adapter that came from files with exactly these sha256."""
+    query = (
+        select(uploads.c.adapter_id, uploads.c.version)
+        .join(
+            versions,
+            (versions.c.adapter_id == uploads.c.adapter_id)
+            & (versions.c.version == uploads.c.version),
         )
-        .exists()
+        .where(
+            uploads.c.tenant_id == tenant_id,
+            uploads.c.adapter_name == name,
+            uploads.c.state == COMPLETE,
+            versions.c.tenant_id == tenant_id,
+            versions.c.state == READY,
+            versions.c.base_revision == base_revision,
+        )
     )
-    advanced = conn.execute(
+    for filename, spec in files.items():
+        file = upload_files.alias()
+        query = query.join(
+            file,
+            (file.c.upload_id == uploads.c.upload_id)
+            & (file.c.tenant_id == tenant_id)
+            & (file.c.filename == filename)
+            & (file.c.sha256 == spec.sha256),
+        )
+    row = conn.execute(query.order_by(uploads.c.version.desc()).limit(1)).first()
+    if row is None:
+        return None
+    return find_version_row(conn, tenant_id, row.adapter_id, row.version)
+
+
+def set_multipart(
+    conn: Connection, tenant_id: str, upload_id: str, filename: str, multipart_id: str
+) -> bool:
+    """Keep a file's multipart upload; False if it has one already, or the upload has ended."""
+    kept = conn.execute(
         update(upload_files)
         .where(
             upload_files.c.upload_id == upload_id,
-            upload_files.c.filename == part.filename,
+            upload_files.c.filename == filename,
             upload_files.c.tenant_id == tenant_id,
-            upload_files.c.received_bytes == part.start,
-            is_open,
+            upload_files.c.multipart_id.is_(None),
+            is_open(tenant_id, upload_id),
         )
-        .values(received_bytes=part.start + part.size_bytes)
+        .values(multipart_id=multipart_id)
     )
-    if advanced.rowcount == 0:
-        return False
-    conn.execute(
-        insert(upload_parts).values(
-            upload_id=upload_id,
-            filename=part.filename,
-            start=part.start,
-            tenant_id=tenant_id,
-            size_bytes=part.size_bytes,
-            sha256=part.sha256,
-            object_key=part.object_key,
-        )
+    return kept.rowcount == 1
+
+
+def is_open(tenant_id: str, upload_id: str) -> Exists:
+    """A condition for statements that must not touch an upload that has ended."""
+    query = select(uploads.c.upload_id).where(
+        uploads.c.upload_id == upload_id,
+        uploads.c.tenant_id == tenant_id,
+        uploads.c.state == OPEN,
     )
-    return True
+    return query.exists()
 
 
-def list_parts(conn: Connection, tenant_id: str, upload_id: str) -> list[UploadPart]:
-    """Received parts, by file and start."""
-    query = (
-        select(upload_parts)
-        .where(upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id)
-        .order_by(upload_parts.c.filename, upload_parts.c.start)
-    )
-    return [_part(row) for row in conn.execute(query)]
-
-
-def find_part(
-    conn: Connection, tenant_id: str, upload_id: str, filename: str, start: int
-) -> UploadPart | None:
-    query = select(upload_parts).where(
-        upload_parts.c.upload_id == upload_id,
-        upload_parts.c.filename == filename,
-        upload_parts.c.start == start,
-        upload_parts.c.tenant_id == tenant_id,
-    )
-    row = conn.execute(query).first()
-    return _part(row) if row else None
-
-
-def close_upload(conn: Connection, tenant_id: str, upload_id: str, **values: object) -> bool:
-    """Move an open upload to another state; False if it was not open."""
-    closed = conn.execute(
+def move_upload(
+    conn: Connection,
+    upload: Upload,
+    state: str,
+    *,
+    built: dict[str, Any] | None = None,
+    **values: object,
+) -> bool:
+    """From the state that the caller saw to another; False if it is no longer in that state."""
+    moved = conn.execute(
         update(uploads)
         .where(
-            uploads.c.upload_id == upload_id,
-            uploads.c.tenant_id == tenant_id,
-            uploads.c.state == OPEN,
+            uploads.c.upload_id == upload.upload_id,
+            uploads.c.tenant_id == upload.tenant_id,
+            uploads.c.state == upload.state,
         )
-        .values(values)
+        .values(state=state, built=json.dumps(built) if built else None, **values)
     )
-    return closed.rowcount == 1
+    return moved.rowcount == 1
 
 
 def expire(conn: Connection, now_ms: int) -> None:
@@ -243,30 +292,39 @@ def expire(conn: Connection, now_ms: int) -> None:
 
 
 def list_undiscarded(conn: Connection, limit: int) -> list[Upload]:
-    """Closed uploads of all tenants whose parts may still be in the store, oldest first."""
+    """Ended uploads of all tenants whose parts may still be in the store, oldest first."""
     query = (
         select(uploads)
-        .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state != OPEN)
+        .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state.in_(ENDED))
         .order_by(uploads.c.expires_at_ms)
         .limit(limit)
     )
-    return [_upload(conn, row) for row in conn.execute(query).all()]
+    return [to_upload(conn, row) for row in conn.execute(query).all()]
 
 
-def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> None:
+def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> bool:
+    """Write down that the store has no parts of it; False if the upload has not ended."""
+    marked = conn.execute(
+        update(uploads)
+        .where(
+            uploads.c.upload_id == upload_id,
+            uploads.c.tenant_id == tenant_id,
+            uploads.c.state.in_(ENDED),
+        )
+        .values(discarded_at_ms=now_ms)
+    )
+    if marked.rowcount == 0:
+        return False
     conn.execute(
         upload_parts.delete().where(
             upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id
         )
     )
-    conn.execute(
-        update(uploads)
-        .where(uploads.c.upload_id == upload_id, uploads.c.tenant_id == tenant_id)
-        .values(discarded_at_ms=now_ms)
-    )
+    return True
 
 
-def _upload(conn: Connection, row: Row[Any]) -> Upload:
+def to_upload(conn: Connection, row: Row[Any]) -> Upload:
+    """A row of the table with its files."""
     query = select(upload_files).where(
         upload_files.c.upload_id == row.upload_id, upload_files.c.tenant_id == row.tenant_id
     )
@@ -295,7 +353,3 @@ def _upload(conn: Connection, row: Row[Any]) -> Upload:
         is_dry_run=row.is_dry_run,
         built=json.loads(row.built) if row.built else None,
     )
-
-
-def _part(row: Row[Any]) -> UploadPart:
-    return UploadPart(row.filename, row.start, row.size_bytes, row.sha256, row.object_key)

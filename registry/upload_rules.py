@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from sqlalchemy import Connection
 
@@ -14,6 +15,7 @@ from registry.upload_rows import FileSpec, Upload, UploadFile, UploadPart
 from registry.validate import AdapterLimits
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +23,25 @@ class RegistryLimits:
     """What a tenant may upload, and how.
 
     max_adapters, max_adapter_bytes_total: for a tenant that has none of its own.
-    part_bytes: of every part but the last.
+    max_versions: of one adapter.   max_open_uploads: those that wait for their proof included.
+    part_bytes: of every part but the last.   presigned_ttl_s: of a part's URL.
+    proof_ttl_s: how long an upload waits for an engine that can prove it.
+    orphan_grace_s: how old an object without a row must be to be swept.
     """
 
     adapter: AdapterLimits = field(default_factory=AdapterLimits)
     max_adapters: int = 100
+    max_versions: int = 100
     max_adapter_bytes_total: int = 20 << 30
     max_open_uploads: int = 8
+    max_uploads_per_hour: int = 1000
     upload_ttl_s: int = 24 * 3600
     part_bytes: int = 16 << 20
+    presigned_ttl_s: int = 3600
+    proof_ttl_s: int = 24 * 3600
+    orphan_grace_s: int = 3600
     max_discards_per_sweep: int = 100
+    max_orphans_per_sweep: int = 1000
 
 
 def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
@@ -59,36 +70,62 @@ def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
 
 
 def check_quotas(
-    conn: Connection,
-    tenant_id: str,
-    name: str,
-    new_bytes: int,
-    limits: RegistryLimits,
-    now_ms: int,
+    conn: Connection, upload: Upload, limits: RegistryLimits, *, is_known: bool = False
 ) -> None:
-    """Whether the tenant may open this upload. Open uploads count as if they had succeeded.
+    """Whether the tenant may open this upload. Unfinished ones count as if they had succeeded.
 
-    Raises QuotaExceeded.
+    is_known: it becomes a version that is there already. A dry run becomes none. Both count as
+    uploads, and take no room. Raises QuotaExceeded.
     """
-    open_names = upload_rows.open_upload_names(conn, tenant_id, now_ms)
-    if len(open_names) >= limits.max_open_uploads:
+    _check_rate(conn, upload, limits.max_uploads_per_hour)
+    if is_known:
+        return
+    tenant_id, name = upload.tenant_id, upload.adapter_name
+    unfinished = upload_rows.unfinished_uploads(conn, tenant_id, upload.created_at_ms)
+    _check_limit(
+        "max_open_uploads",
+        len(unfinished) + 1,
+        limits.max_open_uploads,
+        remedy="complete an upload or let it expire",
+    )
+    if upload.is_dry_run:
+        return
+    coming = [other for other in unfinished if not other.is_dry_run]
+    names = {name, *(other.adapter_name for other in coming)}
+    names |= adapter_rows.adapter_names(conn, tenant_id)
+    _check_limit("max_adapters", len(names), limits.max_adapters, remedy="delete an adapter first")
+    num_versions = upload_rows.count_versions(conn, tenant_id, name)
+    _check_limit(
+        "max_versions",
+        num_versions + sum(other.adapter_name == name for other in coming) + 1,
+        limits.max_versions,
+        remedy="delete a version of the adapter first",
+    )
+    stored_bytes = adapter_rows.stored_bytes(conn, tenant_id)
+    new_bytes = sum(file.size_bytes for file in upload.files.values())
+    _check_limit(
+        "max_adapter_bytes_total",
+        stored_bytes + sum(other.declared_bytes for other in coming) + new_bytes,
+        limits.max_adapter_bytes_total,
+        remedy="delete an adapter first",
+    )
+
+
+def _check_limit(quota: str, asked: int, limit: int, *, remedy: str) -> None:
+    if asked > limit:
+        raise QuotaExceeded(quota=quota, limit=limit, remedy=remedy)
+
+
+def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
+    """A sliding hour: the newest but `limit` - 1 must have left it."""
+    oldest_ms = upload_rows.created_at_ms(conn, upload.tenant_id, place=limit - 1)
+    wait_ms = 0 if oldest_ms is None else oldest_ms + _HOUR_MS - upload.created_at_ms
+    if wait_ms > 0:
         raise QuotaExceeded(
-            quota="max_open_uploads",
-            limit=limits.max_open_uploads,
-            remedy="complete an upload or let it expire",
-        )
-    names = {name, *open_names, *adapter_rows.adapter_names(conn, tenant_id)}
-    if len(names) > limits.max_adapters:
-        raise QuotaExceeded(
-            quota="max_adapters", limit=limits.max_adapters, remedy="delete an adapter first"
-        )
-    used_bytes = adapter_rows.stored_bytes(conn, tenant_id)
-    used_bytes += upload_rows.declared_bytes(conn, tenant_id, now_ms)
-    if used_bytes + new_bytes > limits.max_adapter_bytes_total:
-        raise QuotaExceeded(
-            quota="max_adapter_bytes_total",
-            limit=limits.max_adapter_bytes_total,
-            remedy="delete an adapter first",
+            quota="max_uploads_per_hour",
+            limit=limit,
+            remedy=f"go on in {ceil(wait_ms / 1000)} s",
+            retry_after_s=wait_ms / 1000,
         )
 
 

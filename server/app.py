@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import Depends, FastAPI, Request
@@ -12,8 +13,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from registry.completion import sweep_uploads
 from registry.errors import RegistryError
+from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.transactions import Begin
+from registry.uploads import Uploads
 from server import errors
 from server.auth import AuthError, record_key_use
 from server.database import DatabaseError
@@ -27,6 +30,7 @@ from server.routes import adapters, admin, inference, machines, models, uploads,
 from server.tenants import TenantError
 
 _SWEEP_S = 60.0
+_SWEEPS_PER_PURGE = 60
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -53,24 +57,37 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await gateway.engines.start()
     settling = asyncio.create_task(gateway.settler.run())
     sweeping = asyncio.create_task(_sweep(gateway))
+    proving = asyncio.create_task(gateway.prover.run())
     try:
         yield
     finally:
         sweeping.cancel()
+        proving.cancel()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        await asyncio.gather(settling, sweeping, return_exceptions=True)
+        await asyncio.gather(settling, sweeping, proving, return_exceptions=True)
         await gateway.engines.close()
         gateway.database.close()
 
 
 async def _sweep(gateway: Gateway) -> None:
-    """Once a minute: discard what abandoned uploads left, write down which keys were used."""
-    while True:
+    """Once a minute: end uploads and discard their parts, write down which keys were used.
+
+    Once an hour, and at start: what was deleted is purged, objects without a row are swept.
+    """
+    for turn in itertools.count():
         await _write_key_uses(gateway)
-        with contextlib.suppress(RegistryError, DatabaseError):
-            await asyncio.to_thread(sweep_uploads, gateway.uploads, gateway.database.begin)
+        await _sweep_by(sweep_uploads, gateway)
+        if turn % _SWEEPS_PER_PURGE == 0:
+            await _sweep_by(purge, gateway)
+            await _sweep_by(sweep_objects, gateway)
         await asyncio.sleep(_SWEEP_S)
+
+
+async def _sweep_by(sweep: Callable[[Uploads, Begin], object], gateway: Gateway) -> None:
+    # What the store or the database does not do now, the next turn does.
+    with contextlib.suppress(RegistryError, DatabaseError):
+        await asyncio.to_thread(sweep, gateway.uploads, gateway.database.begin)
 
 
 async def _write_key_uses(gateway: Gateway) -> None:

@@ -180,6 +180,15 @@ def request_timeout(timeout_s: float) -> ApiError:
     return ApiError(504, message, type="timeout_error", code="request_timeout")
 
 
+def uploads_busy(message: str, retry_after_s: float = 2.0) -> ApiError:
+    return service_unavailable(message, code="uploads_busy", retry_after_s=retry_after_s)
+
+
+def part_timeout(timeout_s: float) -> ApiError:
+    message = f"The part did not arrive within {timeout_s:g} s; send it again."
+    return ApiError(408, message, code="part_timeout")
+
+
 def internal_error() -> ApiError:
     """A fault of ours: nothing of it is told but that it happened."""
     message = "The server had an error while processing your request."
@@ -294,6 +303,8 @@ def from_registry(error: RegistryError) -> ApiError:
         case registry_errors.TooLarge():
             return ApiError(413, str(error), code=error.code, param=error.param)
         case registry_errors.QuotaExceeded():
+            if error.retry_after_s is not None:
+                return rate_limited(str(error), retry_after_s=error.retry_after_s)
             return insufficient_quota(str(error), code=error.code)
         case registry_errors.ValidatorUnavailable():
             return service_unavailable(str(error), code=error.code, retry_after_s=5.0)

@@ -1,5 +1,6 @@
 """What one gateway process holds: made at start, handed to every endpoint."""
 
+import functools
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -7,17 +8,21 @@ from pathlib import Path
 
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
+from registry.completion import complete_upload
 from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
 from server.limits import Limiter
 from server.metrics import Metrics
+from server.proving import Prover
 from server.secrets_store import load_or_create_secret
 from server.settings import Settings
 from server.settler import Settler
+from server.spool import Spool
 from server.tokenizer import Tokenizer
 
 
@@ -30,7 +35,7 @@ class Gateway:
     """One field a job; none of them knows another, but for the settler, which reads and posts.
 
     key_uses: when keys were last used, in Unix milliseconds, until it is written down.
-    work_dir: where uploads lie while they are received and built; empty at start.
+    work_dir: where uploads lie while they are received, built and proved; empty at start.
     running: request ids of answers under way here, by tenant; only their own tenant may cancel
     them.
     """
@@ -40,6 +45,8 @@ class Gateway:
     base: BaseModel
     catalog: Catalog
     uploads: Uploads
+    completions: Completions
+    prover: Prover
     tokenizer: Tokenizer
     engines: Engines
     settler: Settler
@@ -48,6 +55,7 @@ class Gateway:
     pepper: str
     admin_key: str
     work_dir: Path
+    spool: Spool = field(default_factory=Spool)
     running: dict[str, str] = field(default_factory=dict)
     key_uses: dict[str, int] = field(default_factory=dict)
 
@@ -60,7 +68,9 @@ class Gateway:
         limits = RegistryLimits(
             adapter=AdapterLimits(
                 max_rank=settings.max_rank, max_adapter_bytes=settings.max_adapter_bytes
-            )
+            ),
+            max_versions=settings.max_versions,
+            max_uploads_per_hour=settings.max_uploads_per_hour,
         )
         storage = open_storage(settings.storage_url)
         work_dir = _emptied(data_dir / "work")
@@ -71,6 +81,7 @@ class Gateway:
                 settler.wake()
 
         catalog = Catalog(base)
+        uploads = Uploads(catalog, storage, limits, work_dir=work_dir)
         engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
         settler = Settler(database, engines.read_journal, engine_ids=engines.engine_ids)
         return cls(
@@ -78,7 +89,15 @@ class Gateway:
             database=database,
             base=base,
             catalog=catalog,
-            uploads=Uploads(catalog, storage, limits, work_dir=work_dir),
+            uploads=uploads,
+            completions=Completions(functools.partial(complete_upload, uploads, database.begin)),
+            prover=Prover(
+                database,
+                uploads,
+                engines.prove,
+                is_ready=lambda: engines.is_ready,
+                work_dir=work_dir,
+            ),
             tokenizer=Tokenizer(model_dir),
             engines=engines,
             settler=settler,

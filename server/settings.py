@@ -66,6 +66,8 @@ class Settings(BaseModel):
     max_pinned_share: float = Field(0.5, ge=0, le=1)
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
     max_rank: int = Field(256, ge=1, le=256)
+    max_versions: int = Field(100, ge=1)  # of one adapter
+    max_uploads_per_hour: int = Field(1000, ge=1)  # of one tenant
 
     request_timeout_s: float = Field(120.0, gt=0)
     first_token_timeout_s: float = Field(30.0, gt=0)

@@ -7,21 +7,40 @@ import asyncio
 import hashlib
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import ClientDisconnect
 
-from registry import completion
-from registry.upload_rows import FileSpec, Upload, UploadFile
+from registry.presigned import OfferedFile
+from registry.proofs import ended
+from registry.upload_rows import (
+    COMPLETE,
+    GATEWAY,
+    OPEN,
+    PRESIGNED,
+    FileSpec,
+    Transfer,
+    Upload,
+    UploadFile,
+)
 from server import errors
 from server.deps import AdaptersKey, GatewayDep
+from server.gateway import Gateway
+from server.limits import retry_headers
 from server.routes.adapters import render_version
 
 router = APIRouter()
+
+# How long a completion's answer waits for the proof, and then when to ask again.
+_PROOF_WAIT_S = 30.0
+_PROOF_RETRY_S = 5.0
+# 16 MiB at 140 kB/s: whoever is slower holds a place that others wait for.
+_PART_TIMEOUT_S = 120.0
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
@@ -32,9 +51,16 @@ class _File(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class _NewUpload(BaseModel):
+class _NewFiles(BaseModel):
     model_config = ConfigDict(extra="forbid")
     files: dict[str, _File]
+    transfer: Transfer = GATEWAY
+
+    def specs(self) -> dict[str, FileSpec]:
+        return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
+
+
+class _NewUpload(_NewFiles):
     alias: str | None = None
 
 
@@ -51,29 +77,42 @@ class _Part:
 async def create_upload(
     name: str, body: _NewUpload, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
-    files = {filename: FileSpec(f.size_bytes, f.sha256) for filename, f in body.files.items()}
+    """A session for two files; complete at once where they were uploaded before."""
     upload = await gateway.database.write(
         lambda conn: gateway.uploads.create_upload(
             conn,
             identity.tenant_id,
             identity.key_id,
             name,
-            files,
+            body.specs(),
             alias=body.alias,
+            transfer=body.transfer,
             max_adapters=identity.max_adapters,
             max_adapter_bytes_total=identity.max_adapter_bytes_total,
         )
     )
-    return _upload(upload)
+    return await _rendered(gateway, upload)
+
+
+@router.post("/adapters:validate", status_code=201)
+async def create_dry_run(
+    body: _NewFiles, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    """A session whose completion answers with the passport, and leaves nothing."""
+    upload = await gateway.database.write(
+        lambda conn: gateway.uploads.create_dry_run(
+            conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
+        )
+    )
+    return await _rendered(gateway, upload)
 
 
 @router.get("/uploads/{upload_id}")
 async def get_upload(upload_id: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
-    return _upload(
-        await gateway.database.read(
-            lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
-        )
+    upload = await gateway.database.read(
+        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
+    return await _rendered(gateway, upload)
 
 
 @router.put("/uploads/{upload_id}/files/{filename}")
@@ -86,7 +125,15 @@ async def put_part(
     content_range: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
-    with tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder:
+    # Before the first byte: what is refused anyway takes no place.
+    upload = await gateway.database.read(
+        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
+    )
+    gateway.uploads.check_takes_parts(upload)
+    with (
+        gateway.spool.place(identity.tenant_id),
+        tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder,
+    ):
         part = await _receive(request, Path(folder) / "part", gateway.uploads.limits.part_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
@@ -101,26 +148,29 @@ async def put_part(
             part.sha256,
             total,
         )
-    return {"object": "upload.file", "filename": filename, **_file(file)}
+    return {
+        "object": "upload.file",
+        "filename": filename,
+        "size_bytes": file.size_bytes,
+        "sha256": file.sha256,
+        "received_bytes": file.received_bytes,
+    }
 
 
 @router.post("/uploads/{upload_id}/complete")
 async def complete_upload(
     upload_id: str, gateway: GatewayDep, identity: AdaptersKey
-) -> dict[str, Any]:
-    """Verify, validate, store, publish; asked again it gives the same version again."""
-    version = await asyncio.to_thread(
-        completion.complete_upload,
-        gateway.uploads,
-        gateway.database.begin,
-        identity.tenant_id,
-        upload_id,
-    )
-    upload = await gateway.database.read(
-        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
-    )
-    rendered = render_version(gateway, version)
-    return {**_upload(upload), "adapter": upload.adapter_name, "version": rendered}
+) -> JSONResponse:
+    """Check, store, prove, publish; asked again it joins what runs, or gives how it ended.
+
+    200 when that is done, 202 while an engine has yet to prove it: ask again.
+    """
+    upload = await gateway.completions.complete(identity.tenant_id, upload_id)
+    upload = ended(await gateway.prover.wait_proved(upload, _PROOF_WAIT_S))
+    body = await _rendered(gateway, upload)
+    if upload.state == COMPLETE:
+        return JSONResponse(body)
+    return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
 
 
 async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
@@ -128,14 +178,19 @@ async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
     hasher, size_bytes = hashlib.sha256(), 0
     try:
         with path.open("wb") as file:
-            async for chunk in request.stream():
-                size_bytes += len(chunk)
-                if size_bytes > limit_bytes:
-                    raise errors.request_too_large(limit_bytes)
-                hasher.update(chunk)
-                await asyncio.to_thread(file.write, chunk)
+            async with asyncio.timeout(_PART_TIMEOUT_S):
+                async for chunk in request.stream():
+                    size_bytes += len(chunk)
+                    if size_bytes > limit_bytes:
+                        raise errors.request_too_large(limit_bytes)
+                    hasher.update(chunk)
+                    await asyncio.to_thread(file.write, chunk)
     except ClientDisconnect:
         raise errors.invalid_request("The part ended early; send it again.") from None
+    except TimeoutError:
+        raise errors.part_timeout(_PART_TIMEOUT_S) from None
+    except OSError:
+        raise errors.uploads_busy("There is no room for the part; send it again.") from None
     return _Part(path, size_bytes, hasher.hexdigest())
 
 
@@ -157,24 +212,39 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
     return first, total
 
 
-def _upload(upload: Upload) -> dict[str, Any]:
+async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+    """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
+    offered: dict[str, OfferedFile] = {}
+    if upload.state == OPEN and upload.transfer == PRESIGNED:
+        offered = await asyncio.to_thread(
+            gateway.uploads.offer_files, gateway.database.begin, upload
+        )
+    version = await gateway.database.read(lambda conn: gateway.uploads.get_version(conn, upload))
     fault = {"code": upload.error_code, "param": upload.error_param, "message": upload.error}
     return {
         "id": upload.upload_id,
         "object": "upload",
-        "adapter": upload.adapter_name,
+        "adapter": None if upload.is_dry_run else upload.adapter_name,
         "alias": upload.alias,
+        "dry_run": upload.is_dry_run,
+        "transfer": upload.transfer,
         "state": upload.state,
-        "files": {name: _file(file) for name, file in upload.files.items()},
+        "files": {name: _file(file, offered.get(name)) for name, file in upload.files.items()},
         "created_at": upload.created_at_ms // 1000,
         "expires_at": upload.expires_at_ms // 1000,
         "error": fault if upload.error else None,
+        "passport": upload.built["passport"] if upload.built else None,
+        "version": render_version(gateway, version) if version else None,
     }
 
 
-def _file(file: UploadFile) -> dict[str, Any]:
-    return {
+def _file(file: UploadFile, offered: OfferedFile | None) -> dict[str, Any]:
+    shown: dict[str, Any] = {
         "size_bytes": file.size_bytes,
         "sha256": file.sha256,
         "received_bytes": file.received_bytes,
     }
+    if offered is not None:
+        shown["received_bytes"] = offered.received_bytes
+        shown["parts"] = [asdict(part) for part in offered.missing]
+    return shown

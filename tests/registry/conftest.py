@@ -9,7 +9,7 @@ from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from tests.faulty_s3 import CREDENTIALS
-from tests.registry.factories import Clock, make_base
+from tests.registry.factories import Clock, InProcessValidator, make_base
 from tests.signed_s3 import signed_s3
 
 
@@ -99,4 +99,6 @@ def uploads(catalog, storage, clock, tmp_path):
     """Parts of 1000 bytes; a work folder of its own, so that tests see what is left in it."""
     (tmp_path / "work").mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
-    return Uploads(catalog, storage, limits, clock, tmp_path / "work")
+    uploads = Uploads(catalog, storage, limits, clock, tmp_path / "work")
+    uploads.validator = InProcessValidator(catalog.base)
+    return uploads

@@ -14,11 +14,22 @@ from sqlalchemy import Connection, Engine
 from registry.adapter_rows import Version
 from registry.base_model import BaseModel
 from registry.completion import complete_upload
+from registry.errors import ObjectNotFound
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, CanonicalAdapter, lora_names, read_canonical
-from registry.storage import Storage
+from registry.peft_format import (
+    WEIGHTS_FILE,
+    CanonicalAdapter,
+    lora_names,
+    read_canonical,
+    write_canonical,
+)
+from registry.proof import Proof
+from registry.proofs import finish_proof
+from registry.storage import LocalStorage, Storage
 from registry.upload_rows import FileSpec, Upload
 from registry.uploads import Uploads
+from registry.validate import AdapterLimits, check_adapter
+from registry.validator import ValidatedAdapter
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
@@ -214,4 +225,74 @@ def upload_adapter(
     with database.begin() as conn:
         upload = uploads.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
         send_all(uploads, conn, upload, files, folder)
-    return complete_upload(uploads, database.begin, tenant_id, upload.upload_id)
+    return complete_and_prove(uploads, database, upload)
+
+
+def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Version:
+    """The version that the upload becomes, or became, around an engine that passes it."""
+    proving = complete_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
+    with database.begin() as conn:
+        complete = finish_proof(uploads, conn, proving, Proof(verdict="passed"), retry_s=0)
+        version = uploads.get_version(conn, complete)
+    assert version is not None
+    return version
+
+
+class InProcessValidator:
+    """What a validator's process does, without the quarter of a second that it takes to start."""
+
+    def __init__(self, base: BaseModel) -> None:
+        self.base = base
+
+    def check(self, tenant_id: str, config: Path, weights: Path, target: Path) -> ValidatedAdapter:
+        with weights.open("rb") as source, target.open("wb") as out:
+            checked = check_adapter(config.read_bytes(), source, self.base, AdapterLimits())
+            written = write_canonical(
+                out, source, checked.header, checked.modules, checked.invocation_tokens
+            )
+        passport = checked.passport.to_dict()
+        return ValidatedAdapter(passport, written.digest, written.size_bytes, is_offline=True)
+
+
+class PresignedFolder(LocalStorage):
+    """A folder that takes parts by URL, as a bucket does; `put_url` is the client's HTTP PUT."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._folder = root
+        self.multiparts: dict[str, dict[int, bytes]] = {}
+
+    def begin_multipart(self, key: str) -> str:
+        multipart_id = f"{key}#{len(self.multiparts)}"
+        self.multiparts[multipart_id] = {}
+        return multipart_id
+
+    def presign_part(
+        self, key: str, multipart_id: str, number: int, size_bytes: int, expires_s: int
+    ) -> str:
+        return f"{multipart_id}?{number}&{size_bytes}"
+
+    def put_url(self, url: str, data: bytes) -> None:
+        multipart_id, _, rest = url.partition("?")
+        number, size_bytes = map(int, rest.split("&"))
+        assert len(data) == size_bytes, "403: another size was signed"
+        self.multiparts[multipart_id][number] = data
+
+    def list_parts(self, key: str, multipart_id: str) -> dict[int, int]:
+        if multipart_id not in self.multiparts:
+            raise ObjectNotFound(key=key)
+        return {number: len(data) for number, data in self.multiparts[multipart_id].items()}
+
+    def complete_multipart(self, key: str, multipart_id: str) -> None:
+        self.list_parts(key, multipart_id)
+        parts = self.multiparts.pop(multipart_id)
+        whole = self._folder.parent / "whole"
+        whole.write_bytes(b"".join(parts[number] for number in sorted(parts)))
+        self.put(key, whole)
+        whole.unlink()
+
+    def abort_multipart(self, key: str, multipart_id: str) -> None:
+        self.multiparts.pop(multipart_id, None)
+
+    def abort_multiparts(self, prefix: str, begun_before: float) -> int:
+        return 0

@@ -1,11 +1,12 @@
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from registry.catalog import Catalog
-from registry.completion import complete_upload, sweep_uploads
+from registry.completion import complete_upload
 from registry.errors import (
     InvalidAdapter,
     ObjectNotFound,
@@ -17,8 +18,11 @@ from registry.errors import (
 )
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.sweep import sweep_objects, sweep_uploads
 from registry.uploads import Uploads
 from tests.registry.factories import (
+    InProcessValidator,
+    complete_and_prove,
     declare,
     encode,
     encode_header,
@@ -54,7 +58,7 @@ class FailingStorage:
 @pytest.fixture
 def failing(uploads, storage):
     failing = FailingStorage(storage)
-    uploads._storage = failing
+    uploads.storage = failing
     return failing
 
 
@@ -82,7 +86,17 @@ def files_left(tmp_path):
 
 
 def complete(uploads, database, upload):
+    return complete_and_prove(uploads, database, upload)
+
+
+def check_files(uploads, database, upload):
+    """As far as it goes without an engine."""
     return complete_upload(uploads, database.begin, A, upload.upload_id)
+
+
+def find(uploads, database, upload):
+    with database.begin() as conn:
+        return uploads.get_upload(conn, A, upload.upload_id)
 
 
 def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
@@ -300,76 +314,73 @@ def test_an_expired_upload_is_swept_and_leaves_nothing(uploads, database, send, 
         complete(uploads, database, upload)
 
 
-def test_an_upload_that_expires_while_it_is_built_leaves_no_object(
-    uploads, database, send, tmp_path, clock
+class ActingStorage:
+    """A store beside which something happens once: `act` before or after `method`."""
+
+    def __init__(self, storage, *, before=None, after=None, act):
+        self._storage, self._before, self._after, self._act = storage, before, after, act
+
+    def __getattr__(self, name):
+        method = getattr(self._storage, name)
+        if name not in (self._before, self._after):
+            return method
+
+        def acting(*arguments):
+            act, self._act = self._act, lambda: None
+            if name == self._before:
+                act()
+            answer = method(*arguments)
+            if name == self._after:
+                act()
+            return answer
+
+        return acting
+
+
+def test_an_upload_that_expires_while_it_is_checked_leaves_an_orphan_that_is_swept(
+    uploads, database, send, tmp_path, storage, clock
 ):
     upload = send()
-    with database.begin() as conn:
-        plan = uploads.prepare_complete(conn, A, upload.upload_id)
-    built = uploads.build(plan)
-    clock.now_s += 24 * 3600
-    sweep_uploads(uploads, database.begin)
-    with database.begin() as conn, pytest.raises(UploadNotOpen):
-        uploads.finish_complete(conn, built)
-    with database.begin() as conn:
-        uploads.discard_object(conn, built)
+
+    def expire():
+        clock.now_s = time.time() + 25 * 3600
+        sweep_uploads(uploads, database.begin)
+
+    uploads.storage = ActingStorage(storage, after="put", act=expire)
+    with pytest.raises(UploadNotOpen):
+        check_files(uploads, database, upload)
+    assert [key.split("/")[0] for key in keys(storage)] == ["tenants"]
+    assert sweep_objects(uploads, database.begin) == 1
     assert files_left(tmp_path) == []
 
 
-def test_an_object_that_another_upload_may_need_is_not_discarded(uploads, database, send, storage):
-    first, second = send(), send()
-    plans = []
-    for upload in (first, second):
-        with database.begin() as conn:
-            plans.append(uploads.prepare_complete(conn, A, upload.upload_id))
-    built = [uploads.build(plan) for plan in plans]
-    with database.begin() as conn:
-        uploads.discard_object(conn, built[0])
-    assert storage.size(built[0].object_key)
-    with database.begin() as conn:
-        uploads.finish_complete(conn, built[1])
-        uploads.discard_object(conn, built[0])
-    assert storage.size(built[0].object_key)
-
-
-def test_the_same_upload_completed_twice_at_once_is_one_version(uploads, database, send):
-    upload = send()
-    with database.begin() as conn:
-        plans = [uploads.prepare_complete(conn, A, upload.upload_id) for _ in range(2)]
-    built = [uploads.build(plan) for plan in plans]
-    with database.begin() as conn:
-        first = uploads.finish_complete(conn, built[0])
-    with database.begin() as conn:
-        assert uploads.finish_complete(conn, built[1]) == first
-        uploads.fail_complete(conn, upload, InvalidAdapter(code="late", message="Too late."))
-        assert uploads.get_upload(conn, A, upload.upload_id).state == "complete"
-
-
-def test_the_slower_of_two_completes_gets_the_version_of_the_faster(
-    uploads, base, database, send, storage, clock, tmp_path
+def test_the_same_upload_completed_twice_at_once_is_one_version(
+    uploads, database, send, storage, catalog
 ):
     upload = send()
+    uploads.storage = ActingStorage(
+        storage, after="put", act=lambda: complete(uploads, database, upload)
+    )
+    version = complete(uploads, database, upload)
+    with database.begin() as conn:
+        assert catalog.list_versions(conn, A, "pirate") == [version]
 
-    class SlowStorage:
-        """While we begin to read parts, another gateway completes the upload and discards them."""
 
-        def __getattr__(self, name):
-            return getattr(storage, name)
-
-        def read(self, key, start=0, end=None):
-            complete(uploads, database, upload)
-            return storage.read(key, start, end)
-
-    slower = Uploads(uploads.catalog, SlowStorage(), uploads.limits, clock, tmp_path / "work")
-    version = complete(slower, database, upload)
-    assert version.version == 1
+def test_the_slower_of_two_completes_gets_what_the_faster_made(uploads, database, send, storage):
+    """While we begin to read parts, another gateway completes the upload and discards them."""
+    upload = send()
+    uploads.storage = ActingStorage(
+        storage, before="read", act=lambda: complete(uploads, database, upload)
+    )
+    assert complete(uploads, database, upload).version == 1
 
 
 def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
     uploads, database, send, storage
 ):
     upload = send()
-    uploads.discard_parts(upload)
+    for key in keys(storage, "uploads/"):
+        storage.delete(key)
     with pytest.raises(ObjectNotFound):
         complete(uploads, database, upload)
 
@@ -379,10 +390,12 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
 
     class WatchingStorage:
         def __getattr__(self, name):
-            open_connections.append(database.pool.checkedout())
+            if name in ("put", "read", "list"):
+                open_connections.append(database.pool.checkedout())
             return getattr(storage, name)
 
     watched = Uploads(Catalog(base, clock), WatchingStorage(), clock=clock)
+    watched.validator = InProcessValidator(base)
     files = sound_files(base)
     with database.begin() as conn:
         upload = watched.create_upload(conn, A, "key", "pirate", declare(files))

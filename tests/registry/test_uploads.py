@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import inspect
 
@@ -13,6 +15,7 @@ from registry.errors import (
 )
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
+from registry.sweep import sweep_uploads
 from registry.tables import metadata
 from registry.upload_rows import FileSpec
 from registry.uploads import Uploads
@@ -135,6 +138,116 @@ def test_bytes_are_limited_and_equal_objects_count_once(uploads, connection, bas
     assert caught.value.quota == "max_adapter_bytes_total"
 
 
+def test_versions_of_an_adapter_are_limited_and_open_uploads_count(
+    uploads, connection, base, make_version
+):
+    uploads.limits = replace(uploads.limits, max_versions=2)
+    make_version(files=seeded(base, 1))
+    files = declare(seeded(base, 2))
+    uploads.create_upload(connection, A, "key", "pirate", files)
+    with pytest.raises(QuotaExceeded) as caught:
+        uploads.create_upload(connection, A, "key", "pirate", files)
+    assert caught.value.quota == "max_versions"
+    uploads.create_upload(connection, A, "key", "other", files)
+
+
+def test_uploads_are_limited_in_any_hour_and_the_answer_says_how_long_to_wait(
+    uploads, connection, base, clock
+):
+    uploads.limits = replace(uploads.limits, max_uploads_per_hour=2, max_open_uploads=100)
+    for _ in range(2):
+        create(uploads, connection, "pirate", base)
+        clock.now_s += 600
+    with pytest.raises(QuotaExceeded) as caught:
+        create(uploads, connection, "pirate", base)
+    assert (caught.value.quota, caught.value.retry_after_s) == ("max_uploads_per_hour", 2400)
+    with pytest.raises(QuotaExceeded):
+        uploads.create_dry_run(connection, A, "key", declare(make_upload_files(base)))
+    clock.now_s += 2400
+    create(uploads, connection, "pirate", base)
+    with pytest.raises(QuotaExceeded) as caught:
+        create(uploads, connection, "pirate", base)
+    assert caught.value.retry_after_s == 600
+
+
+def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, connection, base):
+    files = declare(make_upload_files(base))
+    for _ in range(2):
+        uploads.create_dry_run(connection, A, "key", files)
+    limits = {
+        "max_adapters": 1,
+        "max_adapter_bytes_total": sum(f.size_bytes for f in files.values()),
+    }
+    create(uploads, connection, "pirate", base, **limits)
+    with pytest.raises(QuotaExceeded) as caught:
+        uploads.create_dry_run(connection, A, "key", files)
+    assert caught.value.quota == "max_open_uploads"
+
+
+def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, connection, base):
+    files = declare(make_upload_files(base))
+    with pytest.raises(InvalidUpload) as caught:
+        uploads.create_upload(connection, A, "key", "pirate", files, transfer="presigned")
+    assert (caught.value.code, caught.value.param) == ("presigned_not_supported", "transfer")
+
+
+# Files that were uploaded before
+
+
+def test_files_of_a_live_version_need_no_bytes_and_latest_means_it(
+    uploads, catalog, database, base, make_version
+):
+    first = make_version(files=seeded(base, 1))
+    make_version(files=seeded(base, 2))
+    with database.begin() as conn:
+        files = declare(seeded(base, 1))
+        upload = uploads.create_upload(conn, A, "key", "pirate", files, "prod")
+        assert (upload.state, uploads.get_version(conn, upload)) == ("complete", first)
+        assert {f.received_bytes - f.size_bytes for f in upload.files.values()} == {0}
+        assert catalog.resolve(conn, A, "pirate") == first.ref
+        assert catalog.resolve(conn, A, "pirate@prod") == first.ref
+
+
+@pytest.mark.parametrize("other", ["tenant", "name", "file", "base"])
+def test_files_of_anything_else_are_asked_for(uploads, database, base, make_version, other):
+    make_version(files=seeded(base, 1))
+    files = seeded(base, 1)
+    if other == "file":
+        files[CONFIG_FILE] += b" "
+    if other == "base":
+        uploads.catalog.base = replace(base, base_revision="0" * 64)
+    tenant_id, name = B if other == "tenant" else A, "new" if other == "name" else "pirate"
+    with database.begin() as conn:
+        assert uploads.create_upload(conn, tenant_id, "key", name, declare(files)).state == "open"
+
+
+def test_files_of_a_deleted_version_are_asked_for(uploads, database, base, make_version):
+    make_version(files=seeded(base, 1))
+    with database.begin() as conn:
+        uploads.catalog.delete_adapter(conn, A, "pirate")
+        upload = uploads.create_upload(conn, A, "key", "pirate", declare(seeded(base, 1)))
+        assert upload.state == "open"
+
+
+def test_known_files_need_no_room(uploads, database, base, make_version):
+    make_version()
+    full = {"max_adapters": 1, "max_adapter_bytes_total": 1}
+    with database.begin() as conn:
+        assert create(uploads, conn, "pirate", base, **full).state == "complete"
+
+
+def test_a_part_of_known_files_is_answered_and_dropped(
+    uploads, database, base, make_version, tmp_path, storage
+):
+    make_version()
+    before = keys(storage)
+    with database.begin() as conn:
+        upload = create(uploads, conn, "pirate", base)
+        size = upload.files[CONFIG_FILE].size_bytes
+        received = send_part(uploads, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
+    assert (received, keys(storage)) == (size, before)
+
+
 # Parts
 
 
@@ -233,8 +346,7 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
         def put(self, key, path):
             storage.put(key, path)
             clock.now_s += 24 * 3600
-            with database.begin() as conn:
-                uploads.expire_uploads(conn)
+            sweep_uploads(uploads, database.begin)
 
     uploads = Uploads(Catalog(base, clock), EndingStorage(), clock=clock)
     with database.begin() as conn:

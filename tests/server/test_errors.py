@@ -69,9 +69,14 @@ def test_every_503_and_429_says_when_to_come_back_or_not_to():
         errors.engine_unavailable(),
         errors.adapter_loading(),
         errors.rate_limited("slow", retry_after_s=0.2),
+        errors.uploads_busy("full"),
     ):
         assert int(error.headers["retry-after"]) >= 1
         assert int(error.headers["retry-after-ms"]) >= 1
+    hourly = registry_errors.QuotaExceeded(
+        quota="max_uploads_per_hour", limit=9, remedy="go on in 600 s", retry_after_s=600
+    )
+    assert errors.from_registry(hourly).headers["retry-after"] == "600"
     quota = errors.insufficient_quota("spent")
     assert quota.headers == {"x-should-retry": "false"}
 

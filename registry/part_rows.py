@@ -1,0 +1,64 @@
+"""Received parts of uploads as rows. Every query names the tenant."""
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from registry.tables import upload_files, upload_parts
+from registry.upload_rows import UploadPart, is_open
+
+
+def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadPart) -> bool:
+    """Count the part in, if the upload is open and the part starts where the bytes end."""
+    advanced = conn.execute(
+        update(upload_files)
+        .where(
+            upload_files.c.upload_id == upload_id,
+            upload_files.c.filename == part.filename,
+            upload_files.c.tenant_id == tenant_id,
+            upload_files.c.received_bytes == part.start,
+            is_open(tenant_id, upload_id),
+        )
+        .values(received_bytes=part.start + part.size_bytes)
+    )
+    if advanced.rowcount == 0:
+        return False
+    conn.execute(
+        insert(upload_parts).values(
+            upload_id=upload_id,
+            filename=part.filename,
+            start=part.start,
+            tenant_id=tenant_id,
+            size_bytes=part.size_bytes,
+            sha256=part.sha256,
+            object_key=part.object_key,
+        )
+    )
+    return True
+
+
+def list_parts(conn: Connection, tenant_id: str, upload_id: str) -> list[UploadPart]:
+    """Received parts, by file and start."""
+    query = (
+        select(upload_parts)
+        .where(upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id)
+        .order_by(upload_parts.c.filename, upload_parts.c.start)
+    )
+    return [_part(row) for row in conn.execute(query)]
+
+
+def find_part(
+    conn: Connection, tenant_id: str, upload_id: str, filename: str, start: int
+) -> UploadPart | None:
+    query = select(upload_parts).where(
+        upload_parts.c.upload_id == upload_id,
+        upload_parts.c.filename == filename,
+        upload_parts.c.start == start,
+        upload_parts.c.tenant_id == tenant_id,
+    )
+    row = conn.execute(query).first()
+    return _part(row) if row else None
+
+
+def _part(row: Row[Any]) -> UploadPart:
+    return UploadPart(row.filename, row.start, row.size_bytes, row.sha256, row.object_key)

@@ -1,0 +1,153 @@
+"""Files that go straight to the object store: one multipart upload a file, every part by its URL.
+
+What has arrived only the store knows, and it is asked every time: nothing here is remembered but
+the ids of the multipart uploads.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from registry import upload_rows
+from registry.errors import InvalidAdapter, ObjectNotFound, UploadNotComplete, UploadNotOpen
+from registry.storage import PresignedStorage
+from registry.transactions import Begin
+from registry.upload_rows import Upload, UploadFile, UploadPart
+
+
+@dataclass(frozen=True, slots=True)
+class PartUrl:
+    """A part that is still missing, and where to PUT its bytes. number: from 1."""
+
+    number: int
+    start: int
+    size_bytes: int
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFile:
+    """How far a file is, and what to send."""
+
+    received_bytes: int
+    missing: tuple[PartUrl, ...]
+
+
+def file_key(upload: Upload, file: UploadFile) -> str:
+    """Where the file lies once its parts are one object; discarded with the upload's parts."""
+    return f"uploads/{upload.upload_id}/{file.filename}"
+
+
+def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
+    """The upload's files, each with its multipart upload; one that has it keeps it.
+
+    Raises UploadNotOpen for one that ends meanwhile.
+    Killed between the store and the row, we leave a multipart upload without parts, for the sweep.
+    """
+    files = dict(upload.files)
+    for file in upload.files.values():
+        if file.multipart_id is not None:
+            continue
+        key = file_key(upload, file)
+        multipart_id = storage.begin_multipart(key)
+        with begin() as conn:
+            is_kept = upload_rows.set_multipart(
+                conn, upload.tenant_id, upload.upload_id, file.filename, multipart_id
+            )
+            kept = upload_rows.find_upload(conn, upload.tenant_id, upload.upload_id)
+        if not is_kept:
+            # Someone else began it beside us, or ended the upload.
+            storage.abort_multipart(key, multipart_id)
+        assert kept is not None
+        if kept.files[file.filename].multipart_id is None:
+            raise UploadNotOpen(upload_id=kept.upload_id, state=kept.state)
+        files[file.filename] = kept.files[file.filename]
+    return files
+
+
+def offer_file(
+    storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int, expires_s: int
+) -> OfferedFile:
+    """Fresh URLs for the parts that have not arrived."""
+    arrived = _arrived(storage, upload, file, part_bytes)
+    assert file.multipart_id is not None
+    missing = tuple(
+        PartUrl(
+            number,
+            start,
+            size_bytes,
+            storage.presign_part(
+                file_key(upload, file), file.multipart_id, number, size_bytes, expires_s
+            ),
+        )
+        for number, start, size_bytes in _layout(file, part_bytes)
+        if number not in arrived
+    )
+    return OfferedFile(sum(arrived.values()), missing)
+
+
+def complete_files(
+    storage: PresignedStorage, upload: Upload, part_bytes: int
+) -> tuple[UploadPart, ...]:
+    """Make each file an object. Again, after a failure in the middle, goes on where it stood.
+
+    Raises UploadNotComplete, InvalidAdapter for an object of another size than declared.
+    """
+    missing = {}
+    for file in upload.files.values():
+        arrived_bytes = 0
+        if file.multipart_id is not None:
+            arrived_bytes = sum(_arrived(storage, upload, file, part_bytes).values())
+        if arrived_bytes < file.size_bytes:
+            missing[file.filename] = file.size_bytes - arrived_bytes
+    if missing:
+        raise UploadNotComplete(missing_bytes=missing)
+    return tuple(_complete_file(storage, upload, file) for file in upload.files.values())
+
+
+def abort_files(storage: PresignedStorage, upload: Upload) -> None:
+    """Drop the parts of what never became an object. Again is harmless."""
+    for file in upload.files.values():
+        if file.multipart_id is not None:
+            storage.abort_multipart(file_key(upload, file), file.multipart_id)
+
+
+def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) -> UploadPart:
+    key = file_key(upload, file)
+    assert file.multipart_id is not None
+    try:
+        storage.complete_multipart(key, file.multipart_id)
+    except ObjectNotFound:
+        # Completed before, by a call that failed later: then the object is there.
+        storage.size(key)
+    # Before anyone reads it to disk: what holds a URL's parts may be larger than was declared.
+    size_bytes = storage.size(key)
+    if size_bytes != file.size_bytes:
+        raise InvalidAdapter(
+            code="size_mismatch",
+            message=f"{file.filename} arrived with {size_bytes} bytes, declared were "
+            f"{file.size_bytes}; upload it again.",
+            param=file.filename,
+        )
+    return UploadPart(file.filename, 0, size_bytes, None, key)
+
+
+def _layout(file: UploadFile, part_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, size) of every part of the file."""
+    for index, start in enumerate(range(0, file.size_bytes, part_bytes)):
+        yield index + 1, start, min(part_bytes, file.size_bytes - start)
+
+
+def _arrived(
+    storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int
+) -> dict[int, int]:
+    """Bytes of the parts that lie in the store as they should, by number."""
+    assert file.multipart_id is not None
+    layout = {number: size_bytes for number, _, size_bytes in _layout(file, part_bytes)}
+    key = file_key(upload, file)
+    try:
+        stored = storage.list_parts(key, file.multipart_id)
+    except ObjectNotFound:
+        # A completed multipart upload is none any more; its object says that all had arrived.
+        storage.size(key)
+        return layout
+    return {n: size_bytes for n, size_bytes in stored.items() if layout.get(n) == size_bytes}

@@ -1,0 +1,191 @@
+"""What the sweep takes away, and that it never takes what a row means or comes to mean."""
+
+import itertools
+import time
+from dataclasses import replace
+
+import pytest
+
+from registry.catalog import RETENTION_S
+from registry.completion import complete_upload
+from registry.errors import StorageError
+from registry.proof import Proof
+from registry.proofs import finish_proof
+from registry.sweep import purge, sweep_objects
+from tests.registry.factories import (
+    complete_and_prove,
+    declare,
+    encode,
+    keys,
+    make_adapter,
+    make_config,
+    make_files,
+    send_all,
+    upload_adapter,
+)
+
+A = "tenant-a"
+
+
+@pytest.fixture
+def clock(clock):
+    """Two hours ahead of the folder's own: everything in the store is past its grace."""
+    clock.now_s = time.time() + 2 * 3600
+    return clock
+
+
+@pytest.fixture
+def open_upload(uploads, database, base, tmp_path):
+    def open_upload(**options):
+        files = make_files(make_config(), encode(make_adapter(base)))
+        with database.begin() as conn:
+            upload = uploads.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
+            send_all(uploads, conn, upload, files, tmp_path)
+        return upload
+
+    return open_upload
+
+
+def put(storage, tmp_path, key):
+    (tmp_path / "orphan").write_bytes(b"orphan")
+    storage.put(key, tmp_path / "orphan")
+    return key
+
+
+def orphan(storage, tmp_path, mark="0"):
+    return put(storage, tmp_path, f"tenants/{A}/{mark * 64}")
+
+
+def sweep(uploads, database):
+    return sweep_objects(uploads, database.begin)
+
+
+def test_an_old_object_without_a_row_is_swept_and_a_young_one_is_not(
+    uploads, database, storage, tmp_path, clock
+):
+    orphan(storage, tmp_path)
+    clock.now_s = time.time() + 3500
+    assert sweep(uploads, database) == 0
+    clock.now_s = time.time() + 3700
+    assert sweep(uploads, database) == 1
+    assert keys(storage) == []
+
+
+@pytest.mark.parametrize("state", ["proving", "ready", "deleted"])
+def test_an_object_that_a_row_means_is_kept(
+    uploads, catalog, database, storage, open_upload, state
+):
+    upload = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    if state != "proving":
+        complete_and_prove(uploads, database, upload)
+    if state == "deleted":
+        with database.begin() as conn:
+            catalog.delete_adapter(conn, A, "pirate")
+    assert sweep(uploads, database) == 0
+    assert keys(storage, "tenants/") == [upload.built["object_key"]]
+
+
+def test_the_object_of_a_failed_proof_is_swept(uploads, database, storage, open_upload):
+    upload = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    with database.begin() as conn:
+        finish_proof(uploads, conn, upload, Proof(verdict="mismatch"), retry_s=0)
+    assert sweep(uploads, database) == 1
+    assert keys(storage) == []
+
+
+def test_what_was_deleted_is_swept_when_it_can_no_longer_be_restored(
+    uploads, catalog, database, storage, tmp_path, clock
+):
+    upload_adapter(uploads, database, tmp_path)
+    with database.begin() as conn:
+        catalog.delete_adapter(conn, A, "pirate")
+    clock.now_s += RETENTION_S - 1
+    purge(uploads, database.begin)
+    assert sweep(uploads, database) == 0
+    clock.now_s += 2
+    purge(uploads, database.begin)
+    assert sweep(uploads, database) == 1
+    assert keys(storage) == []
+
+
+def test_another_tenants_row_keeps_nothing_of_ours(uploads, database, storage, tmp_path):
+    version = upload_adapter(uploads, database, tmp_path, tenant_id="tenant-b")
+    put(storage, tmp_path, f"tenants/{A}/{version.digest}")
+    assert sweep(uploads, database) == 1
+    assert keys(storage) == [version.object_key]
+
+
+def acting_before(database, turn, act):
+    """Opens transactions; before the one of this number, from 0, something happens elsewhere."""
+    turns = itertools.count()
+
+    def begin():
+        if next(turns) == turn:
+            act()
+        return database.begin()
+
+    return begin
+
+
+def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
+    uploads, catalog, database, storage, open_upload
+):
+    """The sweep lists and asks ── put, row ── the sweep asks again, under the lock."""
+    failed = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    with database.begin() as conn:
+        finish_proof(uploads, conn, failed, Proof(verdict="mismatch"), retry_s=0)
+    upload, versions = open_upload(), []
+
+    def complete():
+        versions.append(complete_and_prove(uploads, database, upload))
+
+    assert sweep_objects(uploads, acting_before(database, 1, complete)) == 0
+    assert versions[0].object_key == failed.built["object_key"], "the orphan was the same object"
+    assert storage.size(versions[0].object_key)
+
+
+def test_an_object_that_is_swept_before_a_row_means_it_is_missed_and_put_again(
+    uploads, catalog, database, storage, open_upload
+):
+    """Put ── the sweep lists, asks, locks, deletes ── the row looks for it, under the lock."""
+    upload, swept = open_upload(), []
+
+    def sweep_all():
+        swept.append(sweep(uploads, database))
+
+    with pytest.raises(StorageError):
+        complete_upload(uploads, acting_before(database, 1, sweep_all), A, upload.upload_id)
+    assert swept == [1]
+    with database.begin() as conn:
+        assert uploads.get_upload(conn, A, upload.upload_id).state == "open"
+        assert catalog.list_adapters(conn, A) == []
+    version = complete_and_prove(uploads, database, upload)
+    assert storage.size(version.object_key)
+
+
+def test_one_sweep_deletes_no_more_than_it_may_and_the_next_goes_on(
+    uploads, database, storage, tmp_path
+):
+    uploads.limits = replace(uploads.limits, max_orphans_per_sweep=2)
+    for mark in "01234":
+        orphan(storage, tmp_path, mark)
+    assert [sweep(uploads, database) for _ in range(4)] == [2, 2, 1, 0]
+
+
+def test_parts_that_came_after_their_upload_was_discarded_are_swept(
+    uploads, database, storage, tmp_path, clock
+):
+    part = put(storage, tmp_path, f"uploads/up_{'0' * 32}/adapter_config.json/{0:016d}")
+    clock.now_s = time.time() + 24 * 3600
+    assert sweep(uploads, database) == 0
+    clock.now_s += 3700
+    assert sweep(uploads, database) == 1
+    assert part not in keys(storage)
+
+
+def test_what_we_did_not_name_is_left_alone(uploads, database, storage, tmp_path):
+    others = [f"tenants/{A}/notes", f"tenants/{A}/x/{'0' * 64}", "backup/" + "0" * 64]
+    for key in others:
+        put(storage, tmp_path, key)
+    assert sweep(uploads, database) == 0
+    assert keys(storage) == sorted(others)
