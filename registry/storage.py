@@ -79,7 +79,7 @@ class PresignedStorage(Storage, Protocol):
     def complete_multipart(self, key: str, multipart_id: str) -> None:
         """Make the parts that have arrived the object, in the order of their numbers.
 
-        Raises ObjectNotFound, as list_parts.
+        Raises ObjectNotFound, as list_parts: also if it was completed, and only the answer lost.
         """
 
     def abort_multipart(self, key: str, multipart_id: str) -> None:

@@ -8,6 +8,8 @@ from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
 import httpx
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage import LocalStorage, PresignedStorage
@@ -111,6 +113,16 @@ def test_an_upload_that_has_ended_is_none(bucket, upload):
     assert b"".join(bucket.read("up/k")) == b"hello", "what was completed stays as it is"
 
 
+def test_a_completion_whose_answer_is_lost_leaves_the_object(bucket, s3, upload):
+    put(presign(bucket, upload, 1, 5), b"hello")
+    s3.fail("unavailable", key="up/k", method="POST", times=1)  # done, but told otherwise
+    with pytest.raises(StorageError, match="SlowDown"):
+        bucket.complete_multipart("up/k", upload)
+    with pytest.raises(ObjectNotFound):
+        bucket.complete_multipart("up/k", upload)
+    assert b"".join(bucket.read("up/k")) == b"hello"
+
+
 def test_uploads_that_were_begun_long_ago_are_dropped_below_a_prefix(bucket, upload):
     other = bucket.begin_multipart("elsewhere/k")
     begun = 1_289_422_113.0  # moto begins every upload on 2010-11-10 at 20:48:33
@@ -152,6 +164,20 @@ def test_a_url_of_another_key_upload_or_part_is_refused(bucket, upload):
     assert bucket.list_parts("up/k", upload) == {}
     assert bucket.list_parts("up/k", other_upload) == {}
     bucket.abort_multipart("up/k", other_upload)
+
+
+@given(place=st.integers(0, 10_000), char=st.characters(min_codepoint=33, max_codepoint=126))
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_url_with_any_other_character_is_refused(bucket, upload, place, char):
+    url = presign(bucket, upload, 1, 5)
+    begin = url.index("bucket/up/k")
+    place = begin + place % (len(url) - begin)
+    forged = url[:place] + char + url[place + 1 :]
+    if forged != url:
+        assert put(forged, b"hello")[0] == 403
+        assert bucket.list_parts("up/k", upload) == {}
 
 
 def test_a_url_serves_its_method_only(bucket, upload):
