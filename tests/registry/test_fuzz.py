@@ -1,0 +1,211 @@
+"""Whatever is uploaded, it is refused by name or it can be served; nothing crashes, nothing hangs.
+
+A failure names its mutant's number: `mutant(number)` makes the two files again.
+"""
+
+import hashlib
+import io
+import json
+import random
+import re
+import signal
+from collections import Counter
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from kernels.tiles import RANK_ROWS
+from lora.layout import PROJECTIONS, Layout
+from lora.packed import PackedForm, read_header
+from lora.packing import pack
+from registry.base_model import BaseModel
+from registry.errors import InvalidAdapter, TooLarge
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
+from registry.ref import AdapterRef
+from registry.validate import AdapterLimits, check_adapter
+from registry.validator import Validator
+from tests.lora.factories import FORM, SHAPE
+from tests.registry.mutants import mutant
+
+LIMITS = AdapterLimits()
+HANG_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    save_model = pytest.importorskip("tests.tiny_models").save_model
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def base(model_dir, tmp_path_factory):
+    return BaseModel.load(model_dir, "tiny", tmp_path_factory.mktemp("cache"))
+
+
+def outcome(base, number):
+    """The canonical object of a mutant and its check, or its refusal and None."""
+    config, weights = mutant(number)
+    try:
+        checked = check_adapter(config, io.BytesIO(weights), base, LIMITS)
+    except (InvalidAdapter, TooLarge) as error:
+        return error, None
+    written = io.BytesIO()
+    source = io.BytesIO(weights)
+    write_canonical(written, source, checked.header, checked.modules, checked.invocation_tokens)
+    return written.getvalue(), checked
+
+
+@contextmanager
+def no_hang():
+    """In processor time, so that a busy machine is no hang."""
+
+    def give_up(*_):
+        raise AssertionError(f"more than {HANG_S} s")
+
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, HANG_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def uploaded(number):
+    """What a mutant that was accepted means, read without any of our code: module -> (A, B)."""
+    _, weights = mutant(number)
+    start = 8 + int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8:start])
+
+    def tensor(name):
+        entry = header[name]
+        first, end = entry["data_offsets"]
+        raw = weights[start + first : start + end]
+        if entry["dtype"] == "BF16":
+            values = (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = np.frombuffer(raw, {"F16": "<f2", "F32": "<f4"}[entry["dtype"]])
+        return values.astype(np.float32).reshape(entry["shape"])
+
+    names = [name for name in header if name != "__metadata__"]
+    modules = {name.removeprefix("base_model.model.").partition(".lora")[0] for name in names}
+    return {module: [tensor(name) for name in lora_names(module)] for module in modules}
+
+
+def packed(data, form, folder):
+    (folder / "object").write_bytes(data)
+    file = io.BytesIO()
+    pack(folder / "object", hashlib.sha256(data).hexdigest(), form, file)
+    file.seek(0)
+    return file
+
+
+def effects(file):
+    """(layer, projection) -> scale * B @ A of a packed file of float32, from its tiles."""
+    header = read_header(file)
+    slabs = np.frombuffer(file.read(), np.float32).reshape(header.num_slabs, -1)
+    scales = {(layer, projection): scale for layer, projection, scale in header.scales}
+    sums = {}
+    for tile in header.tiles:
+        in_features, out_features = SHAPE.features(tile.projection)
+        rows = slabs[tile.slab, tile.offset_bytes // 4 :][
+            : RANK_ROWS * (in_features + out_features)
+        ]
+        a = rows[: RANK_ROWS * in_features].reshape(RANK_ROWS, in_features).astype(np.float64)
+        b = rows[RANK_ROWS * in_features :].reshape(RANK_ROWS, out_features).astype(np.float64)
+        place = tile.layer, tile.projection
+        sums[place] = sums.get(place, 0.0) + scales[place] * b.T @ a
+    return sums
+
+
+def assert_a_sentence(refusal):
+    assert re.fullmatch("[a-z_]+", refusal.code)
+    assert str(refusal).isprintable()
+    assert str(refusal).isascii()
+    assert str(refusal).endswith(".")
+    assert len(str(refusal)) < 500
+
+
+def assert_served(number, data, checked, folder):
+    """It is packed for every engine, and what is packed adds what was uploaded."""
+    for dtype in ("float16", "bfloat16"):
+        packed(data, PackedForm(Layout.of(SHAPE, 2), dtype, "base-1"), folder)
+    added = effects(packed(data, FORM, folder))
+    for module, (a, b) in uploaded(number).items():
+        layer, projection = int(module.split(".")[2]), PROJECTIONS.index(module.rpartition(".")[2])
+        wanted = checked.modules[module].scale * b.astype(np.float64) @ a.astype(np.float64)
+        found = added.pop((layer, projection))
+        # Sums of other order; beside the largest terms, not beside a sum that cancels.
+        room = 1e-12 * checked.modules[module].scale * np.abs(b).max() * np.abs(a).max() * len(a)
+        assert np.abs(found - wanted).max() <= room
+    assert not added
+
+
+def fuzz(base, numbers, folder):
+    """How many mutants came to what."""
+    ends = Counter()
+    for number in numbers:
+        try:
+            with no_hang():
+                end, checked = outcome(base, number)
+                if checked is None:
+                    assert_a_sentence(end)
+                else:
+                    assert_served(number, end, checked, folder)
+        except Exception as error:
+            raise AssertionError(f"mutant({number})") from error
+        ends[end.code if checked is None else "accepted"] += 1
+    return ends
+
+
+def test_every_mutant_is_served_or_refused_by_name(base, tmp_path):
+    ends = fuzz(base, range(2000), tmp_path)
+    # The mutants would prove little if all were refused, or all for one reason.
+    assert ends["accepted"] > 200
+    assert len(ends) > 15
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_one_of_a_hundred_thousand_mutants_is_served_or_refused_by_name(base, tmp_path):
+    ends = fuzz(base, range(2000, 102_000), tmp_path)
+    assert ends["accepted"] > 10_000
+    print(ends.most_common())  # noqa: T201
+
+
+def test_a_process_of_its_own_comes_to_the_same_end(base, tmp_path):
+    validator = Validator(base, LIMITS)
+    for number in range(24):
+        for name, data in zip((CONFIG_FILE, WEIGHTS_FILE), mutant(number), strict=True):
+            (tmp_path / name).write_bytes(data)
+        end, checked = outcome(base, number)
+        expected = str(end) if checked is None else hashlib.sha256(end).hexdigest()
+        try:
+            found = validator.check("a", tmp_path / CONFIG_FILE, tmp_path / WEIGHTS_FILE).digest
+        except (InvalidAdapter, TooLarge) as error:
+            found = str(error)
+        assert found == expected, f"mutant({number})"
+
+
+def test_what_is_accepted_runs_in_an_engine(base, model_dir, tmp_path):
+    fakes = pytest.importorskip("tests.engine.fakes")
+    objects = {}
+    core = pytest.importorskip("tests.engine.real_core").build_core(
+        model_dir, tmp_path / "engine", objects
+    )
+    accepted = [n for n in range(200) if outcome(base, n)[1] is not None][:24]
+    prompt = [5, 7, 8, *random.Random(1).sample(range(1, 250), 9)]
+    for number in accepted:
+        data, checked = outcome(base, number)
+        digest = hashlib.sha256(data).hexdigest()
+        objects[digest] = data
+        ref = AdapterRef(f"m{number}", 1, digest, f"k/{digest}", checked.passport.rank, len(data))
+        request = fakes.make_message(f"r{number}", prompt=prompt, max_tokens=3, adapter=ref)
+        core.handle("gw", request)
+        outputs = []
+        for _ in range(50):
+            outputs += [o for _, message in core.step() for o in message.outputs]
+        assert outputs[-1].finish_reason in ("length", "stop"), f"mutant({number})"
+        assert fakes.tokens_of(outputs), f"mutant({number})"
