@@ -16,7 +16,6 @@ import numpy as np
 from registry.peft_format import lora_names
 from tests.registry.factories import Tensor, encode, encode_header, make_tensor
 
-VOCAB_SIZE = 320
 WIDTHS = {
     "self_attn.q_proj": (64, 64),
     "self_attn.k_proj": (64, 32),
@@ -40,7 +39,7 @@ VALUES: list[Any] = [
     "q_proj", "none", "lora_only", "LORA", "CAUSAL_LM", "all-linear", "pissa", "eva", ".*",
     "(a+)+$", "[", "\\", r"model\.layers\.0\..*", "(.*)*x", "q_proj|v_proj", "../../etc/passwd",
     "\x00", "\ud800", "é" * 9, "x" * 3000, [], [0], [1], [0, 1], ["q_proj"], ["v_proj", "q_proj"],
-    ["lm_head"], [[]], [None], [7, 8, 9], [319], [320], {}, {"q_proj": 4}, {"q_proj": 0},
+    ["lm_head"], [[]], [None], [7, 8, 9], [291], [292], {}, {"q_proj": 4}, {"q_proj": 0},
     {"v_proj": 3, ".*": 4}, {"": 4}, {"^model.layers.0": 4}, {"a": {"b": {"c": {"d": 1}}}},
     {"cache_file": "/etc/passwd"},
 ]  # fmt: skip

@@ -1,18 +1,18 @@
-"""Adapters that PEFT itself wrote: our ranks and scales are PEFT's."""
+"""Adapters that PEFT itself wrote: our ranks and scales are PEFT's.
+
+Every option of PEFT, through the engine: tests/engine/test_peft_corpus.py.
+"""
 
 import io
-import json
 import warnings
 
 import numpy as np
 import pytest
 
-from registry import peft_config
 from registry.base_model import BaseModel
-from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
-from registry.validate import AdapterLimits, check_adapter, validate_adapter
+from registry.validate import AdapterLimits, check_adapter
 from tests.registry.factories import parse_canonical
 
 torch = pytest.importorskip("torch")
@@ -124,64 +124,3 @@ def test_the_base_model_of_transformers_is_read(llama):
     assert llama.modules["model.layers.1.self_attn.v_proj"] == (32, 16)
     assert llama.modules["model.layers.0.mlp.down_proj"] == (48, 32)
     assert len(llama.modules) == 14
-
-
-@pytest.mark.parametrize(
-    ("feature", "key"),
-    [
-        ({"use_dora": True}, "use_dora"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
-        ({"lora_bias": True}, "lora_bias"),
-        ({"bias": "all"}, "bias"),
-        ({"bias": "lora_only"}, "bias"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices"),
-        ({"target_parameters": ["mlp.up_proj.weight"]}, "target_parameters"),
-        ({"layer_replication": [[0, 2], [1, 2]]}, "layer_replication"),
-        ({"layers_to_transform": [1], "layers_pattern": "layers"}, "layers_pattern"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights"),
-        ({"task_type": "SEQ_CLS"}, "task_type"),
-    ],
-)
-def test_what_peft_can_and_we_cannot_is_refused_by_name(llama, tmp_path, feature, key):
-    write_adapter(llama, tmp_path, r=2, target_modules=["q_proj"], **feature)
-    error = refused(llama, tmp_path)
-    assert error.param == key
-    assert key in str(error)
-
-
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize("others", [[], ["q_proj"]])
-def test_lora_outside_the_layers_is_refused_by_name(llama, tmp_path, module, others):
-    write_adapter(llama, tmp_path, r=2, target_modules=[module, *others])
-    assert module in str(refused(llama, tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("IA3", {"target_modules": ["k_proj"], "feedforward_modules": []}),
-        ("LoHa", {"target_modules": ["q_proj"]}),
-        ("PromptTuning", {"num_virtual_tokens": 4}),
-    ],
-)
-def test_another_method_is_refused_by_its_name(llama, tmp_path, method, options):
-    config = getattr(peft, f"{method}Config")(task_type="CAUSAL_LM", **options)
-    model = transformers.LlamaForCausalLM.from_pretrained(llama.path)
-    peft.get_peft_model(model, config).save_pretrained(tmp_path)
-    error = refused(llama, tmp_path)
-    assert error.param == "peft_type"
-    assert config.peft_type.value in str(error)
-
-
-def refused(base, folder):
-    config = (folder / CONFIG_FILE).read_bytes()
-    with pytest.raises(InvalidAdapter) as caught:
-        validate_adapter(config, folder / WEIGHTS_FILE, base, AdapterLimits())
-    return caught.value
-
-
-def test_every_key_that_this_peft_writes_is_known(llama, tmp_path):
-    write_adapter(llama, tmp_path, **CASES["plain"])
-    known = peft_config._READ | peft_config._IGNORED | peft_config._UNSUPPORTED
-    assert set(json.loads((tmp_path / CONFIG_FILE).read_bytes())) <= known

@@ -181,34 +181,54 @@ def test_memory_that_runs_out_refuses_the_file(base, files):
     assert caught.value.code == "validator_failed"
 
 
-@pytest.mark.parametrize("tenant", ["a", "b"])
-def test_a_tenant_has_one_at_a_time_and_all_have_few(base, files, tmp_path, tenant):
-    """While tenant a's check runs, its second has no turn; nor has another's when one is all."""
-    started, release = tmp_path / "started", tmp_path / "release"
-    os.mkfifo(started)
-    os.mkfifo(release)
-    python = pretender(tmp_path, f"echo > {started}; read line < {release}")
-    limits = ValidatorLimits(max_running=2 if tenant == "a" else 1, max_wait_s=0.0)
-    validator = Validator(base, LIMITS, limits, python)
-    ended = []
+class Held:
+    """A validator whose processes begin and end when the test says so. None of them starts well."""
 
-    def check():
+    def __init__(self, base, files, folder, limits):
+        self._started, self._release = folder / "started", folder / "release"
+        os.mkfifo(self._started)
+        os.mkfifo(self._release)
+        script = f"echo > {self._started}; read line < {self._release}"
+        self._validator = Validator(base, LIMITS, limits, pretender(folder, script))
+        self._files = files
+        self.reasons = []
+
+    def check(self, tenant_id):
         with pytest.raises(ValidatorUnavailable) as caught:
-            validator.check("a", *files)
-        ended.append(caught.value.reason)
+            self._validator.check(tenant_id, *self._files)
+        self.reasons.append(caught.value.reason)
 
-    first = threading.Thread(target=check)
-    first.start()
-    started.read_bytes()
-    with pytest.raises(ValidatorUnavailable) as caught:
-        validator.check(tenant, *files)
-    assert caught.value.reason == "other uploads are being checked"
-    release.write_bytes(b"\n")
+    def begin(self, tenant_id):
+        thread = threading.Thread(target=self.check, args=(tenant_id,))
+        thread.start()
+        return thread
+
+    def wait_for_one(self):
+        self._started.read_bytes()
+
+    def end_one(self):
+        self._release.write_bytes(b"\n")
+
+
+@pytest.mark.parametrize(("tenant", "max_running"), [("a", 2), ("b", 1)])
+def test_a_tenant_has_one_at_a_time_and_all_have_few(base, files, tmp_path, tenant, max_running):
+    limits = ValidatorLimits(max_running=max_running, max_wait_s=0.0)
+    held = Held(base, files, tmp_path, limits)
+    first = held.begin("a")
+    held.wait_for_one()
+    held.check(tenant)
+    assert held.reasons == ["other uploads are being checked"]
+    held.end_one()
     first.join()
-    assert ended == ["it did not start"]
-    started_again = threading.Thread(target=check)
-    started_again.start()
-    started.read_bytes()
-    release.write_bytes(b"\n")
-    started_again.join()
-    assert ended == ["it did not start"] * 2
+    assert held.reasons[1:] == ["it did not start"]
+
+
+def test_who_waits_for_a_turn_gets_it_when_one_ends(base, files, tmp_path):
+    held = Held(base, files, tmp_path, ValidatorLimits(max_wait_s=30.0))
+    threads = [held.begin("a") for _ in range(3)]
+    for _ in threads:
+        held.wait_for_one()
+        held.end_one()
+    for thread in threads:
+        thread.join()
+    assert held.reasons == ["it did not start"] * 3

@@ -1,0 +1,269 @@
+"""Every option of PEFT's LoraConfig: it says what PEFT's merged model says, or is refused by name.
+
+PEFT writes the files. An option that the installed PEFT has and no case sets fails the last test.
+"""
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from peft import LoraConfig
+from peft.tuners.lora import config as options
+from transformers import AutoModelForCausalLM
+
+from registry.base_model import BaseModel
+from registry.errors import InvalidAdapter
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE
+from registry.validate import AdapterLimits, validate_adapter
+from tests.engine.fakes import make_message, tokens_of
+from tests.engine.real_core import add_adapter, build_core
+from tests.oracle import merged_model
+from tests.tiny_models import ALL_TARGETS, save_model
+
+INVOCATION = [17, 18, 19]
+PROMPTS = [[5, *INVOCATION, 7, 9], [*range(30, 60), *INVOCATION, 3], [*INVOCATION, 200, 100, 50]]
+NUM_TOKENS = 8
+UP_DOWN = r"model\.layers\.\d+\.mlp\.(up|down)_proj"
+MIXED = {
+    "rank_pattern": {"layers.0.self_attn.q_proj": 3, r".*\.o_proj": 12, "o_proj": 2},
+    "alpha_pattern": {r"layers\.1\..*": 9, "^model.layers.0.self_attn.q_proj": 5},
+}
+
+SERVED = {
+    "plain": {},
+    "what PEFT takes for this model": {"r": 8, "lora_alpha": 8, "target_modules": None},
+    "odd scale": {"r": 3, "lora_alpha": 7, "target_modules": ["up_proj"]},
+    "rsLoRA": {"r": 6, "use_rslora": True},
+    "all-linear": {"target_modules": "all-linear"},
+    "regex": {"target_modules": UP_DOWN},
+    "names in full": {"target_modules": ["model.layers.1.mlp.up_proj", "layers.0.mlp.up_proj"]},
+    "one layer": {"layers_to_transform": 1},
+    "a list of layers": {"layers_to_transform": [0], "target_modules": ["k_proj", "down_proj"]},
+    "excluded": {"target_modules": "all-linear", "exclude_modules": ["q_proj", "k_proj"]},
+    "excluded by regex": {"target_modules": "all-linear", "exclude_modules": UP_DOWN},
+    "rank pattern": {"rank_pattern": MIXED["rank_pattern"]},
+    "alpha pattern": {"alpha_pattern": MIXED["alpha_pattern"]},
+    "rank and alpha pattern": MIXED,
+    "rank and alpha pattern, rsLoRA": {"use_rslora": True, **MIXED},
+    "rank and alpha pattern, one layer": {
+        "layers_to_transform": [0],
+        "rank_pattern": MIXED["rank_pattern"],
+        "alpha_pattern": {"self_attn.q_proj": 3, ".*up_proj": 11},
+    },
+    "activated": {"alora_invocation_tokens": INVOCATION},
+    "activated, patterns, rsLoRA": {
+        "alora_invocation_tokens": INVOCATION, "use_rslora": True, **MIXED
+    },
+    "gaussian": {"init_lora_weights": "gaussian"},
+    "orthogonal": {"init_lora_weights": "orthogonal"},
+    "random from the start": {"init_lora_weights": False},
+    "EVA": {"init_lora_weights": "eva", "eva_config": options.EvaConfig(rho=2.0)},
+    "dropout": {"lora_dropout": 0.5},
+    "notes": {
+        "peft_version": "0.1", "base_model_name_or_path": "me/tiny", "revision": "main",
+        "inference_mode": True,
+    },
+    "another megatron core": {"megatron_core": "somewhere.else"},
+    "group size of a QALoRA that is off": {"qalora_group_size": 8},
+    # PEFT keeps it to itself.
+    "runtime": {"runtime_config": options.LoraRuntimeConfig(ephemeral_gpu_offload=True)},
+    # PEFT corrects it for linear layers, with a warning.
+    "fan in fan out": {"fan_in_fan_out": True},
+}  # fmt: skip
+
+REFUSED = {
+    "DoRA": {"use_dora": True},
+    "LoRA bias": {"lora_bias": True},
+    "all biases": {"bias": "all"},
+    "biases beside LoRA": {"bias": "lora_only"},
+    "another task": {"task_type": "SEQ_CLS"},
+    "no task": {"auto_mapping": {"base_model_class": "X", "parent_library": "os"}},
+    "saved head": {"modules_to_save": ["lm_head"]},
+    "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
+    "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
+    "trained tokens": {"trainable_token_indices": [1, 2]},
+    "parameters": {
+        "target_parameters": ["mlp.up_proj.weight"], "target_modules": ["q_proj"]
+    },
+    "tied": {"ensure_weight_tying": True},
+    "PiSSA": {"init_lora_weights": "pissa"},
+    "fast PiSSA": {"init_lora_weights": "pissa_niter_4"},
+    "OLoRA": {"init_lora_weights": "olora"},
+    "MiCA": {"init_lora_weights": "mica"},
+    "LoRA-GA": {"init_lora_weights": "lora_ga", "lora_ga_config": options.LoraGAConfig()},
+    "LoRA-GA's options": {"lora_ga_config": options.LoraGAConfig()},
+    "CorDA's paths": {"corda_config": options.CordaConfig(cache_file="/etc/passwd")},
+    "VeLoRA": {"velora_config": options.VeloraConfig()},
+    "QALoRA": {"use_qalora": True},
+    "MonteCLoRA": {"monteclora_config": options.MontecloraConfig()},
+    "KaSA": {"kasa_config": options.KasaConfig()},
+}  # fmt: skip
+
+# PEFT writes the config, but needs what is not here (scipy, megatron, statistics) for the model.
+ONLY_WRITTEN = {
+    "CorDA": {"init_lora_weights": "corda", "corda_config": options.CordaConfig()},
+    "LoftQ": {"init_lora_weights": "loftq"},
+    "LoftQ's options": {"loftq_config": {"loftq_bits": 4}},
+    "megatron": {"megatron_config": {"hidden_size": 64}},
+    "block diagonal": {"use_bdlora": options.BdLoraConfig()},
+    "arrow": {"arrow_config": options.ArrowConfig()},
+    "fan in fan out of other layers": {"fan_in_fan_out": True},
+}
+
+METHODS = {
+    "IA3": {"target_modules": ["k_proj"], "feedforward_modules": []},
+    "LoHa": {"target_modules": ["q_proj"]},
+    "PromptTuning": {"num_virtual_tokens": 4},
+}
+
+
+class World:
+    """The tiny model, and an engine that serves it with any adapter."""
+
+    def __init__(self, folder: Path) -> None:
+        torch.set_num_threads(1)
+        self.folder = folder
+        self.model_dir = save_model(folder / "model")
+        self.base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
+        self.objects: dict[str, bytes] = {}
+        self.core = build_core(self.model_dir, folder / "engine", self.objects)
+        self._numbers = itertools.count()
+
+    def fresh_model(self):
+        return AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+
+    def tokens(self, adapter, prompts):
+        """What the engine says to each prompt, all in one batch."""
+        outputs = {f"r{next(self._numbers)}": [] for _ in prompts}
+        for name, prompt in zip(outputs, prompts, strict=True):
+            self.core.handle(
+                "gw", make_message(name, prompt=prompt, max_tokens=NUM_TOKENS, adapter=adapter)
+            )
+        for _ in range(200):
+            for _, message in self.core.step():
+                for output in message.outputs:
+                    outputs[output.request_id].append(output)
+            if not self.core.scheduler.has_work:
+                return [tokens_of(answer) for answer in outputs.values()]
+        raise AssertionError("somebody waits for ever")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def base_says(world):
+    return world.tokens(None, PROMPTS)
+
+
+def make_config(changes):
+    return LoraConfig(
+        **{"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ALL_TARGETS}
+        | changes
+    )
+
+
+def write(world, folder, changes, dtype=torch.float32):
+    """An adapter as PEFT saves it, with random weights that change what the model says."""
+    torch.manual_seed(3)
+    model = peft.get_peft_model(world.fresh_model(), make_config(changes))
+    if "eva_config" in changes:
+        batch = torch.tensor([PROMPTS[1]])
+        batches = [{"input_ids": batch, "attention_mask": torch.ones_like(batch)}] * 4
+        peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
+            parameter.data = parameter.data.to(dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+@torch.inference_mode()
+def assert_merged_says(model_dir, adapter_dir, prompts, answers):
+    model = merged_model(model_dir, adapter_dir)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        assert answer == logits.argmax(-1).tolist()
+
+
+def assert_served(world, folder, base_says):
+    adapter = add_adapter(world.objects, world.model_dir, folder, world.folder)
+    answers = world.tokens(adapter, PROMPTS)
+    assert answers != base_says
+    assert_merged_says(world.model_dir, folder, PROMPTS, answers)
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_an_option_that_is_served_says_what_the_merged_model_says(world, base_says, tmp_path, case):
+    assert_served(world, write(world, tmp_path / "adapter", SERVED[case]), base_says)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_files_of_half_the_bytes_say_what_the_merged_model_says(world, base_says, tmp_path, dtype):
+    folder = write(world, tmp_path / "adapter", MIXED, dtype)
+    assert_served(world, folder, base_says)
+
+
+def refusal(world, folder):
+    config = (folder / CONFIG_FILE).read_bytes()
+    with pytest.raises(InvalidAdapter) as caught:
+        validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
+    return caught.value
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_option_that_is_not_served_is_refused_by_name(world, tmp_path, case):
+    error = refusal(world, write(world, tmp_path, REFUSED[case]))
+    assert error.param in REFUSED[case]
+    assert error.param in str(error)
+
+
+@pytest.mark.parametrize("case", ONLY_WRITTEN)
+def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path, case):
+    write(world, tmp_path, {})
+    config = make_config({})
+    for key, value in ONLY_WRITTEN[case].items():
+        setattr(config, key, value)
+    config.save_pretrained(tmp_path)
+    error = refusal(world, tmp_path)
+    assert error.param in ONLY_WRITTEN[case]
+    assert error.param in str(error)
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
+@pytest.mark.parametrize("others", [[], ["q_proj"]])
+def test_lora_outside_the_layers_is_refused_by_name(world, tmp_path, module, others):
+    write(world, tmp_path, {"target_modules": [module, *others]})
+    assert module in str(refusal(world, tmp_path))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_another_method_is_refused_by_its_name(world, tmp_path, method):
+    config = getattr(peft, f"{method}Config")(task_type="CAUSAL_LM", **METHODS[method])
+    peft.get_peft_model(world.fresh_model(), config).save_pretrained(tmp_path)
+    error = refusal(world, tmp_path)
+    assert error.param == "peft_type"
+    assert config.peft_type.value in str(error)
+
+
+def test_no_option_of_this_peft_is_in_no_case():
+    cases = [*SERVED.values(), *REFUSED.values(), *ONLY_WRITTEN.values()]
+    # Which method it is, every config says; other methods have cases of their own.
+    tried = {"peft_type"} | {key for case in cases for key in case}
+    assert {field.name for field in dataclasses.fields(LoraConfig)} == tried
+
+
+def test_every_key_that_this_peft_writes_is_known(world, tmp_path):
+    from registry import peft_config
+
+    write(world, tmp_path, {})
+    known = peft_config._READ | peft_config._IGNORED | peft_config._UNSUPPORTED
+    assert set(json.loads((tmp_path / CONFIG_FILE).read_bytes())) <= known
