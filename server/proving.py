@@ -73,7 +73,9 @@ class Prover:
         self._is_ready = is_ready
         self._work_dir = work_dir
         self._config = config or ProverConfig()
-        self._running: dict[asyncio.Task[None], Upload] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        # Those without a verdict yet, by upload_id.
+        self._claimed: dict[str, Upload] = {}
         self._deaths: OrderedDict[str, int] = OrderedDict()
         # One at a time, the next one is fetched meanwhile: a dead engine has one suspect.
         self._engine = asyncio.Lock()
@@ -99,10 +101,9 @@ class Prover:
 
     async def step(self) -> None:
         """Renew the claims of what runs, and start what there is room for."""
-        running = list(self._running.values())
-        if running:
-            await self._claim_until(running, self._config.claim_s)
-        room = self._config.max_running - len(running)
+        if self._claimed:
+            await self._claim_until(list(self._claimed.values()), self._config.claim_s)
+        room = self._config.max_running - len(self._running)
         if room > 0 and self._is_ready():
             claimed = await self._database.write(
                 lambda conn: proofs.claim_proofs(
@@ -110,8 +111,9 @@ class Prover:
                 )
             )
             for upload in claimed:
-                task = asyncio.create_task(self._run_one(upload))
-                self._running[task] = upload
+                self._claimed[upload.upload_id] = upload
+                task = asyncio.create_task(self._run_one(upload), name=upload.upload_id)
+                self._running.add(task)
                 task.add_done_callback(self._note_end)
 
     async def wait_proved(self, upload: Upload, timeout_s: float) -> Upload:
@@ -132,6 +134,8 @@ class Prover:
     async def _run_one(self, upload: Upload) -> None:
         try:
             proof = await self._proof_of(upload)
+            # From here on a renewal would undo what the verdict says of the claim.
+            del self._claimed[upload.upload_id]
             ended = await self._database.write(
                 lambda conn: proofs.finish_proof(
                     self._uploads, conn, upload, proof, retry_s=self._config.retry_s
@@ -200,20 +204,21 @@ class Prover:
         await self._database.write(renew)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        upload = self._running.pop(task)
+        self._running.remove(task)
         if not task.cancelled() and (error := task.exception()):
-            logger.error("proving %s failed", upload.upload_id, exc_info=error)
+            self._claimed.pop(task.get_name(), None)
+            logger.error("proving %s failed", task.get_name(), exc_info=error)
         ended, self._ended = self._ended, asyncio.Event()
         ended.set()
         self.wake()
 
     async def _give_back(self) -> None:
-        running = dict(self._running)
+        running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         with contextlib.suppress(DatabaseError):
-            await self._claim_until(list(running.values()), 0)
+            await self._claim_until(list(self._claimed.values()), 0)
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
