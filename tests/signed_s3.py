@@ -10,7 +10,6 @@ store knows. So a URL, a header, a length or a body is proved here by what prove
 
 import contextlib
 import hashlib
-import hmac
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,6 @@ _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^,]+), ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]+)"
 )
 _CREDENTIAL = re.compile(r"([^/]+)/(\d{8})/([^/]+)/s3/aws4_request")
-_TIMESTAMP = re.compile(r"\d{8}T\d{6}Z")
 _MAX_SKEW_S = 15 * 60
 _MAX_EXPIRES_S = 7 * 24 * 3600
 
@@ -60,27 +58,27 @@ class Signatures:
     ) -> Refusal | None:
         claim = _claim(target, headers)
         scope = _CREDENTIAL.fullmatch(claim.credential) if claim else None
-        if claim is None or scope is None or not _TIMESTAMP.fullmatch(claim.timestamp):
+        signed_at_s = _seconds(claim.timestamp) if claim else None
+        if claim is None or scope is None or signed_at_s is None:
             return Refusal(403, "AccessDenied")
         access_key, date, region = scope.groups()
         if access_key != self._credentials.access_key:
             return Refusal(403, "InvalidAccessKeyId")
-        if not self._is_now(claim):
+        if not self._is_now(signed_at_s, claim.expires_s):
             code = "RequestTimeTooSkewed" if claim.expires_s is None else "AccessDenied"
             return Refusal(403, code)
         if not _signs_enough(claim, headers) or not claim.timestamp.startswith(date):
             return Refusal(403, "AccessDenied")
-        if not hmac.compare_digest(self._sign(claim, region, method, headers), claim.signature):
+        if claim.signature != self._sign(claim, region, method, headers):
             return Refusal(403, "SignatureDoesNotMatch")
         declared = headers.get("x-amz-content-sha256", UNSIGNED_PAYLOAD)
         if declared not in (UNSIGNED_PAYLOAD, hashlib.sha256(body).hexdigest()):
             return Refusal(400, "XAmzContentSHA256Mismatch")
         return None
 
-    def _is_now(self, claim: _Claim) -> bool:
-        signed_at = datetime.strptime(claim.timestamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC)
-        age_s = time.time() + self.ahead_s - signed_at.timestamp()
-        lasts_s = _MAX_SKEW_S if claim.expires_s is None else claim.expires_s
+    def _is_now(self, signed_at_s: float, expires_s: int | None) -> bool:
+        age_s = time.time() + self.ahead_s - signed_at_s
+        lasts_s = _MAX_SKEW_S if expires_s is None else expires_s
         return -_MAX_SKEW_S <= age_s <= lasts_s <= _MAX_EXPIRES_S
 
     def _sign(self, claim: _Claim, region: str, method: str, headers: Mapping[str, str]) -> str:
@@ -104,7 +102,7 @@ def _claim(target: str, headers: Mapping[str, str]) -> _Claim | None:
         return _Claim(credential, _names(signed), signature, timestamp, target, None)
     query = dict(parse_qsl(urlsplit(target).query, keep_blank_values=True))
     signature, expires = query.get("X-Amz-Signature", ""), query.get("X-Amz-Expires", "")
-    if not signature or not expires.isdigit() or query.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256":
+    if query.get("X-Amz-Algorithm") != "AWS4-HMAC-SHA256" or not expires.isdecimal():
         return None
     return _Claim(
         credential=query.get("X-Amz-Credential", ""),
@@ -114,6 +112,13 @@ def _claim(target: str, headers: Mapping[str, str]) -> _Claim | None:
         target=target.replace(f"&X-Amz-Signature={signature}", ""),
         expires_s=int(expires),
     )
+
+
+def _seconds(timestamp: str) -> float | None:
+    try:
+        return datetime.strptime(timestamp, SIGV4_TIMESTAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def _names(signed_headers: str) -> frozenset[str]:

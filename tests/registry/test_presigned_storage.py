@@ -35,7 +35,8 @@ def presign(bucket, upload, number, num_bytes, key="up/k"):
 
 def put(url, data, **headers):
     """As curl would: no credentials, no proxy. The status and S3's code."""
-    answer = httpx.put(url, content=data, headers=headers, trust_env=False)
+    # verify: to load certificates that nobody shows takes longer than all the rest.
+    answer = httpx.put(url, content=data, headers=headers, trust_env=False, verify=False)
     return answer.status_code, answer.text.partition("<Code>")[2].partition("</Code>")[0]
 
 
@@ -168,7 +169,7 @@ def test_a_url_of_another_key_upload_or_part_is_refused(bucket, upload):
 
 @given(place=st.integers(0, 10_000), char=st.characters(min_codepoint=33, max_codepoint=126))
 @settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_a_url_with_any_other_character_is_refused(bucket, upload, place, char):
     url = presign(bucket, upload, 1, 5)
@@ -205,6 +206,7 @@ def test_a_url_is_over_when_its_time_is(bucket, upload, signatures):
         ("X-Amz-SignedHeaders", "content-length"),
         ("X-Amz-Algorithm", "none"),
         ("X-Amz-Date", "now"),
+        ("X-Amz-Date", "20263121T182359Z"),
         ("X-Amz-Expires", "0"),
         ("X-Amz-Expires", "-1"),
         ("X-Amz-Credential", "somebody/20300101/us-east-1/s3/aws4_request"),
