@@ -222,5 +222,7 @@ class Prover:
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    # Not wait_for: in Python 3.11 it may swallow a cancellation that comes with the event.
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
