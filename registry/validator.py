@@ -49,7 +49,8 @@ class ValidatorLimits:
     """What validators may take of the machine.
 
     max_running: at once, and one per tenant.   max_wait_s: for a turn.
-    base_s, bytes_per_s: what a check may take, in wall-clock and in processor time.
+    base_s, bytes_per_s: what a check may take of processor time: a few times what it needs.
+    wall_ratio: seconds by the clock for each of those. It is nice, so it waits for the engine.
     memory_bytes: of address space.   max_answer_bytes: also of what it prints when it fails.
     """
 
@@ -57,12 +58,13 @@ class ValidatorLimits:
     max_wait_s: float = 120.0
     base_s: float = 30.0
     bytes_per_s: float = 20e6
+    wall_ratio: float = 4.0
     memory_bytes: int = 1 << 30
     open_files: int = 16
     niceness: int = 10
     max_answer_bytes: int = 1 << 20
 
-    def seconds_for(self, size_bytes: int) -> float:
+    def cpu_s(self, size_bytes: int) -> float:
         return self.base_s + size_bytes / self.bytes_per_s
 
 
@@ -83,11 +85,11 @@ class ValidatedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a process ended. seconds: that it had.   printed, complaints: their beginnings."""
+    """How a process ended. cpu_s: its limit.   printed, complaints: the beginnings."""
 
     status: int
     is_late: bool
-    seconds: float
+    cpu_s: float
     printed: bytes
     complaints: bytes
 
@@ -150,9 +152,9 @@ class Validator:
     def _run(self, config: bytes, weights: IO[bytes], target: IO[bytes]) -> _Ended:
         """One process from its start to its end. Raises OSError when it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
-        seconds = self._limits.seconds_for(size_bytes)
+        cpu_s = self._limits.cpu_s(size_bytes)
         request = {
-            "confinement": self._confinement(size_bytes, seconds),
+            "confinement": self._confinement(size_bytes, cpu_s),
             "limits": asdict(self._adapter_limits),
             "base": {
                 "model_id": self.base.model_id,
@@ -178,7 +180,9 @@ class Validator:
                 start_new_session=True,
             ) as process:
                 try:
-                    process.communicate(json.dumps(request).encode(), seconds)
+                    process.communicate(
+                        json.dumps(request).encode(), cpu_s * self._limits.wall_ratio
+                    )
                 except subprocess.TimeoutExpired:
                     is_late = True
                 finally:
@@ -186,17 +190,17 @@ class Validator:
             return _Ended(
                 status=process.returncode,
                 is_late=is_late,
-                seconds=seconds,
+                cpu_s=cpu_s,
                 printed=_head_of(printed, self._limits.max_answer_bytes + 1),
                 complaints=_head_of(complaints, _COMPLAINT_BYTES),
             )
 
-    def _confinement(self, size_bytes: int, seconds: float) -> dict[str, int]:
+    def _confinement(self, size_bytes: int, cpu_s: float) -> dict[str, int]:
         limits = self._limits
         return {
             "memory_bytes": limits.memory_bytes,
             "file_bytes": size_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
-            "cpu_s": math.ceil(seconds),
+            "cpu_s": math.ceil(cpu_s),
             "open_files": limits.open_files,
             "niceness": limits.niceness,
         }
@@ -216,7 +220,7 @@ def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
     if ended.is_late or ended.status == -signal.SIGXCPU:
         raise InvalidAdapter(
             code="validator_timeout",
-            message=f"The files could not be checked within {ended.seconds:.0f} s; "
+            message=f"The files could not be checked in {ended.cpu_s:.0f} s of work; "
             "save the adapter with PEFT again.",
             param=WEIGHTS_FILE,
         )
