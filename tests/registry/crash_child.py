@@ -1,0 +1,354 @@
+"""`python -m tests.registry.crash_child`: a gateway's work on adapters, killed where it is told.
+
+One line of JSON in, one out. A process is forked for every line, so that none pays for imports:
+
+    {"do": "run", "folder", "kill_at"}   do the script from where it was left; killed by SIGKILL at
+                                         the kill_at-th boundary of a transaction or the store
+    {"do": "look", "folder"}             what there is, as found and after a sweep long afterwards
+
+A boundary is before, within and after a transaction, and before and after each call of the store.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from registry import proofs, sweep, tables
+from registry.alias_rows import Canary, Target
+from registry.catalog import Catalog
+from registry.completion import complete_upload
+from registry.errors import AdapterNotFound, NotFound
+from registry.proof import Proof
+from registry.storage import LocalStorage
+from registry.upload_rows import COMPLETE, OPEN, PROVING, Upload
+from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
+from server.database import Database
+from tests.registry.factories import (
+    InProcessValidator,
+    declare,
+    encode,
+    make_adapter,
+    make_base,
+    make_config,
+    make_files,
+    sha256,
+)
+
+TENANT = "tenant-a"
+LIMITS = RegistryLimits(part_bytes=2000)
+_LONG_AFTERWARDS_S = 2 * 24 * 3600
+
+
+class Points:
+    """Counts boundaries; the one that was named is the last."""
+
+    def __init__(self, kill_at: int) -> None:
+        self.kill_at = kill_at
+        self.count = 0
+
+    def reach(self) -> None:
+        self.count += 1
+        if self.count == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class PointedStorage(LocalStorage):
+    """A folder with a boundary before and after all that changes it."""
+
+    def __init__(self, root: Path, points: Points) -> None:
+        super().__init__(root)
+        self._points = points
+
+    def put(self, key: str, path: Path) -> None:
+        self._points.reach()
+        super().put(key, path)
+        self._points.reach()
+
+    def delete(self, key: str) -> None:
+        self._points.reach()
+        super().delete(key)
+        self._points.reach()
+
+
+@dataclass
+class World:
+    """One gateway on a database and a store."""
+
+    folder: Path
+    points: Points
+    late_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.database = Database(data_dir=self.folder)
+        storage = PointedStorage(self.folder / "store", self.points)
+        self.catalog = Catalog(_BASES[0], self.clock)
+        self.uploads = Uploads(self.catalog, storage, LIMITS, self.clock, self.folder)
+        self.uploads.validator = InProcessValidator(_BASES[0])  # type: ignore[assignment]
+        self.storage = storage
+
+    def clock(self) -> float:
+        return time.time() + self.late_s
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        self.points.reach()
+        with self.database.begin() as conn:
+            yield conn
+            self.points.reach()
+        self.points.reach()
+
+    def target(self, name: str, alias: str) -> Target | None:
+        with self.database.begin() as conn:
+            try:
+                return self.catalog.get_adapter(conn, TENANT, name).aliases.get(alias)
+            except NotFound:
+                return None
+
+    def has_version(self, name: str, number: int) -> bool:
+        with self.database.begin() as conn:
+            try:
+                found = self.catalog.list_versions(conn, TENANT, name)
+            except NotFound:
+                return False
+            return number in [version.version for version in found]
+
+
+@dataclass(frozen=True)
+class Step:
+    """is_done: whether the world shows that it was done, for one who cannot remember."""
+
+    name: str
+    do: Callable[[World], object]
+    is_done: Callable[[World], bool]
+
+
+def _push(
+    name: str, seed: int, alias: str | None = None, verdict: str = "passed"
+) -> Callable[[World], None]:
+    """As a client does that remembers its upload: create, send what is missing, complete."""
+
+    def do(world: World) -> None:
+        files = make_files(make_config(), encode(make_adapter(_BASES[0], seed=seed)))
+        memory = world.folder / f"memory-{name}-{seed}"
+        if memory.exists():
+            with world.begin() as conn:
+                upload = world.uploads.get_upload(conn, TENANT, memory.read_text())
+        else:
+            with world.begin() as conn:
+                upload = world.uploads.create_upload(
+                    conn, TENANT, "key-1", name, declare(files), alias
+                )
+            memory.write_text(upload.upload_id)
+        if upload.state == OPEN:
+            _send(world, upload, files)
+            upload = complete_upload(world.uploads, world.begin, TENANT, upload.upload_id)
+        if upload.state == PROVING:
+            with world.begin() as conn:
+                proof = Proof(verdict=verdict, message=verdict)  # type: ignore[arg-type]
+                upload = proofs.finish_proof(world.uploads, conn, upload, proof, retry_s=1)
+            sweep.discard(world.uploads, world.begin, upload)
+        assert (upload.state == COMPLETE) == (verdict == "passed"), upload
+
+    return do
+
+
+def _send(world: World, upload: Upload, files: dict[str, bytes]) -> None:
+    part = world.folder / "part"
+    for filename, data in files.items():
+        at = upload.files[filename].received_bytes
+        for start in range(at, len(data), LIMITS.part_bytes):
+            raw = data[start : start + LIMITS.part_bytes]
+            part.write_bytes(raw)
+            world.uploads.put_part(
+                world.begin, TENANT, upload.upload_id, filename, start, part, len(raw),
+                sha256(raw), len(data),
+            )  # fmt: skip
+
+
+def _in_transaction(method: str, *arguments: Any, **options: Any) -> Callable[[World], None]:
+    def do(world: World) -> None:
+        with world.begin() as conn:
+            getattr(world.catalog, method)(conn, TENANT, *arguments, **options)
+
+    return do
+
+
+def _means(alias: str, version: int, canary: Canary | None = None) -> Callable[[World], bool]:
+    return lambda world: world.target("pirate", alias) == Target(version, canary)
+
+
+def _was_refused(world: World) -> bool:
+    query = select(tables.uploads.c.state).where(tables.uploads.c.error_code == "no_effect")
+    with world.database.begin() as conn:
+        return conn.execute(query).first() is not None
+
+
+CANARY = Canary(1, 10)
+SCRIPT = [
+    Step("push 1", _push("pirate", 1, "prod"), lambda w: w.has_version("pirate", 1)),
+    Step("push 2", _push("pirate", 2), lambda w: w.has_version("pirate", 2)),
+    Step(
+        "move",
+        _in_transaction("set_alias", "pirate", "prod", 2, CANARY),
+        _means("prod", 2, CANARY),
+    ),
+    Step("roll back", _in_transaction("roll_back_alias", "pirate", "prod"), _means("prod", 1)),
+    Step("push a bad one", _push("pirate", 3, verdict="no_effect"), _was_refused),
+    Step("push 3", _push("pirate", 4), lambda w: w.has_version("pirate", 3)),
+    Step(
+        "delete 2",
+        _in_transaction("delete_version", "pirate", 2),
+        lambda w: w.has_version("pirate", 3) and not w.has_version("pirate", 2),
+    ),
+    Step(
+        "restore 2",
+        _in_transaction("restore_version", "pirate", 2),
+        lambda w: w.has_version("pirate", 2),
+    ),
+    Step(
+        "delete",
+        _in_transaction("delete_adapter", "pirate"),
+        lambda w: not w.has_version("pirate", 1),
+    ),
+    Step(
+        "restore",
+        _in_transaction("restore_adapter", "pirate"),
+        lambda w: w.has_version("pirate", 1),
+    ),
+    Step("push it elsewhere", _push("parrot", 1), lambda w: w.has_version("parrot", 1)),
+    Step(
+        "delete that",
+        _in_transaction("delete_adapter", "parrot"),
+        lambda w: not w.has_version("parrot", 1),
+    ),
+]
+
+
+def run(folder: Path, kill_at: int) -> dict[str, Any]:
+    """The script from its first step that was not acknowledged; what is done stays done."""
+    world, log = World(folder, Points(kill_at)), folder / "acknowledged"
+    done = log.read_text().splitlines() if log.exists() else []
+    # Of the first step that was not acknowledged nobody knows whether it was done before the kill.
+    is_unsure = (folder / "killed").exists()
+    (folder / "killed").touch()
+    for step in SCRIPT[len(done) :]:
+        if not (is_unsure and step.is_done(world)):
+            step.do(world)
+        is_unsure = False
+        with log.open("a") as file:
+            file.write(f"{step.name}\n")
+    world.database.close()
+    return {"points": world.points.count}
+
+
+def look(folder: Path) -> dict[str, Any]:
+    """What is wrong as it was found; and what there is after everything abandoned is swept."""
+    world, log = World(folder, Points(0)), folder / "acknowledged"
+    done = len(log.read_text().splitlines()) if log.exists() else 0
+    wrong = [*_broken_versions(world), *_unrecorded_moves(world)]
+    last, following = SCRIPT[done - 1], SCRIPT[min(done, len(SCRIPT) - 1)]
+    if done and not (last.is_done(world) or following.is_done(world)):
+        wrong.append(f"{last.name!r} was acknowledged and is lost")
+    world.late_s = _LONG_AFTERWARDS_S
+    sweep.sweep_uploads(world.uploads, world.begin)
+    sweep.sweep_objects(world.uploads, world.begin)
+    wrong += _broken_versions(world)
+    state = _state(world)
+    world.database.close()
+    return {"wrong": wrong, "acknowledged": done, **state}
+
+
+def _broken_versions(world: World) -> list[str]:
+    """Versions that could be served, or restored, and whose object is not what they say."""
+    versions, wrong = tables.adapter_versions, []
+    with world.database.begin() as conn:
+        for row in conn.execute(select(versions).where(versions.c.state != "purged")):
+            try:
+                data = b"".join(world.storage.read(row.object_key))
+            except Exception as error:
+                wrong.append(f"version {row.version}: {error}")
+                continue
+            if hashlib.sha256(data).hexdigest() != row.digest or len(data) != row.size_bytes:
+                wrong.append(f"version {row.version} has another object")
+    return wrong
+
+
+def _unrecorded_moves(world: World) -> list[str]:
+    """Aliases that mean something else than the last move, or the audit log, says."""
+    aliases, moves, wrong = tables.adapter_aliases, tables.alias_moves, []
+    with world.database.begin() as conn:
+        for row in conn.execute(select(aliases)):
+            query = select(moves).where(
+                moves.c.adapter_id == row.adapter_id, moves.c.alias == row.alias
+            )
+            last = conn.execute(query.order_by(moves.c.move_id.desc())).first()
+            if last is None or (last.version, last.canary_version, last.canary_percent) != (
+                row.version, row.canary_version, row.canary_percent,
+            ):  # fmt: skip
+                wrong.append(f"the alias {row.alias} moved without a row")
+        num_moves = len(conn.execute(select(moves)).all())
+        audit = tables.audit_log
+        query = select(audit).where(audit.c.action == "alias.move")
+        if num_moves != len(conn.execute(query).all()):
+            wrong.append("moves and the audit log differ")
+    return wrong
+
+
+def _state(world: World) -> dict[str, Any]:
+    versions = tables.adapter_versions
+    with world.database.begin() as conn:
+        found = conn.execute(select(versions).order_by(versions.c.digest, versions.c.version)).all()
+        states = conn.execute(select(tables.uploads.c.state)).scalars()
+        open_uploads = [state for state in states if state in (OPEN, PROVING)]
+        aliases = {}
+        for name in ("pirate", "parrot"):
+            try:
+                meant = world.catalog.get_adapter(conn, TENANT, name).aliases
+            except AdapterNotFound:
+                continue
+            aliases[name] = {alias: str(target) for alias, target in meant.items()}
+    return {
+        "versions": [[row.digest, row.version, row.state] for row in found],
+        "aliases": aliases,
+        "open_uploads": open_uploads,
+        "orphans": sorted(
+            {each.key for each in world.storage.list("")} - {row.object_key for row in found}
+        ),
+    }
+
+
+_BASES: list[Any] = []
+
+
+def main() -> None:
+    _BASES.append(make_base(Path(sys.argv[1])))
+    for line in sys.stdin:
+        order = json.loads(line)
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            folder = Path(order["folder"])
+            answer = run(folder, order["kill_at"]) if order["do"] == "run" else look(folder)
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            sys.stdout.write(json.dumps({"killed": True}) + "\n")
+        elif status:
+            sys.stdout.write(json.dumps({"failed": True}) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
