@@ -131,7 +131,10 @@ class Validator:
                     ended = self._run(config.read_bytes(), source, out)
             except OSError as error:
                 raise ValidatorUnavailable(reason=str(error)) from error
-        return _validated(_answer_of(ended, self._limits.max_answer_bytes))
+        validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
+        if not validated.is_offline:
+            _log.warning("the validator had the gateway's network: no namespace can be made here")
+        return validated
 
     @contextmanager
     def _turn_of(self, tenant_id: str) -> Iterator[None]:

@@ -115,6 +115,14 @@ def test_it_reaches_no_network_where_the_system_can_keep_it_away():
     assert "as before" in said or "Network is unreachable" in said
 
 
+def test_a_system_that_cannot_keep_it_off_the_network_is_told_of(base, files, tmp_path, caplog):
+    answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": False}
+    script = f"echo ready; echo '{json.dumps(answer)}'"
+    validated = Validator(base, LIMITS, python=pretender(tmp_path, script)).check("a", *files)
+    assert not validated.is_offline
+    assert "network" in caplog.text
+
+
 def test_it_imports_no_model_library_and_no_database():
     said = in_a_validator("print(*sys.modules)")
     heavy = {"torch", "transformers", "peft", "safetensors", "sqlalchemy", "boto3", "fastapi"}
