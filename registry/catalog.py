@@ -12,7 +12,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
-from registry import adapter_rows, alias_rows, deleted_rows
+from registry import adapter_rows, alias_rows, deleted_rows, grants, pins
 from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, Version
 from registry.alias_rows import Canary, Target
 from registry.audit import record_audit
@@ -146,11 +146,13 @@ class Catalog(Directory):
     ) -> None:
         """Take the name, its versions and aliases out of sight, until it is restored.
 
-        A later upload of the name goes on with the next version number.
+        Its pin and its grants end. A later upload of the name goes on with the next version number.
         """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
         now_ms = self._now_ms()
+        pins.follow_latest(conn, adapter, None, now_ms)
+        grants.revoke_all(conn, adapter, actor=actor, now_ms=now_ms)
         deleted_rows.delete_adapter(conn, tenant_id, adapter.adapter_id, now_ms)
         self._record(conn, "removed", adapter, None, actor)
 
@@ -232,9 +234,10 @@ class Catalog(Directory):
         now_ms = self._now_ms()
         alias_rows.put_target(conn, tenant_id, adapter_id, alias, target, now_ms)
         alias_rows.insert_move(conn, tenant_id, adapter_id, alias, target, now_ms, actor)
-        record_event(
-            conn, "moved", tenant_id, adapter_id, target.version if target else None, now_ms
-        )
+        for number in sorted(target.versions) if target else [None]:
+            record_event(conn, "moved", tenant_id, adapter_id, number, now_ms)
+        if alias == LATEST:
+            pins.follow_latest(conn, adapter, target.version if target else None, now_ms)
         record_audit(
             conn,
             at_ms=now_ms,

@@ -17,7 +17,7 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import errors
+from server import adapter_watch, errors
 from server.auth import AuthError, record_key_use
 from server.database import DatabaseError
 from server.deps import authenticate, require_admin
@@ -26,7 +26,7 @@ from server.gateway import Gateway, now_ms
 from server.limits import RateLimited
 from server.metrics import Metrics
 from server.prices import ensure_price
-from server.routes import adapters, admin, inference, machines, models, uploads, usage
+from server.routes import adapters, admin, inference, machines, models, sharing, uploads, usage
 from server.tenants import TenantError
 
 _SWEEP_S = 60.0
@@ -40,7 +40,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
-    for module in (inference, models, adapters, uploads, usage):
+    for module in (inference, models, adapters, sharing, uploads, usage):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     app.include_router(admin.router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
@@ -57,15 +57,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await gateway.engines.start()
     settling = asyncio.create_task(gateway.settler.run())
     sweeping = asyncio.create_task(_sweep(gateway))
+    watching = asyncio.create_task(adapter_watch.watch(gateway))
     proving = asyncio.create_task(gateway.prover.run())
     try:
         yield
     finally:
         sweeping.cancel()
+        watching.cancel()
         proving.cancel()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        await asyncio.gather(settling, sweeping, proving, return_exceptions=True)
+        await asyncio.gather(settling, sweeping, watching, proving, return_exceptions=True)
         await gateway.engines.close()
         gateway.database.close()
 

@@ -85,6 +85,11 @@ class Identity:
     max_adapters: int | None = None
     max_adapter_bytes_total: int | None = None
 
+    @property
+    def actor(self) -> str:
+        """Whom the audit log names."""
+        return f"key:{self.key_id}"
+
     def allows(self, scope: str) -> bool:
         return scope in self.scopes
 

@@ -27,6 +27,7 @@ from server.errors import ApiError
 from server.gateway import Gateway, now_ms
 from server.ledger import Hold, insert_hold, void_refused
 from server.limits import RateLimits, Reservation
+from server.model_names import resolve_model
 from server.openai import ChatRequest, CompletionRequest
 from server.prices import Price, amount_nanousd, current_price, rated_nanousd
 from server.tokenizer import Detokenizer, TemplateError
@@ -56,13 +57,13 @@ async def admit(
 ) -> Generation:
     """Everything up to the durable hold. Raises ApiError, RateLimited and the registry's errors."""
     arrived_at = time.monotonic()
-    adapter, price = await _resolve(gateway, identity, asked.model)
+    request_id = uuid.uuid4().hex
+    adapter, price = await _resolve(gateway, identity, asked, request_id)
     limits = RateLimits(
         requests_per_minute=identity.requests_per_minute,
         tokens_per_minute=identity.tokens_per_minute,
     )
     reservation = gateway.limiter.acquire_request(identity.tenant_id, limits, time.monotonic())
-    request_id = uuid.uuid4().hex
     try:
         _take_seat(gateway, identity, request_id)
         if not gateway.engines.is_ready:
@@ -183,15 +184,14 @@ async def events(
 
 
 async def _resolve(
-    gateway: Gateway, identity: Identity, model: str
+    gateway: Gateway, identity: Identity, asked: ChatRequest | CompletionRequest, request_id: str
 ) -> tuple[AdapterRef | None, Price]:
-    """The adapter that `model` means, None for the base; and the price of now."""
+    """The adapter that the model's name means, None for the base; and the price of now."""
+    request_key = asked.request_key or request_id
 
     def read(conn: Connection) -> tuple[AdapterRef | None, Price]:
-        price = current_price(conn, now_ms())
-        if model == gateway.base.model_id:
-            return None, price
-        return gateway.catalog.resolve(conn, identity.tenant_id, model), price
+        named = resolve_model(conn, gateway.catalog, identity, asked.model, request_key=request_key)
+        return named.ref if named else None, current_price(conn, now_ms())
 
     return await gateway.database.read(read)
 

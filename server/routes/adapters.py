@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
-from server.auth import Identity
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway
+from server.routes.sharing import render_pins
 
 router = APIRouter(prefix="/adapters")
 
@@ -43,22 +44,23 @@ async def list_adapters(
     search: Search = "",
 ) -> dict[str, Any]:
     """By name, those after the name `after` that have `search` in their name."""
-    found = await gateway.database.read(
-        lambda conn: gateway.catalog.list_adapters(
+
+    def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
+        found = gateway.catalog.list_adapters(
             conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
-    )
-    data = [_adapter(gateway, adapter) for adapter in found[:limit]]
-    return {"object": "list", "data": data, "has_more": len(found) > limit}
+        return _adapters(gateway, conn, found[:limit]), len(found) > limit
+
+    data, has_more = await gateway.database.read(read)
+    return {"object": "list", "data": data, "has_more": has_more}
 
 
 @router.get("/{name}")
 async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
-    return _adapter(
-        gateway,
-        await gateway.database.read(
-            lambda conn: gateway.catalog.get_adapter(conn, identity.tenant_id, name)
-        ),
+    return await gateway.database.read(
+        lambda conn: _adapter(
+            gateway, conn, gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        )
     )
 
 
@@ -67,7 +69,7 @@ async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) 
     """With its versions and aliases; within the retention it can be restored."""
     await gateway.database.write(
         lambda conn: gateway.catalog.delete_adapter(
-            conn, identity.tenant_id, name, actor=_actor(identity)
+            conn, identity.tenant_id, name, actor=identity.actor
         )
     )
     return {"id": name, "object": "adapter.deleted", "deleted": True}
@@ -75,14 +77,15 @@ async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) 
 
 @router.post("/{name}/restore")
 async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
-    return _adapter(
-        gateway,
-        await gateway.database.write(
-            lambda conn: gateway.catalog.restore_adapter(
-                conn, identity.tenant_id, name, actor=_actor(identity)
-            )
-        ),
-    )
+    """Undo the deletion, but for its pin and grants."""
+
+    def write(conn: Connection) -> dict[str, Any]:
+        adapter = gateway.catalog.restore_adapter(
+            conn, identity.tenant_id, name, actor=identity.actor
+        )
+        return _adapter(gateway, conn, adapter)
+
+    return await gateway.database.write(write)
 
 
 # ---- versions ----
@@ -119,7 +122,7 @@ async def delete_version(
     """A version that no alias means; within the retention it can be restored."""
     await gateway.database.write(
         lambda conn: gateway.catalog.delete_version(
-            conn, identity.tenant_id, name, version, actor=_actor(identity)
+            conn, identity.tenant_id, name, version, actor=identity.actor
         )
     )
     return {"id": name, "version": version, "object": "adapter.version.deleted", "deleted": True}
@@ -133,7 +136,7 @@ async def restore_version(
         gateway,
         await gateway.database.write(
             lambda conn: gateway.catalog.restore_version(
-                conn, identity.tenant_id, name, version, actor=_actor(identity)
+                conn, identity.tenant_id, name, version, actor=identity.actor
             )
         ),
     )
@@ -148,12 +151,14 @@ async def set_alias(
 ) -> dict[str, Any]:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
-    adapter = await gateway.database.write(
-        lambda conn: gateway.catalog.set_alias(
-            conn, identity.tenant_id, name, alias, body.version, canary, actor=_actor(identity)
+
+    def write(conn: Connection) -> dict[str, Any]:
+        adapter = gateway.catalog.set_alias(
+            conn, identity.tenant_id, name, alias, body.version, canary, actor=identity.actor
         )
-    )
-    return _adapter(gateway, adapter)
+        return _adapter(gateway, conn, adapter)
+
+    return await gateway.database.write(write)
 
 
 @router.post("/{name}/aliases/{alias}/rollback")
@@ -161,24 +166,28 @@ async def roll_back_alias(
     name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
     """Let the alias mean what it meant before its last move; again undoes that."""
-    adapter = await gateway.database.write(
-        lambda conn: gateway.catalog.roll_back_alias(
-            conn, identity.tenant_id, name, alias, actor=_actor(identity)
+
+    def write(conn: Connection) -> dict[str, Any]:
+        adapter = gateway.catalog.roll_back_alias(
+            conn, identity.tenant_id, name, alias, actor=identity.actor
         )
-    )
-    return _adapter(gateway, adapter)
+        return _adapter(gateway, conn, adapter)
+
+    return await gateway.database.write(write)
 
 
 @router.delete("/{name}/aliases/{alias}")
 async def remove_alias(
     name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
-    adapter = await gateway.database.write(
-        lambda conn: gateway.catalog.remove_alias(
-            conn, identity.tenant_id, name, alias, actor=_actor(identity)
+
+    def write(conn: Connection) -> dict[str, Any]:
+        adapter = gateway.catalog.remove_alias(
+            conn, identity.tenant_id, name, alias, actor=identity.actor
         )
-    )
-    return _adapter(gateway, adapter)
+        return _adapter(gateway, conn, adapter)
+
+    return await gateway.database.write(write)
 
 
 @router.get("/{name}/aliases/{alias}/moves")
@@ -203,27 +212,30 @@ async def list_moves(
 # ---- rendering ----
 
 
-def _actor(identity: Identity) -> str:
-    """Whom the audit log names."""
-    return f"key:{identity.key_id}"
+def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[dict[str, Any]]:
+    """Of one tenant. canaries: only of the aliases that have one."""
+    pins = render_pins(conn, found)
+    return [
+        {
+            "id": adapter.name,
+            "object": "adapter",
+            "adapter_id": adapter.adapter_id,
+            "created_at": adapter.created_at_ms // 1000,
+            "aliases": {alias: target.version for alias, target in adapter.aliases.items()},
+            "canaries": {
+                alias: canary
+                for alias, target in adapter.aliases.items()
+                if (canary := _canary(target))
+            },
+            "pin": pins.get(adapter.adapter_id),
+            "latest": render_version(gateway, adapter.latest) if adapter.latest else None,
+        }
+        for adapter in found
+    ]
 
 
-def _adapter(gateway: Gateway, adapter: Adapter) -> dict[str, Any]:
-    """canaries: only of the aliases that have one."""
-    latest = render_version(gateway, adapter.latest) if adapter.latest else None
-    return {
-        "id": adapter.name,
-        "object": "adapter",
-        "adapter_id": adapter.adapter_id,
-        "created_at": adapter.created_at_ms // 1000,
-        "aliases": {alias: target.version for alias, target in adapter.aliases.items()},
-        "canaries": {
-            alias: canary
-            for alias, target in adapter.aliases.items()
-            if (canary := _canary(target))
-        },
-        "latest": latest,
-    }
+def _adapter(gateway: Gateway, conn: Connection, adapter: Adapter) -> dict[str, Any]:
+    return _adapters(gateway, conn, [adapter])[0]
 
 
 def _canary(target: Target) -> dict[str, int] | None:

@@ -1,12 +1,15 @@
-"""The models a tenant may name: the base, and its own adapters."""
+"""The models a tenant may name: the base, its own adapters, and those shared with it."""
 
 from typing import Any
 
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
+from registry import grants
+from server import tenants
 from server.deps import GatewayDep, InferenceKey
 from server.gateway import Gateway
+from server.model_names import resolve_model
 
 router = APIRouter()
 
@@ -14,11 +17,21 @@ router = APIRouter()
 @router.get("/models")
 async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
-        found = gateway.catalog.list_adapters(conn, identity.tenant_id)
-        return [
+        own = [
             _model(gateway, adapter.name, adapter.created_at_ms, identity.tenant_name)
-            for adapter in found
+            for adapter in gateway.catalog.list_adapters(conn, identity.tenant_id)
             if adapter.latest and gateway.catalog.is_servable(adapter.latest)
+        ]
+        shared = grants.list_shared(conn, identity.tenant_id, gateway.base.base_revision)
+        names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
+        return own + [
+            _model(
+                gateway,
+                f"{names[adapter.owner_id]}/{adapter.name}",
+                adapter.created_at_ms,
+                names[adapter.owner_id],
+            )
+            for adapter in shared
         ]
 
     adapters = await gateway.database.read(read)
@@ -27,15 +40,14 @@ async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, 
 
 @router.get("/models/{model:path}")
 async def get_model(model: str, gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
-    if model == gateway.base.model_id:
-        return _base(gateway)
+    def read(conn: Connection) -> dict[str, Any]:
+        named = resolve_model(conn, gateway.catalog, identity, model, request_key=model)
+        if named is None:
+            return _base(gateway)
+        adapter = gateway.catalog.get_adapter(conn, named.owner_id, named.name)
+        return _model(gateway, model, adapter.created_at_ms, named.owner_name)
 
-    def read(conn: Connection) -> int:
-        gateway.catalog.resolve(conn, identity.tenant_id, model)
-        name = model.partition("@")[0]
-        return gateway.catalog.get_adapter(conn, identity.tenant_id, name).created_at_ms
-
-    return _model(gateway, model, await gateway.database.read(read), identity.tenant_name)
+    return await gateway.database.read(read)
 
 
 def _base(gateway: Gateway) -> dict[str, Any]:
