@@ -1,54 +1,44 @@
 """`chorale adapters`: a tenant's own adapters."""
 
-import hashlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
-from server.cli.terminal import say, show_json, show_table, stderr
-
-if TYPE_CHECKING:
-    from server.http_client import Client
+from server.cli import adapter_aliases, adapter_push, adapter_sharing
+from server.cli.adapter_aliases import as_share
+from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.passport import show_passport
+from server.cli.terminal import say, show_facts, show_json, show_table
+from server.cli.units import dollars, megabytes, moment
 
 app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
 
 _SHORT_DIGEST = 12
 
-Name = Annotated[str, typer.Argument(help="The adapter's name.")]
+Version = Annotated[int | None, typer.Option(min=1, help="One version, not the adapter.")]
+
+app.command("push")(adapter_push.push)
+app.command("import")(adapter_push.import_all)
+app.command("validate")(adapter_push.validate)
 
 
-@app.command("push")
-def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder as PEFT saves it.")],
-    name: Annotated[str, typer.Option(help="What requests will call it.")],
-    alias: Annotated[str | None, typer.Option(help="To point to this version.")] = None,
+@app.command("list")
+def list_adapters(
+    search: Annotated[str | None, typer.Option(help="Only names with this text in them.")] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Upload an adapter as a new version; an upload that broke off goes on where it stopped."""
-    with as_tenant(url, api_key) as client:
-        answer = push_with_progress(client, folder, name, alias)
-    if json:
-        show_json(answer)
-        return
-    version = answer["version"]
-    say(f"[bold]{answer['adapter']}@{version['version']}[/bold] is published.")
-    _show_passport(version)
-
-
-@app.command("list")
-def list_adapters(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False) -> None:
     """All adapters, with the newest version of each."""
     with as_tenant(url, api_key) as client:
-        found = client.list_all("/v1/adapters", "after", "id")
+        found = client.list_all("/v1/adapters", "after", "id", {"search": search})
     if json:
         show_json(found)
     elif found:
-        columns = ("name", "version", "rank", "size_bytes", "tier", "aliases", "digest")
+        columns = ("name", "version", "rank", "size", "tier", "aliases", "digest")
         show_table(columns, [_row(adapter) for adapter in found])
+    elif search:
+        say("No adapter has this in its name.")
     else:
         say("There are no adapters yet: chorale adapters push DIR --name NAME")
 
@@ -57,92 +47,108 @@ def list_adapters(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = F
 def show_adapter(
     name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """One adapter: its aliases, and the passport of its newest version."""
+    """One adapter: its aliases, pin and grants, and the passport of its newest version."""
+    from server.http_client import adapter_path
+
     with as_tenant(url, api_key) as client:
-        adapter = client.request("GET", f"/v1/adapters/{name}")
+        adapter = client.request("GET", adapter_path(name))
+        grants = client.request("GET", adapter_path(name, "grants"))["data"]
     if json:
-        show_json(adapter)
+        show_json({**adapter, "grants": grants})
         return
-    show_table(("name", "aliases"), [{"name": adapter["id"], "aliases": adapter["aliases"]}])
-    if adapter["latest"]:
-        _show_passport(adapter["latest"])
+    canaries = {alias: as_share(canary) for alias, canary in adapter["canaries"].items()}
+    facts = [
+        ("name", adapter["id"]),
+        ("created", moment(adapter["created_at"])),
+        ("aliases", adapter["aliases"]),
+        ("canaries", canaries),
+        ("pin", _pin(adapter.get("pin"))),
+        ("granted to", [grant["tenant"] for grant in grants]),
+    ]
+    show_facts("adapter", facts)
+    if latest := adapter["latest"]:
+        show_passport(latest["passport"], latest)
 
 
 @app.command("versions")
 def list_versions(
-    name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
+    name: Name,
+    deleted: Annotated[
+        bool, typer.Option("--deleted", help="Those that are deleted, too.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    json: Json = False,
 ) -> None:
     """Every version of an adapter, the newest first."""
+    from server.http_client import adapter_path
+
+    params = {"include_deleted": True} if deleted else None
     with as_tenant(url, api_key) as client:
-        found = client.list_all(f"/v1/adapters/{name}/versions", "before", "version")
+        found = client.list_all(adapter_path(name, "versions"), "before", "version", params)
     if json:
         show_json(found)
     else:
-        show_table(("version", "rank", "size_bytes", "state", "tier", "digest"), found)
+        columns = ("version", "state", "rank", "size", "tier", "created", "digest")
+        show_table(columns, [_version_row(version) for version in found])
 
 
-@app.command("alias")
-def set_alias(
-    name: Name,
-    alias: Annotated[str, typer.Argument(help="The alias; requests name it as NAME@ALIAS.")],
-    version: Annotated[int, typer.Argument(help="The version it points to from now on.")],
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-) -> None:
-    """Point an alias to a version."""
-    with as_tenant(url, api_key) as client:
-        path = f"/v1/adapters/{name}/aliases/{alias}"
-        client.request("PUT", path, body={"version": version})
-    say(f"{name}@{alias} is version {version} now.")
+app.command("alias")(adapter_aliases.set_alias)
+app.command("rollback")(adapter_aliases.roll_back)
+app.command("moves")(adapter_aliases.list_moves)
+app.command("pin")(adapter_sharing.pin)
+app.command("unpin")(adapter_sharing.unpin)
+app.command("grant")(adapter_sharing.grant)
+app.command("revoke")(adapter_sharing.revoke)
 
 
 @app.command("rm")
-def remove(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Delete an adapter with all its versions."""
+def remove(
+    name: Name, version: Version = None, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Delete an adapter with all its versions, or one version; `restore` brings it back."""
     with as_tenant(url, api_key) as client:
-        client.request("DELETE", f"/v1/adapters/{name}")
-    say(f"{name} is deleted.")
+        client.request("DELETE", _path(name, version))
+    say(f"{_shown(name, version)} is deleted; `restore` brings it back while the server keeps it.")
 
 
-def push_with_progress(
-    client: "Client", folder: Path, name: str, alias: str | None = None
-) -> dict[str, Any]:
-    """Upload with a bar on stderr; the answer of the upload's completion."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    from server.http_client import UploadMemory
-
-    columns = (
-        TextColumn("{task.description:12}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-    )
-    with Progress(*columns, console=stderr()) as bar:
-        task = bar.add_task(name, total=None)
-
-        def on_progress(sent_bytes: int, size_bytes: int) -> None:
-            bar.update(task, completed=sent_bytes, total=size_bytes)
-
-        memory = UploadMemory(_memory_path(client.base_url, folder, name))
-        return client.push(name, folder, alias=alias, memory=memory, on_progress=on_progress)
+@app.command("restore")
+def restore(
+    name: Name, version: Version = None, url: Url = DEFAULT_URL, api_key: ApiKey = None
+) -> None:
+    """Bring back what was deleted, with the aliases as they were."""
+    with as_tenant(url, api_key) as client:
+        client.request("POST", f"{_path(name, version)}/restore")
+    say(f"{_shown(name, version)} is back.")
 
 
-def _memory_path(base_url: str, folder: Path, name: str) -> Path:
-    """Where an unfinished push of this folder is remembered."""
-    what = f"{base_url}\n{folder.resolve()}\n{name}"
-    cache = Path(typer.get_app_dir("chorale")) / "uploads"
-    return cache / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json"
+def _path(name: str, version: int | None) -> str:
+    from server.http_client import adapter_path
+
+    return adapter_path(name) if version is None else adapter_path(name, "versions", version)
+
+
+def _shown(name: str, version: int | None) -> str:
+    return name if version is None else f"{name}@{version}"
 
 
 def _row(adapter: dict[str, Any]) -> dict[str, Any]:
-    latest = adapter["latest"] or {}
-    short = {"digest": latest.get("digest", "")[:_SHORT_DIGEST]}
-    return {"name": adapter["id"], "aliases": adapter["aliases"], **latest, **short}
+    latest = _version_row(adapter["latest"]) if adapter["latest"] else {}
+    return {**latest, "name": adapter["id"], "aliases": adapter["aliases"]}
 
 
-def _show_passport(version: dict[str, Any]) -> None:
-    """What the registry found in a version, and for which base it holds."""
-    names = ("version", "digest", "base_revision", "rank", "size_bytes", "is_servable")
-    facts = {name: version.get(name) for name in names} | (version.get("passport") or {})
-    show_table(("passport", ""), [{"passport": name, "": fact} for name, fact in facts.items()])
+def _version_row(version: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **version,
+        "size": megabytes(version["size_bytes"]),
+        "created": moment(version["created_at"]),
+        "digest": version["digest"][:_SHORT_DIGEST],
+    }
+
+
+def _pin(pin: dict[str, Any] | None) -> str | None:
+    if pin is None:
+        return None
+    price = dollars(pin["price_nanousd_per_hour"])
+    size, since = megabytes(pin["size_bytes"]), moment(pin["since"])
+    return f"version {pin['version']}, {size} at {price} an hour, since {since}"

@@ -26,6 +26,7 @@ DataDir = Annotated[
     Path,
     typer.Option(envvar="CHORALE_DATA_DIR", help="Where admin.key lies, if no admin key is given."),
 ]
+Name = Annotated[str, typer.Argument(help="The adapter's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_DATA_DIR = Path(".chorale")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.cli.adapters import push_with_progress
+from server.cli.adapter_push import push_with_progress
 from server.cli.connection import connect
 from server.cli.serve import Readiness, base_url, load, start_serving
 from server.cli.terminal import CommandFailed, say, show

@@ -65,6 +65,11 @@ def show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Non
     Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH).print(table)
 
 
+def show_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
+    """Of one thing: a name and what it is, on each line."""
+    show_table((title, ""), [{title: name, "": _cell(fact)} for name, fact in facts])
+
+
 def _cell(value: Any) -> str:
     match value:
         case None | "" | []:

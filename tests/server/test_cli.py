@@ -1,54 +1,13 @@
 import json
-import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from typer.testing import CliRunner
 
-from server.cli.main import app
+from tests.server.fake_api import Api, fixed, is_one_line, make_run
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
 SENTENCE = "There is no tenant 'nobody'."
-
-
-class Api:
-    """A real HTTP server on this machine with fixed answers. requests: what it was asked."""
-
-    def __init__(self, answers):
-        self.requests = []
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                path = self.path.partition("?")[0]
-                asked = json.loads(body) if body else None
-                api.requests.append((self.command, self.path, self.headers["authorization"], asked))
-                error = {"error": {"message": "Not here.", "code": "x"}}
-                status, content = answers.get((self.command, path), (404, error))
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_POST = do_PUT = do_DELETE = answer
-
-            def log_message(self, *_):
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 def list_of(*items):
@@ -68,8 +27,6 @@ ANSWERS = {
     ("POST", "/admin/v1/tenants/acme/keys"): (201, {"key_id": "k1", "api_key": "sk-secret"}),
     ("GET", "/admin/v1/tenants/acme/keys"): list_of({"key_id": "k1", "revoked_at": 5}),
     ("GET", "/admin/v1/usage"): list_of({"tenant": "ten_1", "num_requests": 4}),
-    ("GET", "/v1/adapters"): list_of({"id": "json", "aliases": {"latest": 1}, "latest": None}),
-    ("GET", "/v1/adapters/json/versions"): list_of({"version": 1, "state": "ready"}),
     ("GET", "/v1/usage"): list_of({"model": "json", "num_requests": 3, "prompt_tokens": 12345}),
     ("GET", "/v1/usage/export"): (200, b"event_id,model\n1,json\n"),
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
@@ -79,28 +36,14 @@ ANSWERS = {
 
 @pytest.fixture
 def api():
-    api = Api(ANSWERS)
+    api = Api(fixed(ANSWERS))
     yield api
     api.close()
 
 
 @pytest.fixture
 def run(api, monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith("CHORALE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("CHORALE_URL", api.url)
-    monkeypatch.setenv("CHORALE_API_KEY", "tenant-key")
-    monkeypatch.setenv("CHORALE_ADMIN_KEY", "admin-key")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments, **options):
-        return CliRunner().invoke(app, arguments, **options)
-
-    return run
-
-
-def is_one_line(text, *parts):
-    return text.count("\n") == 1 and all(part in text for part in parts)
+    return make_run(api.url, monkeypatch, tmp_path)
 
 
 def test_an_error_of_the_server_is_one_line_and_exit_1(run):
@@ -120,8 +63,6 @@ def test_a_server_that_is_not_there_is_one_line_and_exit_1(run):
     [
         (("tenants", "list"), [TENANT]),
         (("keys", "list", "acme"), [{"key_id": "k1", "revoked_at": 5}]),
-        (("adapters", "list"), [{"id": "json", "aliases": {"latest": 1}, "latest": None}]),
-        (("adapters", "versions", "json"), [{"version": 1, "state": "ready"}]),
         (("usage", "show"), [{"model": "json", "num_requests": 3, "prompt_tokens": 12345}]),
         (("usage", "show", "--all-tenants"), [{"tenant": "ten_1", "num_requests": 4}]),
     ],
@@ -141,14 +82,15 @@ def test_a_table_in_a_pipe_keeps_a_row_on_one_line(run):
 def test_operators_and_tenants_use_their_own_keys(run, api):
     run("tenants", "list")
     run("adapters", "list")
-    assert [key for _, _, key, _ in api.requests] == ["Bearer admin-key", "Bearer tenant-key"]
+    keys = [request.headers["authorization"] for request in api.requests]
+    assert keys == ["Bearer admin-key", "Bearer tenant-key"]
 
 
 def test_the_admin_key_is_found_in_the_data_directory(run, api, monkeypatch, tmp_path):
     monkeypatch.delenv("CHORALE_ADMIN_KEY")
     (tmp_path / "admin.key").write_text("from-file\n")
     assert run("tenants", "list", "--data-dir", str(tmp_path)).exit_code == 0
-    assert api.requests[0][2] == "Bearer from-file"
+    assert api.requests[0].headers["authorization"] == "Bearer from-file"
 
 
 def test_a_missing_key_says_how_to_give_it(run, monkeypatch):
@@ -160,7 +102,7 @@ def test_a_missing_key_says_how_to_give_it(run, monkeypatch):
 
 def test_only_limits_that_were_given_are_sent(run, api):
     run("tenants", "create", "acme", "--requests-per-minute", "60")
-    assert api.requests[0][3] == {"name": "acme", "requests_per_minute": 60}
+    assert api.asked()[0][2] == {"name": "acme", "requests_per_minute": 60}
 
 
 def test_a_new_key_is_all_that_stands_on_stdout(run):
@@ -174,7 +116,7 @@ def test_an_export_goes_to_stdout_or_to_a_file_as_it_came(run, api, tmp_path):
     result = run("usage", "export", "--start", "2026-03-01", "--output", "usage.csv")
     assert result.stdout == ""
     assert (tmp_path / "usage.csv").read_text() == "event_id,model\n1,json\n"
-    assert "start=2026-03-01" in api.requests[1][1]
+    assert "start=2026-03-01" in api.asked()[1][1]
     assert [path.name for path in tmp_path.iterdir()] == ["usage.csv"]
 
 
@@ -187,7 +129,7 @@ def test_an_export_that_cannot_be_written_is_one_line(run):
 def test_a_chat_streams_its_answers_and_remembers_what_was_said(run, api):
     result = run("chat", "--model", "json", input="hi\n\nand now?\n/new\nhi again\n")
     assert (result.exit_code, result.stdout) == (0, "Hello\nHello\nHello\n")
-    asked = [body["messages"] for method, _, _, body in api.requests if method == "POST"]
+    asked = [body["messages"] for method, _, body in api.asked() if method == "POST"]
     assert [len(messages) for messages in asked] == [1, 3, 1]
     assert asked[1][1] == {"role": "assistant", "content": "Hello"}
 
@@ -196,13 +138,7 @@ def test_a_chat_with_a_model_that_is_not_there_does_not_begin(run, api):
     result = run("chat", "--model", "nope", input="hi\n")
     assert result.exit_code == 1
     assert is_one_line(result.stderr, "Not here.")
-    assert [method for method, *_ in api.requests] == ["GET"]
-
-
-def test_a_folder_that_is_no_adapter_is_one_line(run, tmp_path):
-    result = run("adapters", "push", str(tmp_path), "--name", "mine")
-    assert result.exit_code == 1
-    assert "has no adapter_config.json" in result.stderr
+    assert [method for method, *_ in api.asked()] == ["GET"]
 
 
 @pytest.mark.parametrize("command", [("serve",), ("serve", "--model", "m", "--port", "70000")])

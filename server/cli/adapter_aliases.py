@@ -1,0 +1,75 @@
+"""`chorale adapters alias | rollback | moves`: what a name means, and what it meant before."""
+
+from typing import Annotated, Any
+
+import typer
+
+from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.cli.units import moment
+
+Alias = Annotated[str, typer.Argument(help="Requests name it as NAME@ALIAS.")]
+
+
+def set_alias(
+    name: Name,
+    alias: Alias,
+    version: Annotated[int, typer.Argument(help="The version it points to from now on.")],
+    canary: Annotated[
+        int | None, typer.Option(help="A version for a share of the requests.")
+    ] = None,
+    percent: Annotated[
+        int | None, typer.Option(min=1, max=99, help="How many of a hundred requests.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Point an alias to a version; to another one for some percent of the requests."""
+    from server.http_client import adapter_path
+
+    if (canary is None) != (percent is None):
+        raise CommandFailed("--canary and --percent go together.", exit_code=2)
+    body: dict[str, Any] = {"version": version}
+    if canary is not None:
+        body["canary"] = {"version": canary, "percent": percent}
+    with as_tenant(url, api_key) as client:
+        adapter = client.request("PUT", adapter_path(name, "aliases", alias), body=body)
+    _say_meaning(name, alias, adapter)
+
+
+def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Point an alias to what it meant before its last move; once more undoes that."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        adapter = client.request("POST", adapter_path(name, "aliases", alias, "rollback"))
+    _say_meaning(name, alias, adapter)
+
+
+def list_moves(
+    name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """What an alias has meant, the newest first, and who moved it."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        found = client.list_all(adapter_path(name, "aliases", alias, "moves"), "before", "id")
+    if json:
+        show_json(found)
+        return
+    rows = [
+        {**move, "moved_at": moment(move["moved_at"]), "canary": as_share(move["canary"])}
+        for move in found
+    ]
+    show_table(("moved_at", "version", "canary", "moved_by"), rows)
+
+
+def as_share(canary: dict[str, int] | None) -> str | None:
+    """10 % to 4"""
+    return f"{canary['percent']} % to {canary['version']}" if canary else None
+
+
+def _say_meaning(name: str, alias: str, adapter: dict[str, Any]) -> None:
+    share = as_share(adapter["canaries"].get(alias))
+    beside = f", {share}" if share else ""
+    say(f"{name}@{alias} is version {adapter['aliases'][alias]} now{beside}.")

@@ -1,0 +1,218 @@
+"""`chorale adapters push | import | validate`: adapters on this machine, to the server."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
+from server.cli.passport import show_passport
+from server.cli.terminal import CommandFailed, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from server.http_client import Client
+    from server.http_client_uploads import Pushed, UploadMemory
+
+# Of a quota by the hour: its room comes back within one.
+_IMPORT_TURN_WAIT_S = 3600.0
+
+Alias = Annotated[str | None, typer.Option(help="To point to the version.")]
+Direct = Annotated[
+    bool, typer.Option("--direct", help="Send to the object store, not through the gateway.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder as PEFT saves it.")]
+
+
+def push(
+    source: Annotated[
+        str, typer.Argument(help="A folder as PEFT saves it, or a hub id (org/name).")
+    ],
+    name: Annotated[str, typer.Option(help="What requests will call it.")],
+    alias: Alias = None,
+    direct: Direct = False,
+    revision: Annotated[str | None, typer.Option(help="Of the hub's repository.")] = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Upload an adapter as a new version; an upload that broke off goes on where it stopped."""
+    with as_tenant(url, api_key) as client:
+        folder = _find(source, revision)
+        with _report(json):
+            pushed = push_with_progress(client, folder, name, alias=alias, direct=direct)
+    if json:
+        show_json(pushed.upload)
+        return
+    version = pushed.upload["version"]
+    what = "was there already" if pushed.is_known else "is published"
+    say(f"[bold]{name}@{version['version']}[/bold] {what}.")
+    show_passport(version["passport"], version)
+
+
+def validate(
+    folder: Folder, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
+) -> None:
+    """Check an adapter as a push would, but for its proof; the server keeps nothing of it."""
+    from server.cli.upload_bar import UploadBar
+    from server.http_client_files import check_files, size_bytes_of
+    from server.http_client_uploads import Uploader
+
+    with as_tenant(url, api_key) as client, _report(json):
+        check_files(folder)
+        size_bytes = size_bytes_of(folder)
+        with UploadBar(size_bytes) as bar:
+            bar.begin(folder.resolve().name, size_bytes)
+            upload = Uploader(client).validate(folder, bar)
+    if json:
+        show_json(upload)
+        return
+    say("The files are an adapter of this base model. Nothing was kept.")
+    show_passport(upload["passport"])
+
+
+def import_all(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of adapters' folders.")],
+    alias: Alias = None,
+    direct: Direct = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Push every adapter in a folder, named after its own; run again, it goes on."""
+    _check_alias(alias)
+    folders = _adapters_in(folder)
+    with as_tenant(url, api_key) as client:
+        rows = _push_all(client, folders, alias, direct)
+    if json:
+        show_json(rows)
+    else:
+        show_table(("name", "version", "outcome"), rows)
+    failed = sum(row["version"] is None for row in rows)
+    if failed:
+        raise CommandFailed(f"{failed} of {len(rows)} adapters were not imported.")
+
+
+def push_with_progress(
+    client: "Client", folder: Path, name: str, *, alias: str | None = None, direct: bool = False
+) -> "Pushed":
+    """Upload with a bar on stderr. Raises ClientError."""
+    from server.cli.upload_bar import UploadBar
+    from server.http_client_files import check_files, size_bytes_of
+    from server.http_client_uploads import Uploader
+
+    check_files(folder)
+    size_bytes = size_bytes_of(folder)
+    memory = _memory(client.base_url, folder, name)
+    with UploadBar(size_bytes) as bar:
+        bar.begin(name, size_bytes)
+        return Uploader(client).push(
+            name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
+        )
+
+
+def _push_all(
+    client: "Client", folders: list[Path], alias: str | None, direct: bool
+) -> list[dict[str, Any]]:
+    """What became of each, in order; after a failure that all would meet, the rest is left."""
+    from server.cli.upload_bar import UploadBar
+    from server.http_client import ClientError
+    from server.http_client_files import size_bytes_of
+    from server.http_client_patience import Patience
+    from server.http_client_uploads import Uploader
+
+    uploader = Uploader(client, Patience(turn_wait_s=_IMPORT_TURN_WAIT_S))
+    sizes = [size_bytes_of(folder) for folder in folders]
+    rows: list[dict[str, Any]] = []
+    with UploadBar(sum(sizes)) as bar:
+        for folder, size_bytes in zip(folders, sizes, strict=True):
+            name = folder.name
+            bar.begin(name, size_bytes)
+            memory = _memory(client.base_url, folder, name)
+            try:
+                pushed = uploader.push(
+                    name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
+                )
+            except ClientError as error:
+                rows.append(_row(name, None, str(error), getattr(error, "code", None)))
+                if error.is_common:
+                    break
+            else:
+                outcome = "was there already" if pushed.is_known else "published"
+                rows.append(_row(name, pushed.upload["version"]["version"], outcome))
+        bar.end()
+    rows += [_row(folder.name, None, "not tried") for folder in folders[len(rows) :]]
+    return rows
+
+
+def _row(name: str, version: int | None, outcome: str, code: str | None = None) -> dict[str, Any]:
+    return {"name": name, "version": version, "outcome": outcome, "code": code}
+
+
+def _adapters_in(folder: Path) -> list[Path]:
+    """The folders to import, by name. Raises CommandFailed for names that cannot be."""
+    from registry.names import is_name
+    from server.http_client_files import is_adapter
+
+    try:
+        folders = sorted(path for path in folder.iterdir() if is_adapter(path))
+    except OSError as error:
+        raise CommandFailed(f"{folder}: {error.strerror}.", exit_code=2) from error
+    if not folders:
+        raise CommandFailed(f"{folder} has no folders with adapters in them.", exit_code=2)
+    bad = [path.name for path in folders if not is_name(path.name)]
+    if bad:
+        raise CommandFailed(
+            f"These folders cannot name an adapter: {', '.join(bad)}. Use small letters, digits "
+            "and . _ - after the first, 64 at most. Nothing was sent.",
+            exit_code=2,
+        )
+    return folders
+
+
+def _check_alias(alias: str | None) -> None:
+    from registry.errors import InvalidName
+    from registry.names import check_alias
+
+    try:
+        check_alias(alias or "latest")
+    except InvalidName as error:
+        raise CommandFailed(str(error), exit_code=2) from error
+
+
+def _find(source: str, revision: str | None) -> Path:
+    """The folder of what was named, downloaded if it is the hub's. Raises CommandFailed."""
+    from server.cli import hub
+
+    folder = Path(source)
+    if folder.is_dir():
+        if revision is not None:
+            raise CommandFailed("--revision is of a hub's repository, not of a folder.", 2)
+        return folder
+    if not hub.is_hub_id(source):
+        raise CommandFailed(f"{source} is no folder, and no hub id (org/name) either.", 2)
+    return hub.download(source, revision)
+
+
+@contextmanager
+def _report(as_json: bool) -> Iterator[None]:
+    """A refused upload is its report on stdout, where JSON is asked for, and one line anyway."""
+    from server.http_client_uploads import NotProvedYet, UploadFailed
+
+    try:
+        yield
+    except (NotProvedYet, UploadFailed) as error:
+        if as_json:
+            show_json(error.upload)
+        raise
+
+
+def _memory(base_url: str, folder: Path, name: str) -> "UploadMemory":
+    """Where an unfinished push of this folder is remembered."""
+    from server.http_client_uploads import UploadMemory
+
+    what = f"{base_url}\n{folder.resolve()}\n{name}"
+    cache = Path(typer.get_app_dir("chorale")) / "uploads"
+    return UploadMemory(cache / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.json")

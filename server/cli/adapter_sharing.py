@@ -1,0 +1,48 @@
+"""`chorale adapters pin | unpin | grant | revoke`: what an owner decides beside the versions."""
+
+from typing import Annotated
+
+import typer
+
+from server.cli.connection import DEFAULT_URL, ApiKey, Name, Url, as_tenant
+from server.cli.terminal import say
+from server.cli.units import dollars, megabytes
+
+Tenant = Annotated[str, typer.Argument(help="The other tenant, by name or id.")]
+
+
+def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Keep what `latest` means resident, at a price by the hour."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        made = client.request("PUT", adapter_path(name, "pin"))
+    price, size = dollars(made["price_nanousd_per_hour"]), megabytes(made["size_bytes"])
+    say(f"{name}@{made['version']} stays resident: {size} at {price} an hour.")
+
+
+def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Let it be evicted again when others need the room."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        client.request("DELETE", adapter_path(name, "pin"))
+    say(f"{name} is not pinned any more.")
+
+
+def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Let another tenant use an adapter, as OWNER/NAME and at its own cost."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        made = client.request("PUT", adapter_path(name, "grants", tenant))
+    say(f"{made['tenant']} may use {name}.")
+
+
+def revoke(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Refuse an adapter to another tenant from its next request on."""
+    from server.http_client import adapter_path
+
+    with as_tenant(url, api_key) as client:
+        gone = client.request("DELETE", adapter_path(name, "grants", tenant))
+    say(f"{gone['tenant']} may not use {name}.")

@@ -1,0 +1,82 @@
+"""Adapters of the Hugging Face Hub, downloaded here: the server never hears of a hub.
+
+Only the two files; huggingface_hub keeps them in its cache, goes on with what broke off, and takes
+HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE from the environment.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from server.cli.terminal import CommandFailed
+from server.http_client_files import ADAPTER_FILES, PICKLED_FILE, WEIGHTS_FILE, NotAnAdapter
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_hub_id(text: str) -> bool:
+    return _HUB_ID.fullmatch(text) is not None
+
+
+def download(hub_id: str, revision: str | None = None) -> Path:
+    """The folder in the cache with both files, of one commit. Raises CommandFailed."""
+    # Only here: it takes a second to import.
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import disable_progress_bars
+
+    # What goes wrong is said once, by us.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for filename in ADAPTER_FILES:
+        with _one_line(hub_id, revision, filename):
+            path = Path(hf_hub_download(hub_id, filename, revision=revision))
+        # Its folder is named after the commit, and the next file is of the same one.
+        revision = path.parent.name
+    return path.parent
+
+
+@contextmanager
+def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None]:
+    """The hub's errors, each as what can be done about it."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise CommandFailed(
+            f"{hub_id} is gated: ask for access on its page on the hub, then set HF_TOKEN to a "
+            "token of that account."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CommandFailed(
+            f"There is no folder {hub_id}, and the hub has none of this name either; "
+            "for a private one set HF_TOKEN."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CommandFailed(f"{hub_id} has no revision {revision}.") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise CommandFailed(
+            f"The hub does not answer, and {filename} of {hub_id} is not in its cache; "
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE."
+        ) from error
+    except errors.EntryNotFoundError as error:
+        is_pickled = filename == WEIGHTS_FILE and _exists(hub_id, PICKLED_FILE, revision)
+        raise CommandFailed(str(NotAnAdapter(hub_id, filename, is_pickled=is_pickled))) from error
+    except (errors.HTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
+        raise CommandFailed(
+            f"The hub did not give {filename} of {hub_id}: {first_line}."
+        ) from error
+
+
+def _exists(hub_id: str, filename: str, revision: str | None) -> bool:
+    from huggingface_hub import errors, file_exists
+
+    try:
+        return file_exists(hub_id, filename, revision=revision)
+    except (errors.HTTPError, OSError):
+        return False

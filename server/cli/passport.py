@@ -1,0 +1,68 @@
+"""A version's passport as a table: what was found in its files, and when an engine served it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from server.cli.terminal import show_facts
+from server.cli.units import dollars, megabytes, milliseconds
+
+Row = tuple[str, Any]
+
+
+def show_passport(passport: dict[str, Any], version: dict[str, Any] | None = None) -> None:
+    """version: None for a dry run, which makes none."""
+    rows: list[Row] = [
+        *_identity(version or {}),
+        *_static(passport),
+        *_canary(passport.get("canary")),
+    ]
+    price = passport.get("storage_nanousd_per_month")
+    if price is not None:
+        rows.append(("storage", f"{dollars(price)} a month"))
+    rows += [("warning", warning) for warning in _warnings(passport)]
+    show_facts("passport", rows)
+
+
+def _identity(version: dict[str, Any]) -> Iterator[Row]:
+    for name in ("version", "state", "tier", "is_servable", "digest", "base_revision"):
+        if name in version:
+            yield name, version[name]
+
+
+def _static(passport: dict[str, Any]) -> Iterator[Row]:
+    yield "format", passport.get("lora_format")
+    yield "rank", _shares(passport.get("rank"), passport.get("ranks"))
+    yield "scale", _shares(None, passport.get("scales"))
+    yield "modules", f"{passport.get('num_modules')}: {', '.join(passport.get('targets', ()))}"
+    yield "numbers", f"{passport.get('num_parameters', 0):,} of {passport.get('dtype')}"
+    yield "size", megabytes(passport.get("size_bytes", 0))
+    if passport.get("invocation_tokens"):
+        yield "invocation_tokens", passport["invocation_tokens"]
+
+
+def _shares(largest: int | None, counts: dict[str, int] | None) -> str | int | None:
+    """One value for all modules, or how many have which."""
+    counts = counts or {}
+    if len(counts) < 2:
+        return next(iter(counts), largest)
+    return ", ".join(f"{value} in {count} modules" for value, count in counts.items())
+
+
+def _canary(canary: dict[str, Any] | None) -> Iterator[Row]:
+    if canary is None:
+        return
+    yield "canary", "passed" if canary.get("passed") else "failed"
+    yield "compared", f"{canary['num_tokens']} tokens of {canary['num_prompts']} prompts"
+    yield (
+        "from merged",
+        f"{canary['max_difference']:.2g} nats at most; {canary['tolerance']:.2g} allowed",
+    )
+    yield "from base", f"{canary['max_effect']:.2g} nats at most"
+    yield "on the device", megabytes(canary["device_bytes"])
+    if canary.get("cold_load_s") is not None:
+        yield "cold load", milliseconds(canary["cold_load_s"])
+
+
+def _warnings(passport: dict[str, Any]) -> list[str]:
+    canary = passport.get("canary") or {}
+    return [*passport.get("warnings", ()), *canary.get("warnings", ())]

@@ -1,0 +1,151 @@
+"""An upload's files sent straight to the object store: each part to the URL that the server gives.
+
+What has arrived, the server asks the store: a round sends what is missing, and what a round left
+out, or its URLs were too old for, is in the next one with fresh URLs.
+"""
+
+import re
+import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.http_client import Client, ClientError, is_loopback
+from server.http_client_files import read_part
+from server.http_client_patience import Patience
+from server.http_client_progress import Tally
+
+PARTS_AT_ONCE = 4
+
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=120.0)
+_ERROR_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+
+
+class StoreUnreachable(ClientError):
+    is_passing = True
+
+    def __init__(self, host: str, reason: str) -> None:
+        # Not the URL: it is a key to the store for an hour.
+        super().__init__(f"The object store at {host} does not answer ({reason}).")
+
+
+class StoreRefused(ClientError):
+    """May pass: the URLs of the next round are new."""
+
+    is_passing = True
+
+    def __init__(self, host: str, filename: str, number: int, reason: str) -> None:
+        super().__init__(
+            f"The object store at {host} refuses part {number} of {filename}: {reason}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """number: from 1, as the store counts."""
+
+    filename: str
+    number: int
+    start: int
+    size_bytes: int
+    url: str
+
+    @property
+    def host(self) -> str:
+        return httpx.URL(self.url).host
+
+
+class DirectSender:
+    """transport: to the store, for tests."""
+
+    def __init__(
+        self, client: Client, patience: Patience, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._client = client
+        self._patience = patience
+        self._transport = transport
+
+    def send(self, upload: dict[str, Any], folder: Path, tally: Tally) -> None:
+        """Rounds until nothing is missing. Raises ClientError, after some that brought nothing."""
+        path, failures = f"/v1/uploads/{upload['id']}", 0
+        while missing := _missing(upload):
+            tally.restart(_received(upload))
+            error = self._put_all(missing, folder, tally)
+            upload = self._patience.insist(lambda: self._client.request("GET", path))
+            if len(_missing(upload)) < len(missing):
+                failures = 0
+            else:
+                failures += 1
+                error = error or _lost(missing[0])
+            if error is not None:
+                self._patience.pause(error, failures)
+
+    def _put_all(self, parts: list[_Part], folder: Path, tally: Tally) -> ClientError | None:
+        """A few at once; after a failure no more are begun, and it is the answer."""
+        # The key is our server's alone: a URL needs none, and a store would refuse both.
+        with httpx.Client(
+            timeout=_TIMEOUT,
+            transport=self._transport,
+            trust_env=not is_loopback(parts[0].url),
+        ) as store:
+            is_over = threading.Event()
+            pool = ThreadPoolExecutor(PARTS_AT_ONCE)
+            try:
+                running = [pool.submit(_put, store, part, folder, tally, is_over) for part in parts]
+                wait(running, return_when=FIRST_EXCEPTION)
+            except BaseException:
+                # Ctrl-C: parts under way break off.
+                is_over.set()
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
+        failed = (one.exception() for one in running if not one.cancelled())
+        error = next((error for error in failed if error is not None), None)
+        if error is not None and not isinstance(error, ClientError):
+            raise error
+        return error
+
+
+def _put(
+    store: httpx.Client, part: _Part, folder: Path, tally: Tally, is_over: threading.Event
+) -> None:
+    """Raises StoreUnreachable, StoreRefused, Unreadable."""
+    piece = f"{part.filename} {part.number}"
+
+    def on_read(sent_bytes: int) -> None:
+        if is_over.is_set():
+            raise StoreUnreachable(part.host, "interrupted")
+        tally.count(piece, sent_bytes)
+
+    end = part.start + part.size_bytes
+    body = read_part(folder / part.filename, part.start, end, on_read)
+    try:
+        answer = store.put(part.url, content=body, headers={"content-length": str(part.size_bytes)})
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        tally.count(piece, 0)
+        raise StoreUnreachable(part.host, str(error) or type(error).__name__) from error
+    if not answer.is_success:
+        tally.count(piece, 0)
+        code = _ERROR_CODE.search(answer.text)
+        reason = f"{answer.status_code} {code[1]}" if code else str(answer.status_code)
+        raise StoreRefused(part.host, part.filename, part.number, reason)
+
+
+def _lost(part: _Part) -> StoreRefused:
+    return StoreRefused(part.host, part.filename, part.number, "it took it, and does not have it")
+
+
+def _missing(upload: dict[str, Any]) -> list[_Part]:
+    """Nothing, once the upload takes no more."""
+    return [
+        _Part(filename, part["number"], part["start"], part["size_bytes"], part["url"])
+        for filename, file in upload["files"].items()
+        for part in file.get("parts", ())
+    ]
+
+
+def _received(upload: dict[str, Any]) -> dict[str, int]:
+    return {name: int(file["received_bytes"]) for name, file in upload["files"].items()}

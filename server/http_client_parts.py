@@ -1,0 +1,66 @@
+"""An upload's files sent to the gateway: part after part, from where it says it stands."""
+
+from pathlib import Path
+from typing import Any
+
+from server.http_client import Client, ClientError
+from server.http_client_files import ADAPTER_FILES, read_part
+from server.http_client_patience import Patience
+from server.http_client_progress import Tally
+
+PART_BYTES = 16 << 20
+
+
+class PartSender:
+    """part_bytes: the server takes no larger ones."""
+
+    def __init__(self, client: Client, patience: Patience, part_bytes: int = PART_BYTES) -> None:
+        self._client = client
+        self._patience = patience
+        self._part_bytes = part_bytes
+
+    def send(self, upload: dict[str, Any], folder: Path, tally: Tally) -> None:
+        """What the server has not of both files. Raises ClientError."""
+        received = {name: int(file["received_bytes"]) for name, file in upload["files"].items()}
+        tally.restart(received)
+        for filename in ADAPTER_FILES:
+            size_bytes = upload["files"][filename]["size_bytes"]
+            path = folder / filename
+            self._send_file(upload["id"], path, received[filename], size_bytes, tally)
+
+    def _send_file(
+        self, upload_id: str, path: Path, start: int, size_bytes: int, tally: Tally
+    ) -> None:
+        failures = 0
+        at: int | None = start
+        while at != size_bytes:
+            try:
+                if at is None:
+                    at = self._received_bytes(upload_id, path.name)
+                else:
+                    at = self._put_part(upload_id, path, at, size_bytes, tally)
+                    failures = 0
+                tally.count(path.name, at)
+            except ClientError as error:
+                failures += 1
+                is_misplaced = getattr(error, "code", None) == "upload_offset_mismatch"
+                if not is_misplaced or failures > self._patience.max_failures:
+                    self._patience.pause(error, failures)
+                at = None
+
+    def _received_bytes(self, upload_id: str, filename: str) -> int:
+        upload = self._client.request("GET", f"/v1/uploads/{upload_id}")
+        return int(upload["files"][filename]["received_bytes"])
+
+    def _put_part(
+        self, upload_id: str, path: Path, start: int, size_bytes: int, tally: Tally
+    ) -> int:
+        """Send one part; the bytes that the server has then."""
+        end = min(start + self._part_bytes, size_bytes)
+        body = read_part(path, start, end, lambda sent: tally.count(path.name, start + sent))
+        headers = {
+            "content-range": f"bytes {start}-{end - 1}/{size_bytes}",
+            "content-length": str(end - start),
+        }
+        answer = self._client.put(f"/v1/uploads/{upload_id}/files/{path.name}", body, headers)
+        return int(answer["received_bytes"])

@@ -1,0 +1,217 @@
+"""Uploads of adapters from this machine: declared, sent, completed, and waited for.
+
+What breaks off is taken up again where the server stands, also by a later run that remembers the
+upload.
+"""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from server.http_client import Answer, ApiRefused, Client, ClientError, adapter_path
+from server.http_client_direct import DirectSender
+from server.http_client_files import describe
+from server.http_client_parts import PART_BYTES, PartSender
+from server.http_client_patience import Patience
+from server.http_client_progress import Tally, Watcher
+
+_DEFAULT_PAUSE_S = 1.0
+# The upload may have failed, and then says why.
+_VERDICT_STATUSES = (400, 409, 413)
+
+
+class UploadFailed(ClientError):
+    """The server has checked the files and will not serve them. upload: its report."""
+
+    def __init__(self, upload: dict[str, Any]) -> None:
+        fault = upload["error"] or {}
+        self.code = fault.get("code")
+        self.upload = upload
+        super().__init__(f"The adapter is refused ({self.code}): {fault.get('message')}")
+
+
+class NotProvedYet(ClientError):
+    """The files have arrived and passed their checks. upload: as it is."""
+
+    def __init__(self, upload: dict[str, Any], waited_s: float) -> None:
+        self.upload = upload
+        super().__init__(
+            f"The adapter has arrived, but no engine has proved it within {waited_s:.0f} s; "
+            "the same command asks again."
+        )
+
+
+class DirectNotSupported(ClientError):
+    is_common = True
+
+    def __init__(self) -> None:
+        super().__init__("This server's object store takes no parts by URL; leave out --direct.")
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The upload, complete, with its version. is_known: its bytes were there and not sent again."""
+
+    upload: dict[str, Any]
+    is_known: bool
+
+
+class Uploader:
+    """part_bytes: of what goes through the gateway.   store_transport: for tests."""
+
+    def __init__(
+        self,
+        client: Client,
+        patience: Patience | None = None,
+        *,
+        part_bytes: int = PART_BYTES,
+        store_transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._client = client
+        self._patience = patience or Patience()
+        self._senders: dict[str, PartSender | DirectSender] = {
+            "gateway": PartSender(client, self._patience, part_bytes),
+            "presigned": DirectSender(client, self._patience, store_transport),
+        }
+
+    def push(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        alias: str | None = None,
+        direct: bool = False,
+        memory: "UploadMemory | None" = None,
+        watcher: Watcher | None = None,
+    ) -> Pushed:
+        """Make a folder the next version of `name`. direct: to the object store.
+
+        Raises ClientError: UploadFailed for what the server will not serve.
+        """
+        watcher = watcher or Watcher()
+        watcher.enter("reading")
+        body = {
+            "files": describe(folder),
+            "alias": alias,
+            "transfer": "presigned" if direct else "gateway",
+        }
+        wanted = {"base_url": self._client.base_url, "name": name, **body}
+        upload = self._recall(memory, wanted)
+        is_known = False
+        if upload is None:
+            upload = self._create(adapter_path(name, "uploads"), body, watcher)
+            is_known = upload["state"] == "complete"
+            if memory:
+                memory.remember(wanted, upload["id"])
+        try:
+            upload = self._finish(upload, folder, watcher)
+        except UploadFailed:
+            if memory:
+                memory.forget()
+            raise
+        if memory:
+            memory.forget()
+        return Pushed(upload, is_known)
+
+    def validate(self, folder: Path, watcher: Watcher | None = None) -> dict[str, Any]:
+        """The upload of a dry run, with the passport; the server keeps nothing of it."""
+        watcher = watcher or Watcher()
+        watcher.enter("reading")
+        body = {"files": describe(folder), "transfer": "gateway"}
+        upload = self._create("/v1/adapters:validate", body, watcher)
+        return self._finish(upload, folder, watcher)
+
+    def _recall(
+        self, memory: "UploadMemory | None", wanted: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The upload that an earlier run left, if it can still come to a good end."""
+        upload_id = memory.recall(wanted) if memory else None
+        if upload_id is None:
+            return None
+        try:
+            upload = self._client.request("GET", f"/v1/uploads/{upload_id}")
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+            return None
+        return upload if upload["state"] in ("open", "proving", "complete") else None
+
+    def _create(self, path: str, body: dict[str, Any], watcher: Watcher) -> dict[str, Any]:
+        """A new upload, after a wait where the server says how long."""
+        waited_s = 0.0
+        while True:
+            try:
+                return self._client.request("POST", path, body=body)
+            except ApiRefused as error:
+                if error.code == "presigned_not_supported":
+                    raise DirectNotSupported from error
+                if not error.is_passing or error.retry_after_s is None:
+                    raise
+                pause_s = max(error.retry_after_s, _DEFAULT_PAUSE_S)
+                waited_s += pause_s
+                if waited_s > self._patience.turn_wait_s:
+                    raise
+            watcher.enter("waiting")
+            self._patience.sleep(pause_s)
+
+    def _finish(self, upload: dict[str, Any], folder: Path, watcher: Watcher) -> dict[str, Any]:
+        """Send what is missing, and wait for the end; the complete upload."""
+        if upload["state"] == "open":
+            watcher.enter("sending")
+            size_bytes = sum(file["size_bytes"] for file in upload["files"].values())
+            sender = self._senders[upload["transfer"]]
+            sender.send(upload, folder, Tally(size_bytes, watcher))
+        watcher.enter("proving" if upload["state"] == "proving" else "checking")
+        started_at = self._patience.clock()
+        while True:
+            answer = self._complete(upload["id"])
+            if answer.body["state"] != "proving":
+                return answer.body
+            waited_s = self._patience.clock() - started_at
+            if waited_s >= self._patience.proof_wait_s:
+                raise NotProvedYet(answer.body, waited_s)
+            watcher.enter("proving")
+            pause_s = answer.retry_after_s or _DEFAULT_PAUSE_S
+            self._patience.sleep(min(pause_s, self._patience.max_pause_s))
+
+    def _complete(self, upload_id: str) -> Answer:
+        """Ask for its end, as often as it takes. Raises UploadFailed if that is a bad one."""
+        path = f"/v1/uploads/{upload_id}"
+        try:
+            return self._patience.insist(lambda: self._client.ask("POST", f"{path}/complete"))
+        except ApiRefused as error:
+            if error.status not in _VERDICT_STATUSES:
+                raise
+            upload = self._client.request("GET", path)
+            if upload["state"] != "failed":
+                raise
+            raise UploadFailed(upload) from error
+
+
+class UploadMemory:
+    """Which upload an unfinished push belongs to, in a file between two runs of the command."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def recall(self, wanted: dict[str, Any]) -> str | None:
+        """The upload of exactly these bytes under this name on this server."""
+        try:
+            kept = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return None
+        return kept["upload_id"] if kept.get("wanted") == wanted else None
+
+    def remember(self, wanted: dict[str, Any], upload_id: str) -> None:
+        # An upload that cannot be remembered can be made all the same.
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps({"wanted": wanted, "upload_id": upload_id}))
+
+    def forget(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()

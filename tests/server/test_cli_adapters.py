@@ -1,0 +1,176 @@
+import json
+
+import pytest
+
+from tests.server.fake_api import Api, fixed, is_one_line, make_run
+from tests.server.fake_uploads import version_of
+
+PIN = {
+    "since": 1_750_000_000,
+    "version": 2,
+    "size_bytes": 3_100_000,
+    "price_nanousd_per_hour": 1550,
+}
+ADAPTER = {
+    "id": "json",
+    "created_at": 1_750_000_000,
+    "aliases": {"latest": 2, "prod": 1},
+    "canaries": {"prod": {"version": 2, "percent": 10}},
+    "pin": PIN,
+    "latest": version_of(2),
+}
+EMPTY = {**ADAPTER, "id": "empty", "aliases": {}, "canaries": {}, "pin": None, "latest": None}
+GRANT = {"tenant": "globex", "tenant_id": "ten_2"}
+MOVES = [
+    {"id": 9, "version": 1, "canary": ADAPTER["canaries"]["prod"], "moved_at": 1_750_000_060,
+     "moved_by": "key:k1"},
+    {"id": 4, "version": None, "canary": None, "moved_at": 1_750_000_000, "moved_by": "key:k2"},
+]  # fmt: skip
+
+
+def list_of(*items):
+    return 200, {"object": "list", "data": list(items), "has_more": False}
+
+
+ANSWERS = {
+    ("GET", "/v1/adapters"): list_of(EMPTY, ADAPTER),
+    ("GET", "/v1/adapters/json"): (200, ADAPTER),
+    ("GET", "/v1/adapters/json/grants"): list_of(GRANT),
+    ("GET", "/v1/adapters/json/versions"): list_of(version_of(2), version_of(1)),
+    ("GET", "/v1/adapters/json/aliases/prod/moves"): list_of(*MOVES),
+    ("PUT", "/v1/adapters/json/aliases/prod"): (200, ADAPTER),
+    ("POST", "/v1/adapters/json/aliases/prod/rollback"): (200, ADAPTER),
+    ("PUT", "/v1/adapters/json/pin"): (200, {"id": "json", **PIN}),
+    ("DELETE", "/v1/adapters/json/pin"): (200, {"id": "json", "removed": True}),
+    ("PUT", "/v1/adapters/json/grants/ten_2"): (200, GRANT),
+    ("DELETE", "/v1/adapters/json/grants/ten_2"): (200, {**GRANT, "revoked": True}),
+    ("DELETE", "/v1/adapters/json"): (200, {"deleted": True}),
+    ("DELETE", "/v1/adapters/json/versions/1"): (200, {"deleted": True}),
+    ("POST", "/v1/adapters/json/restore"): (200, ADAPTER),
+    ("POST", "/v1/adapters/json/versions/1/restore"): (200, version_of(1)),
+}
+
+
+@pytest.fixture(scope="module")
+def api():
+    api = Api(fixed(ANSWERS))
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def run(api, monkeypatch, tmp_path):
+    api.requests.clear()
+    run = make_run(api.url, monkeypatch, tmp_path)
+    return lambda *arguments: run("adapters", *arguments)
+
+
+def facts_of(result):
+    """What stands behind each name in the tables."""
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    return dict(line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2)
+
+
+@pytest.mark.parametrize(
+    ("command", "data"),
+    [
+        (("list",), [EMPTY, ADAPTER]),
+        (("show", "json"), {**ADAPTER, "grants": [GRANT]}),
+        (("versions", "json"), [version_of(2), version_of(1)]),
+        (("moves", "json", "prod"), MOVES),
+    ],
+)
+def test_every_listing_is_also_json_and_nothing_else(run, command, data):
+    result = run(*command, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout) == data
+
+
+@pytest.mark.parametrize(
+    "command", [("list",), ("show", "json"), ("versions", "json"), ("moves", "json", "prod")]
+)
+def test_what_is_listed_fits_a_terminal_of_80_columns(run, command):
+    result = run(*command)
+    assert result.exit_code == 0
+    assert max(len(line.rstrip()) for line in result.stdout.splitlines()) <= 80
+
+
+def test_an_adapter_is_shown_in_the_units_of_people(run):
+    facts = facts_of(run("show", "json"))
+    assert facts["pin"].startswith("version 2, 3.1 MB at $0.00000155 an hour, since 2025-06-15")
+    assert facts["canaries"].strip() == "prod=10 % to 2"
+    assert facts["granted"].split() == ["to", "globex"]
+    assert facts["rank"].strip() == "4 in 2 modules, 8 in 12 modules"
+    assert facts["size"].strip() == "2.5 MB"
+    assert facts["on"].split(maxsplit=2)[2].strip() == "3.1 MB"
+    assert facts["cold"].split(maxsplit=1)[1].strip() == "12 ms"
+    assert facts["storage"].strip() == "$0.000254 a month"
+
+
+def test_all_warnings_of_a_passport_are_shown(run):
+    shown = run("show", "json").stdout
+    assert "rank_pattern has 'x', which matches no module." in shown
+    assert "It took long." in shown
+
+
+def test_a_search_and_deleted_versions_are_asked_of_the_server(run, api):
+    run("list", "--search", "js")
+    run("versions", "json", "--deleted")
+    assert [path for _, path, _ in api.asked()] == [
+        "/v1/adapters?search=js&limit=1000",
+        "/v1/adapters/json/versions?include_deleted=true&limit=1000",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "sentence"),
+    [
+        (
+            ("alias", "json", "prod", "1"),
+            ("PUT", "aliases/prod", {"version": 1}),
+            "json@prod is version 1 now, 10 % to 2.",
+        ),
+        (
+            ("alias", "json", "prod", "1", "--canary", "2", "--percent", "10"),
+            ("PUT", "aliases/prod", {"version": 1, "canary": {"version": 2, "percent": 10}}),
+            "json@prod is version 1 now, 10 % to 2.",
+        ),
+        (
+            ("rollback", "json", "prod"),
+            ("POST", "aliases/prod/rollback", None),
+            "json@prod is version 1 now, 10 % to 2.",
+        ),
+        (("pin", "json"), ("PUT", "pin", None), "3.1 MB at $0.00000155 an hour"),
+        (("unpin", "json"), ("DELETE", "pin", None), "json is not pinned any more."),
+        (("grant", "json", "ten_2"), ("PUT", "grants/ten_2", None), "globex may use json."),
+        (("revoke", "json", "ten_2"), ("DELETE", "grants/ten_2", None), "globex may not use json."),
+        (("rm", "json"), ("DELETE", "", None), "json is deleted"),
+        (("rm", "json", "--version", "1"), ("DELETE", "versions/1", None), "json@1 is deleted"),
+        (("restore", "json"), ("POST", "restore", None), "json is back."),
+        (
+            ("restore", "json", "--version", "1"),
+            ("POST", "versions/1/restore", None),
+            "json@1 is back.",
+        ),
+    ],
+)
+def test_a_change_is_one_request_and_one_line(run, api, command, asked, sentence):
+    method, path, body = asked
+    result = run(*command)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert is_one_line(result.stderr, sentence)
+    assert api.asked() == [(method, f"/v1/adapters/json/{path}".rstrip("/"), body)]
+
+
+@pytest.mark.parametrize("option", [("--canary", "2"), ("--percent", "10")])
+def test_half_a_canary_is_a_wrong_call(run, api, option):
+    result = run("alias", "json", "prod", "1", *option)
+    assert result.exit_code == 2
+    assert is_one_line(result.stderr, "--canary and --percent go together.")
+    assert api.requests == []
+
+
+def test_what_is_not_there_is_one_line_and_exit_1(run):
+    result = run("show", "other")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert is_one_line(result.stderr, "Error: Not here.")

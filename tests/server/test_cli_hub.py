@@ -1,0 +1,186 @@
+"""Adapters from a hub: a small local one, spoken to by huggingface_hub in processes of their own.
+
+It reads its environment when it is imported, so what a test asks of it runs in another process:
+one with a hub and one that is told to be offline, for all tests of this file.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from server.http_client_files import CONFIG_FILE, WEIGHTS_FILE
+from tests.server.fake_api import Api, is_one_line
+from tests.server.fake_uploads import FakeUploads
+
+COMMIT, OLDER = "c" * 40, "0" * 40
+WEIGHTS = bytes(range(256)) * 8
+# huggingface_hub writes down what came in steps of 10 MiB.
+MANY_WEIGHTS, BROKEN_OFF = bytes(12 << 20), 11 << 20
+
+RUN_ALL = """
+import json, sys
+from typer.testing import CliRunner
+from server.cli.main import app
+
+def run(arguments):
+    result = CliRunner().invoke(app, ["adapters", "push", *arguments, "--name", "mine"])
+    return [result.exit_code, result.stderr]
+
+json.dump({" ".join(arguments): run(arguments) for arguments in json.loads(sys.argv[1])},
+          sys.stdout)
+"""
+
+
+class FakeHub:
+    """As much of a hub as a download asks for: HEAD and GET of files, with errors by header."""
+
+    def __init__(self):
+        files = {CONFIG_FILE: b"{}", WEIGHTS_FILE: WEIGHTS}
+        self.repos = {
+            "org/whole": {COMMIT: files, OLDER: {**files, CONFIG_FILE: b'{"r": 4}'}},
+            "org/broken-off": {COMMIT: {**files, WEIGHTS_FILE: MANY_WEIGHTS}},
+            "org/pickled": {COMMIT: {CONFIG_FILE: b"{}", "adapter_model.bin": b"\x80"}},
+            "org/model": {COMMIT: {"config.json": b"{}"}},
+        }
+        self.asked = []
+
+    def __call__(self, request):
+        path = request.url.path
+        org, name, _, revision, filename = path.strip("/").split("/", 4)
+        self.asked.append((request.method, name, filename, request.headers.get("range")))
+        if name == "gated":
+            return httpx.Response(403, headers={"x-error-code": "GatedRepo"})
+        commits = self.repos.get(f"{org}/{name}")
+        if commits is None:
+            return httpx.Response(404, headers={"x-error-code": "RepoNotFound"})
+        commit = COMMIT if revision == "main" else revision
+        if commit not in commits:
+            return httpx.Response(404, headers={"x-error-code": "RevisionNotFound"})
+        headers = {"x-repo-commit": commit}
+        if filename not in commits[commit]:
+            return httpx.Response(404, headers={**headers, "x-error-code": "EntryNotFound"})
+        content = commits[commit][filename]
+        return self._give(request, name, filename, content, headers)
+
+    def _give(self, request, name, filename, content, headers):
+        headers["etag"] = f'"{hash(content):x}"'
+        if request.method == "HEAD":
+            return httpx.Response(200, headers={**headers, "content-length": str(len(content))})
+        first = int(request.headers.get("range", "bytes=0-")[6:].partition("-")[0])
+        if name == "broken-off" and filename == WEIGHTS_FILE and first == 0:
+            headers |= {"content-length": str(len(content)), "connection": "close"}
+            return httpx.Response(200, headers=headers, content=content[:BROKEN_OFF])
+        if first:
+            headers["content-range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
+        return httpx.Response(206 if first else 200, headers=headers, content=content[first:])
+
+
+def run_all(folder, hub_url, server_url, commands, **environment):
+    """{the arguments: exit code and stderr} of pushes one after another in one process."""
+    kept = {n: v for n, v in os.environ.items() if not n.startswith(("HF_", "CHORALE_"))}
+    own = {
+        "HF_ENDPOINT": hub_url,
+        "HF_HOME": str(folder / "hub"),
+        "HOME": str(folder),
+        "CHORALE_URL": server_url,
+        "CHORALE_API_KEY": "tenant-key",
+        "NO_PROXY": "127.0.0.1",
+    }
+    arguments = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
+    done = subprocess.run(arguments, env=kept | own | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # Nothing but what the command says, from no library either.
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """What became of every push, and what the hub and the server saw of them."""
+    folder, hub, server = tmp_path_factory.mktemp("hub"), FakeHub(), FakeUploads(16 << 20)
+    hub_api, server_api = Api(hub), Api(server)
+    online = [
+        ["org/whole"],
+        ["org/whole", "--revision", OLDER],
+        ["org/broken-off"],
+        ["org/pickled"],
+        ["org/model"],
+        ["org/gated"],
+        ["org/nothing"],
+        ["org/whole", "--revision", "v9"],
+    ]
+    try:
+        results = run_all(folder, hub_api.url, server_api.url, online)
+        offline = run_all(
+            folder, hub_api.url, server_api.url, [["org/whole"], ["org/new"]], HF_HUB_OFFLINE="1"
+        )
+    finally:
+        hub_api.close()
+        server_api.close()
+    return hub, server, results, offline
+
+
+def test_an_adapter_of_the_hub_is_downloaded_here_and_pushed(world):
+    _, server, results, _ = world
+    assert results["org/whole"][0] == 0
+    assert is_one_line(results["org/whole"][1], "mine@1 is published.")
+    files = server.uploads["up_0"]["content"]
+    assert files == {CONFIG_FILE: {0: b"{}"}, WEIGHTS_FILE: {0: WEIGHTS}}
+
+
+def test_a_revision_is_what_is_pushed(world):
+    _, server, results, _ = world
+    assert results[f"org/whole --revision {OLDER}"][0] == 0
+    assert server.uploads["up_1"]["content"][CONFIG_FILE] == {0: b'{"r": 4}'}
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_stopped(world):
+    hub, server, results, _ = world
+    assert results["org/broken-off"][0] == 0, results["org/broken-off"][1]
+    assert server.uploads["up_2"]["content"][WEIGHTS_FILE] == {0: MANY_WEIGHTS}
+    assert ("GET", "broken-off", WEIGHTS_FILE, f"bytes={10 << 20}-") in hub.asked
+
+
+def test_what_was_downloaded_once_is_pushed_offline(world):
+    _, _, _, offline = world
+    assert offline["org/whole"][0] == 0
+
+
+def test_only_the_two_files_are_ever_downloaded(world):
+    hub, _, _, _ = world
+    assert {file for method, _, file, _ in hub.asked if method == "GET"} == {
+        CONFIG_FILE,
+        WEIGHTS_FILE,
+    }
+
+
+def test_the_server_never_hears_of_the_hub(world):
+    _, server, _, _ = world
+    assert not any("org" in path for _, path in server.log)
+    assert {upload["adapter"] for upload in server.uploads.values()} == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("org/pickled", "adapter_model.bin is not taken: load it with PEFT and save_pretrained"),
+        ("org/model", "org/model has no adapter_config.json"),
+        ("org/gated", "org/gated is gated: ask for access"),
+        ("org/nothing", "There is no folder org/nothing, and the hub has none of this name"),
+        ("org/whole --revision v9", "org/whole has no revision v9."),
+    ],
+)
+def test_what_the_hub_does_not_give_is_one_line(world, arguments, sentence):
+    exit_code, stderr = world[2][arguments]
+    assert exit_code == 1
+    assert is_one_line(stderr, "Error: ", sentence)
+
+
+def test_a_hub_that_is_not_there_is_one_line(world):
+    exit_code, stderr = world[3]["org/new"]
+    assert exit_code == 1
+    assert is_one_line(stderr, "The hub does not answer", "HF_HUB_OFFLINE")
