@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,21 +273,22 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
 ) -> None:
     async def steps(client: Client) -> None:
         upload = (await client.create()).json()
-        spool = client.gateway.spool
-        places = [spool.place(user.tenant_id) for _ in range(MAX_PARTS_PER_TENANT)]
-        for place in places:
-            place.__enter__()
         url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
-        answer = await client.http.put(url, content=FILES["adapter_config.json"])
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
-        assert answer.headers["retry-after"] == "2"
-        others = [spool.place("another") for _ in range(MAX_PARTS - MAX_PARTS_PER_TENANT)]
-        for place in others:
-            place.__enter__()
-        places.pop().__exit__(None, None, None)
-        assert (await client.http.put(url, content=b"")).status_code != 503
-        for place in [*places, *others]:
-            place.__exit__(None, None, None)
-        await client.send(upload)
+
+        async def send_beside(**parts: int) -> httpx.Response:
+            """While so many parts of each tenant are on their way."""
+            with ExitStack() as places:
+                for tenant_id, count in parts.items():
+                    for _ in range(count):
+                        places.enter_context(client.gateway.spool.place(tenant_id))
+                return await client.http.put(url, content=FILES["adapter_config.json"])
+
+        others = {f"other-{i}": 5 for i in range(3)}
+        assert sum(others.values()) == MAX_PARTS - 1
+        for parts in ({user.tenant_id: MAX_PARTS_PER_TENANT}, {user.tenant_id: 1, **others}):
+            answer = await send_beside(**parts)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
+            assert answer.headers["retry-after"] == "2"
+        assert (await send_beside(**others)).status_code == 200
 
     with_client(steps)

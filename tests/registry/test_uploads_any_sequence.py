@@ -1,0 +1,324 @@
+"""Any sequence of parts, completions, verdicts, waiting and sweeps, against a model of uploads."""
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import StaticPool, create_engine
+
+from registry.catalog import Catalog
+from registry.completion import complete_upload
+from registry.errors import (
+    AdapterNotFound,
+    InvalidAdapter,
+    ObjectNotFound,
+    ProofUnavailable,
+    QuotaExceeded,
+    UploadNotComplete,
+    UploadNotOpen,
+    UploadOffsetMismatch,
+)
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE
+from registry.proof import Proof
+from registry.proofs import claim_proofs, finish_proof
+from registry.storage import StoredObject
+from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.tables import metadata
+from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
+from registry.validator import ValidatedAdapter
+from tests.registry.factories import Clock, declare, send_part, sha256
+from tests.registry.publishing import BASE
+
+A, NAME = "tenant-a", "pirate"
+HOUR_S, TTL_H, MAX_OPEN, PART_BYTES = 3600, 24, 3, 10
+
+# By variant; the last one is refused by the validator.
+CONTENTS = {
+    kind: {CONFIG_FILE: kind.encode(), WEIGHTS_FILE: (kind * 7)[:25].encode().ljust(25, b".")}
+    for kind in ("first", "second", "bad")
+}
+
+kinds = st.sampled_from(["first", "first", "second", "bad"])
+indexes = st.integers(0, 3)
+verdicts = st.sampled_from(["passed", "passed", "mismatch", "unavailable"])
+steps = st.one_of(
+    st.tuples(st.just("create"), kinds),
+    st.tuples(st.just("send_all"), indexes),
+    st.tuples(
+        st.just("send"),
+        indexes,
+        st.sampled_from([CONFIG_FILE, WEIGHTS_FILE]),
+        st.integers(0, 2),
+        st.booleans(),
+    ),
+    st.tuples(st.just("complete"), indexes),
+    st.tuples(st.just("complete"), indexes),
+    st.tuples(st.just("prove"), indexes, verdicts),
+    st.tuples(st.just("wait"), st.sampled_from([1, 2, TTL_H])),
+    st.tuples(st.just("sweep")),
+    st.tuples(st.just("delete")),
+)
+
+
+class MemoryStore:
+    """Objects in memory, on the test's clock."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.objects = {}
+
+    def put(self, key, path):
+        self.objects[key] = (path.read_bytes(), self.clock())
+
+    def read(self, key):
+        yield self._found(key)[0]
+
+    def size(self, key):
+        return len(self._found(key)[0])
+
+    def delete(self, key):
+        self.objects.pop(key, None)
+
+    def list(self, prefix):
+        found = sorted(key for key in self.objects if key.startswith(prefix))
+        return (StoredObject(key, self.size(key), self.objects[key][1]) for key in found)
+
+    def _found(self, key):
+        if key not in self.objects:
+            raise ObjectNotFound(key=key)
+        return self.objects[key]
+
+
+class PlainValidator:
+    """The weights are the canonical object."""
+
+    base = BASE
+
+    def check(self, tenant_id, config, weights, target):
+        if config.read_bytes() == b"bad":
+            raise InvalidAdapter(code="bad", message="It is bad.")
+        data = weights.read_bytes()
+        target.write_bytes(data)
+        return ValidatedAdapter({"rank": 1}, sha256(data), len(data), is_offline=True)
+
+
+@dataclass
+class ModelUpload:
+    """sent: by file, the parts that were taken."""
+
+    upload: object
+    kind: str
+    state: str
+    until_h: int
+    sent: dict[str, list[bytes]] = field(default_factory=dict)
+    fault: str | None = None
+
+    def received(self, filename):
+        return sum(map(len, self.sent.get(filename, [])))
+
+
+class Both:
+    """Uploads and their model. Each step says by the model which error it expects, if any."""
+
+    def __init__(self, folder):
+        self.engine = create_engine("sqlite://", poolclass=StaticPool)
+        metadata.create_all(self.engine)
+        self.clock = Clock(1_000_000.0)
+        self.store = MemoryStore(self.clock)
+        self.folder = folder
+        limits = RegistryLimits(part_bytes=PART_BYTES, max_open_uploads=MAX_OPEN)
+        self.catalog = Catalog(BASE, self.clock)
+        self.uploads = Uploads(self.catalog, self.store, limits, self.clock, folder)
+        self.uploads.validator = PlainValidator()
+        self.hour = 0
+        self.made = []
+        self.versions = {}  # live ones: number to kind
+        self.num_versions = 0
+        self.latest = None
+        self.published = set()
+
+    @contextmanager
+    def expecting(self, error):
+        if error is None:
+            yield
+        else:
+            with pytest.raises(error):
+                yield
+
+    def state_of(self, model):
+        is_over = model.state == "open" and model.until_h <= self.hour
+        return "expired" if is_over else model.state
+
+    def number_of(self, kind):
+        return max((n for n, other in self.versions.items() if other == kind), default=None)
+
+    def publish(self, model):
+        number = self.number_of(model.kind)
+        if number is None:
+            self.num_versions += 1
+            number = self.num_versions
+        self.versions[number] = model.kind
+        self.published.add(model.kind)
+        self.latest = number
+        model.state = "complete"
+        model.sent = {name: [data] for name, data in CONTENTS[model.kind].items()}
+
+    # ---- steps ----
+
+    def create(self, kind):
+        active = [m for m in self.made if self.state_of(m) in ("open", "proving")]
+        is_known = self.number_of(kind) is not None
+        is_full = len(active) >= MAX_OPEN and not is_known
+        with self.expecting(QuotaExceeded if is_full else None), self.engine.begin() as conn:
+            files = declare(CONTENTS[kind])
+            upload = self.uploads.create_upload(conn, A, "key-1", NAME, files)
+            model = ModelUpload(upload, kind, "open", self.hour + TTL_H)
+            if is_known:
+                self.publish(model)
+            self.made.append(model)
+
+    def send(self, model, filename, place, is_sound):
+        whole = CONTENTS[model.kind][filename]
+        start = place * PART_BYTES
+        if start >= len(whole):
+            return
+        part = whole[start : start + PART_BYTES]
+        part = part if is_sound else bytes(len(part))
+        taken = model.sent.get(filename, [])
+        error, is_next = None, start == model.received(filename)
+        if self.state_of(model) not in ("open", "complete"):
+            error = UploadNotOpen
+        elif self.state_of(model) == "open":
+            if not is_next and (place >= len(taken) or taken[place] != part):
+                error = UploadOffsetMismatch
+            elif is_next:
+                model.sent.setdefault(filename, []).append(part)
+        with self.expecting(error), self.engine.begin() as conn:
+            send_part(self.uploads, conn, model.upload, filename, start, part, self.folder)
+
+    def send_all(self, model):
+        for filename in CONTENTS[model.kind]:
+            for place in range(3):
+                if place * PART_BYTES >= model.received(filename):
+                    self.send(model, filename, place, True)
+
+    def complete(self, model):
+        error, state = None, self.state_of(model)
+        whole = {name: b"".join(parts) for name, parts in model.sent.items()}
+        if state == "expired":
+            error = UploadNotOpen
+        elif state == "failed":
+            error = ProofUnavailable if model.fault == "unavailable" else InvalidAdapter
+        elif state == "open":
+            sizes = {name: len(data) for name, data in CONTENTS[model.kind].items()}
+            if {name: len(data) for name, data in whole.items()} != sizes:
+                error = UploadNotComplete
+            elif whole != CONTENTS[model.kind] or model.kind == "bad":
+                error, model.state = InvalidAdapter, "failed"
+                model.fault = "bad" if whole == CONTENTS[model.kind] else "digest_mismatch"
+            elif self.number_of(model.kind) is not None:
+                self.publish(model)
+            else:
+                model.state, model.until_h = "proving", self.hour + TTL_H
+        with self.expecting(error):
+            complete_upload(self.uploads, self.engine.begin, A, model.upload.upload_id)
+
+    def prove(self, model, verdict):
+        if model.state == "proving":
+            if verdict == "passed":
+                self.publish(model)
+            elif verdict != "unavailable":
+                model.state, model.fault = "failed", verdict
+        with self.engine.begin() as conn:
+            finish_proof(self.uploads, conn, model.upload, Proof(verdict=verdict), retry_s=0)
+
+    def wait(self, hours):
+        self.hour += hours
+        self.clock.now_s += hours * HOUR_S
+
+    def sweep(self):
+        for model in self.made:
+            model.state = self.state_of(model)
+            if model.state == "proving" and model.until_h <= self.hour:
+                model.state, model.fault = "failed", "unavailable"
+        sweep_uploads(self.uploads, self.engine.begin)
+        purge(self.uploads, self.engine.begin)
+        sweep_objects(self.uploads, self.engine.begin)
+        young = {k for k, (_, at) in self.store.objects.items() if at >= self.clock() - HOUR_S}
+        left = set(self.store.objects) - young - self.needed() - self.restorable()
+        assert left == set(), "the sweep takes everything else"
+
+    def delete(self):
+        error = None if self.versions else AdapterNotFound
+        with self.expecting(error), self.engine.begin() as conn:
+            self.catalog.delete_adapter(conn, A, NAME)
+        self.versions, self.latest = {}, None
+
+    # ---- what must be so ----
+
+    def needed(self):
+        """Keys in the store without which something would break."""
+        meant = set(self.versions.values())
+        meant |= {m.kind for m in self.made if m.state == "proving"}
+        keys = {self.object_key(kind) for kind in meant}
+        for model in self.made:
+            if self.state_of(model) == "open":
+                for name, parts in model.sent.items():
+                    keys |= {
+                        f"uploads/{model.upload.upload_id}/{name}/{i * PART_BYTES:016d}"
+                        for i in range(len(parts))
+                    }
+        return keys
+
+    def restorable(self):
+        """Deleted versions may keep their objects for a week."""
+        return {self.object_key(kind) for kind in self.published}
+
+    @staticmethod
+    def object_key(kind):
+        return f"tenants/{A}/{sha256(CONTENTS[kind][WEIGHTS_FILE])}"
+
+    def check(self):
+        assert self.needed() <= set(self.store.objects)
+        with self.engine.begin() as conn:
+            for model in self.made:
+                found = self.uploads.get_upload(conn, A, model.upload.upload_id)
+                assert found.state == self.state_of(model)
+                assert found.error_code == model.fault
+                received = {name: file.received_bytes for name, file in found.files.items()}
+                assert received == {name: model.received(name) for name in received}
+            claimed = claim_proofs(self.uploads, conn, limit=99, claim_s=0)
+            proving = {m.upload.upload_id for m in self.made if m.state == "proving"}
+            assert {upload.upload_id for upload in claimed} == proving
+            listed = []
+            if self.versions:
+                listed = self.catalog.list_versions(conn, A, NAME)
+                assert self.catalog.resolve(conn, A, NAME).version == self.latest
+            found = {version.version: version.object_key for version in listed}
+            assert found == {n: self.object_key(kind) for n, kind in self.versions.items()}
+
+
+def run(both, step):
+    name, *arguments = step
+    if name in ("send", "send_all", "complete", "prove"):
+        if not both.made:
+            return
+        # The newest uploads: those that something can still happen to.
+        index, *rest = arguments
+        arguments = [both.made[-1 - index % len(both.made)], *rest]
+    getattr(both, name)(*arguments)
+    both.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(sequence=st.lists(steps, max_size=40))
+def test_any_sequence_leaves_what_the_model_says(tmp_path_factory, sequence):
+    both = Both(tmp_path_factory.mktemp("work"))
+    run(both, ("create", "first"))
+    for step in sequence:
+        run(both, step)
+    both.engine.dispose()
