@@ -10,6 +10,7 @@ from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import Clock, InProcessValidator, make_base
+from tests.registry.publishing import publish
 from tests.signed_s3 import signed_s3
 
 
@@ -102,3 +103,14 @@ def uploads(catalog, storage, clock, tmp_path):
     uploads = Uploads(catalog, storage, limits, clock, tmp_path / "work")
     uploads.validator = InProcessValidator(catalog.base)
     return uploads
+
+
+@pytest.fixture
+def make_version(catalog, database):
+    """Publishes a version, without an upload, in a transaction of its own."""
+
+    def make(tenant_id="tenant-a", name="pirate", *, at=catalog, **options):
+        with database.begin() as conn:
+            return publish(at, conn, tenant_id, name, **options)
+
+    return make

@@ -1,50 +1,27 @@
+from dataclasses import replace
+
 import pytest
+from sqlalchemy import event
 
 from registry.alias_rows import Target
-from registry.base_model import BaseModel
 from registry.catalog import Catalog
-from registry.errors import (
-    AdapterNotFound,
-    AdapterNotServable,
-    InvalidName,
-)
-from registry.uploads import Uploads
-from tests.registry.factories import (
-    encode,
-    make_adapter,
-    make_base,
-    make_config,
-    make_files,
-    upload_adapter,
-)
+from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
 
 A, B = "tenant-a", "tenant-b"
 
 
-def seeded(base, seed):
-    return make_files(make_config(), encode(make_adapter(base, seed=seed)))
-
-
-@pytest.fixture
-def make_version(uploads, database, tmp_path):
-    def make(**options):
-        return upload_adapter(uploads, database, tmp_path, **options)
-
-    return make
-
-
-def test_a_name_means_its_latest_version(catalog, connection, make_version, base):
+def test_a_name_means_its_latest_version(catalog, connection, make_version):
     make_version()
-    second = make_version(files=seeded(base, 2))
+    second = make_version(content="2")
     ref = catalog.resolve(connection, A, "pirate")
     assert ref == second.ref
     assert ref.version == 2
     assert ref.object_key == f"tenants/{A}/{ref.digest}"
 
 
-def test_an_alias_and_a_number_mean_their_version(catalog, connection, make_version, base):
+def test_an_alias_and_a_number_mean_their_version(catalog, connection, make_version):
     first = make_version(alias="prod")
-    make_version(files=seeded(base, 2))
+    make_version(content="2")
     assert catalog.resolve(connection, A, "pirate@prod") == first.ref
     assert catalog.resolve(connection, A, "pirate@1") == first.ref
     assert catalog.resolve(connection, A, "pirate@latest").version == 2
@@ -73,13 +50,19 @@ def test_another_tenants_adapter_and_none_are_the_same_answer(catalog, connectio
 
 
 def test_tenants_do_not_see_each_others_adapters(catalog, connection, make_version):
-    make_version()
+    make_version(alias="prod")
     assert catalog.list_adapters(connection, B) == []
     for ask in (
         lambda: catalog.get_adapter(connection, B, "pirate"),
         lambda: catalog.list_versions(connection, B, "pirate"),
+        lambda: catalog.list_moves(connection, B, "pirate", "latest"),
         lambda: catalog.set_alias(connection, B, "pirate", "prod", 1),
+        lambda: catalog.roll_back_alias(connection, B, "pirate", "latest"),
+        lambda: catalog.remove_alias(connection, B, "pirate", "prod"),
+        lambda: catalog.delete_version(connection, B, "pirate", 1),
+        lambda: catalog.restore_version(connection, B, "pirate", 1),
         lambda: catalog.delete_adapter(connection, B, "pirate"),
+        lambda: catalog.restore_adapter(connection, B, "pirate"),
     ):
         with pytest.raises(AdapterNotFound):
             ask()
@@ -92,11 +75,14 @@ def test_the_same_name_of_two_tenants_is_two_adapters(connection, make_version):
     assert mine.object_key != theirs.object_key
 
 
-def test_a_version_for_another_base_model_is_not_served(
-    connection, make_version, storage, clock, tmp_path
-):
+@pytest.fixture
+def newer(base, clock):
+    """The catalog of a gateway that serves another base model."""
+    return Catalog(replace(base, base_revision="f" * 64), clock)
+
+
+def test_a_version_for_another_base_model_is_not_served(connection, make_version, newer):
     make_version()
-    newer = Catalog(make_base(tmp_path / "newer", seed=5), clock)
     with pytest.raises(AdapterNotServable) as caught:
         newer.resolve(connection, A, "pirate")
     assert isinstance(caught.value, AdapterNotFound)
@@ -106,15 +92,9 @@ def test_a_version_for_another_base_model_is_not_served(
     assert not isinstance(caught.value, AdapterNotServable)
 
 
-def test_the_same_bytes_for_another_base_model_are_another_version(
-    catalog, uploads, database, make_version, storage, clock, tmp_path
-):
+def test_the_same_bytes_for_another_base_model_are_another_version(make_version, newer):
     first = make_version()
-    base = uploads.catalog.base
-    newer = BaseModel(base.model_id, base.path, base.config, base.modules, "f" * 64)
-    second = upload_adapter(
-        Uploads(Catalog(newer, clock), storage, clock=clock), database, tmp_path
-    )
+    second = make_version(at=newer)
     assert (second.version, second.digest) == (2, first.digest)
 
 
@@ -129,57 +109,63 @@ def test_adapters_are_listed_by_name_with_latest_and_aliases(catalog, connection
     assert [a.name for a in catalog.list_adapters(connection, A, limit=1)] == ["a"]
 
 
-def test_versions_are_listed_newest_first(catalog, connection, make_version, base):
-    for seed in (1, 2, 3):
-        make_version(files=seeded(base, seed))
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ("", ["a_b", "a.b", "pirate", "pirate-2"]),
+        ("ira", ["pirate", "pirate-2"]),
+        ("_", ["a_b"]),
+        ("a.b", ["a.b"]),
+        ("%", []),
+        ("PIR", []),
+        ("\0", []),
+        ("a" * 65, []),
+    ],
+)
+def test_a_search_finds_what_has_it_in_its_name(catalog, connection, make_version, search, found):
+    for name in ("pirate", "pirate-2", "a_b", "a.b"):
+        make_version(name=name)
+    make_version(B, "pirate-3")
+    listed = catalog.list_adapters(connection, A, search=search)
+    assert sorted(adapter.name for adapter in listed) == sorted(found)
+
+
+def test_pages_of_a_search_put_together_are_the_whole(catalog, connection, make_version):
+    names = [f"{kind}-{number}" for kind in ("pirate", "poet") for number in range(5)]
+    for name in names:
+        make_version(name=name)
+    found, after = [], None
+    while page := catalog.list_adapters(connection, A, search="pir", after=after, limit=2):
+        found += [adapter.name for adapter in page]
+        after = found[-1]
+    assert found == names[:5]
+
+
+@pytest.mark.parametrize("after", ["Pirate", "a/b", "\0", "a" * 65])
+def test_a_page_cannot_begin_after_what_is_no_name(catalog, connection, after):
+    with pytest.raises(InvalidName):
+        catalog.list_adapters(connection, A, after=after)
+
+
+def test_a_page_is_three_queries_however_long(catalog, database, make_version):
+    def count(limit):
+        statements = []
+        event.listen(database, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        with database.connect() as conn:
+            assert len(catalog.list_adapters(conn, A, limit=limit)) == limit
+        return len(statements)
+
+    for number in range(20):
+        make_version(name=f"adapter-{number}", alias="prod")
+    assert count(20) == 3
+
+
+def test_versions_are_listed_newest_first(catalog, connection, make_version):
+    for content in "123":
+        make_version(content=content)
     versions = catalog.list_versions(connection, A, "pirate")
     assert [version.version for version in versions] == [3, 2, 1]
     assert versions[0].passport["rank"] == 4
     assert versions[0].created_by_key == "key-1"
     below = catalog.list_versions(connection, A, "pirate", before=3, limit=1)
     assert [version.version for version in below] == [2]
-
-
-def test_moving_latest_back_is_a_rollback(catalog, connection, make_version, base):
-    first = make_version()
-    make_version(files=seeded(base, 2))
-    adapter = catalog.set_alias(connection, A, "pirate", "latest", 1)
-    assert adapter.latest == first
-    assert catalog.resolve(connection, A, "pirate").version == 1
-
-
-@pytest.mark.parametrize("version", [0, 2, -1, 10**12])
-def test_an_alias_cannot_point_at_nothing(catalog, connection, make_version, version):
-    make_version()
-    with pytest.raises(AdapterNotFound):
-        catalog.set_alias(connection, A, "pirate", "prod", version)
-
-
-@pytest.mark.parametrize("alias", ["", "3", "1st", "Prod", "a" * 65, "a/b", "a\n"])
-def test_an_alias_that_is_no_alias_is_refused(catalog, connection, make_version, alias):
-    make_version()
-    with pytest.raises(InvalidName):
-        catalog.set_alias(connection, A, "pirate", alias, 1)
-
-
-def test_a_deleted_adapter_is_gone_with_its_versions_and_aliases(catalog, connection, make_version):
-    make_version(alias="prod")
-    catalog.delete_adapter(connection, A, "pirate")
-    assert catalog.list_adapters(connection, A) == []
-    for model in ("pirate", "pirate@1", "pirate@prod"):
-        with pytest.raises(AdapterNotFound):
-            catalog.resolve(connection, A, model)
-    with pytest.raises(AdapterNotFound):
-        catalog.delete_adapter(connection, A, "pirate")
-
-
-def test_a_deleted_name_comes_back_with_the_next_number(catalog, database, make_version):
-    first = make_version()
-    with database.begin() as conn:
-        catalog.delete_adapter(conn, A, "pirate")
-    again = make_version()
-    assert (again.adapter_id, again.version) == (first.adapter_id, 2)
-    with database.begin() as conn:
-        assert catalog.resolve(conn, A, "pirate") == again.ref
-        with pytest.raises(AdapterNotFound):
-            catalog.resolve(conn, A, "pirate@1")
