@@ -9,7 +9,8 @@ from sqlalchemy import Connection
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
 from server.deps import AdaptersKey, GatewayDep
-from server.gateway import Gateway
+from server.gateway import Gateway, now_ms
+from server.prices import Price, current_price, monthly_storage_nanousd
 from server.routes.sharing import render_pins
 
 router = APIRouter(prefix="/adapters")
@@ -101,8 +102,9 @@ async def list_versions(
     include_deleted: bool = False,
 ) -> dict[str, Any]:
     """Newest first; on request also those that were deleted, or purged after that."""
-    found = await gateway.database.read(
-        lambda conn: gateway.catalog.list_versions(
+
+    def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
+        found = gateway.catalog.list_versions(
             conn,
             identity.tenant_id,
             name,
@@ -110,9 +112,12 @@ async def list_versions(
             limit=limit + 1,
             include_deleted=include_deleted,
         )
-    )
-    data = [render_version(gateway, version) for version in found[:limit]]
-    return {"object": "list", "data": data, "has_more": len(found) > limit}
+        price = current_price(conn, now_ms())
+        shown = [render_version(gateway, version, price) for version in found[:limit]]
+        return shown, len(found) > limit
+
+    data, has_more = await gateway.database.read(read)
+    return {"object": "list", "data": data, "has_more": has_more}
 
 
 @router.delete("/{name}/versions/{version}")
@@ -132,14 +137,13 @@ async def delete_version(
 async def restore_version(
     name: str, version: int, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
-    return render_version(
-        gateway,
-        await gateway.database.write(
-            lambda conn: gateway.catalog.restore_version(
-                conn, identity.tenant_id, name, version, actor=identity.actor
-            )
-        ),
-    )
+    def write(conn: Connection) -> dict[str, Any]:
+        restored = gateway.catalog.restore_version(
+            conn, identity.tenant_id, name, version, actor=identity.actor
+        )
+        return render_version(gateway, restored, current_price(conn, now_ms()))
+
+    return await gateway.database.write(write)
 
 
 # ---- aliases ----
@@ -215,6 +219,7 @@ async def list_moves(
 def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[dict[str, Any]]:
     """Of one tenant. canaries: only of the aliases that have one."""
     pins = render_pins(conn, found)
+    price = current_price(conn, now_ms())
     return [
         {
             "id": adapter.name,
@@ -228,7 +233,7 @@ def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[
                 if (canary := _canary(target))
             },
             "pin": pins.get(adapter.adapter_id),
-            "latest": render_version(gateway, adapter.latest) if adapter.latest else None,
+            "latest": render_version(gateway, adapter.latest, price) if adapter.latest else None,
         }
         for adapter in found
     ]
@@ -255,7 +260,7 @@ def _move(move: Move) -> dict[str, Any]:
     }
 
 
-def render_version(gateway: Gateway, version: Version) -> dict[str, Any]:
+def render_version(gateway: Gateway, version: Version, price: Price) -> dict[str, Any]:
     """A version as its tenant sees it. tier: where its weights are in the engine now."""
     residency = gateway.engines.residency(version.object_key)
     return {
@@ -268,7 +273,12 @@ def render_version(gateway: Gateway, version: Version) -> dict[str, Any]:
         "state": version.state,
         "tier": residency.tier if residency else "remote",
         "is_servable": gateway.catalog.is_servable(version),
-        "passport": version.passport,
+        "passport": render_passport(version.passport, version.size_bytes, price),
         "created_at": version.created_at_ms // 1000,
         "deleted_at": None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,
     }
+
+
+def render_passport(passport: dict[str, Any], size_bytes: int, price: Price) -> dict[str, Any]:
+    """With what its object costs today, in 30 days."""
+    return {**passport, "storage_nanousd_per_month": monthly_storage_nanousd(size_bytes, price)}

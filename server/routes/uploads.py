@@ -14,8 +14,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
+from registry.adapter_rows import Version
 from registry.presigned import OfferedFile
 from registry.proofs import ended
 from registry.upload_rows import (
@@ -30,9 +32,10 @@ from registry.upload_rows import (
 )
 from server import errors
 from server.deps import AdaptersKey, GatewayDep
-from server.gateway import Gateway
+from server.gateway import Gateway, now_ms
 from server.limits import retry_headers
-from server.routes.adapters import render_version
+from server.prices import Price, current_price
+from server.routes.adapters import render_passport, render_version
 
 router = APIRouter()
 
@@ -219,7 +222,12 @@ async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
         offered = await asyncio.to_thread(
             gateway.uploads.offer_files, gateway.database.begin, upload
         )
-    version = await gateway.database.read(lambda conn: gateway.uploads.get_version(conn, upload))
+
+    def read(conn: Connection) -> tuple[Version | None, Price]:
+        return gateway.uploads.get_version(conn, upload), current_price(conn, now_ms())
+
+    version, price = await gateway.database.read(read)
+    passport = upload.built["passport"] if upload.built else None
     fault = {"code": upload.error_code, "param": upload.error_param, "message": upload.error}
     return {
         "id": upload.upload_id,
@@ -233,8 +241,8 @@ async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
         "created_at": upload.created_at_ms // 1000,
         "expires_at": upload.expires_at_ms // 1000,
         "error": fault if upload.error else None,
-        "passport": upload.built["passport"] if upload.built else None,
-        "version": render_version(gateway, version) if version else None,
+        "passport": render_passport(passport, passport["size_bytes"], price) if passport else None,
+        "version": render_version(gateway, version, price) if version else None,
     }
 
 

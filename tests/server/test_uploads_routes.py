@@ -14,6 +14,7 @@ import pytest
 from registry.proof import Proof
 from server.app import create_app
 from server.gateway import Gateway
+from server.prices import DEFAULT_PRICES, monthly_storage_nanousd
 from server.proving import Prover, ProverConfig
 from server.routes import uploads as routes
 from server.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
@@ -136,6 +137,10 @@ def test_an_upload_is_proved_and_shown_with_its_passport_and_version(with_client
         )
         assert body["passport"]["canary"]["passed"] is True
         assert body["version"]["passport"]["canary"]["device_bytes"] == 4096
+        size_bytes = body["version"]["size_bytes"]
+        monthly = monthly_storage_nanousd(size_bytes, DEFAULT_PRICES)
+        for shown in (body["passport"], body["version"]["passport"]):
+            assert shown["storage_nanousd_per_month"] == monthly > 0
         assert await client.show(upload) == body
         assert (await client.complete(upload)).json() == body
 
