@@ -241,10 +241,11 @@ def test_one_that_could_not_be_proved_is_tried_again_later(uploads, database, ma
 
 
 def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
-    uploads, database, make_proving, clock
+    uploads, database, open_upload, clock
 ):
+    upload = open_upload()
     clock.now_s += 23 * 3600
-    upload = make_proving()
+    complete_upload(uploads, database.begin, A, upload.upload_id)
     clock.now_s += 24 * 3600 - 1
     sweep_uploads(uploads, database.begin)
     with database.begin() as conn:
