@@ -125,10 +125,8 @@ def _put(
     try:
         answer = store.put(part.url, content=body, headers={"content-length": str(part.size_bytes)})
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        tally.count(piece, 0)
         raise StoreUnreachable(part.host, str(error) or type(error).__name__) from error
     if not answer.is_success:
-        tally.count(piece, 0)
         code = _ERROR_CODE.search(answer.text)
         reason = f"{answer.status_code} {code[1]}" if code else str(answer.status_code)
         raise StoreRefused(part.host, part.filename, part.number, reason)

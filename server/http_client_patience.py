@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Patience:
     """max_failures: of one step, in a row.   max_pause_s: between two of them.
 
-    turn_wait_s: in total, for room for another upload, as long as the server says when.
+    turn_wait_s: in total, for a quota's room for another upload, where the server says when.
     proof_wait_s: for the end of an upload, once it is asked for.   sleep, clock: for tests.
     """
 

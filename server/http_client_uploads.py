@@ -107,12 +107,7 @@ class Uploader:
             is_known = upload["state"] == "complete"
             if memory:
                 memory.remember(wanted, upload["id"])
-        try:
-            upload = self._finish(upload, folder, watcher)
-        except UploadFailed:
-            if memory:
-                memory.forget()
-            raise
+        upload = self._finish(upload, folder, watcher)
         if memory:
             memory.forget()
         return Pushed(upload, is_known)
@@ -141,7 +136,10 @@ class Uploader:
         return upload if upload["state"] in ("open", "proving", "complete") else None
 
     def _create(self, path: str, body: dict[str, Any], watcher: Watcher) -> dict[str, Any]:
-        """A new upload, after a wait where the server says how long."""
+        """A new upload, after a wait where a quota says how long.
+
+        All else is for the caller: an answer that is lost may have made an upload.
+        """
         waited_s = 0.0
         while True:
             try:
@@ -149,7 +147,7 @@ class Uploader:
             except ApiRefused as error:
                 if error.code == "presigned_not_supported":
                     raise DirectNotSupported from error
-                if not error.is_passing or error.retry_after_s is None:
+                if error.status != 429 or error.retry_after_s is None:
                     raise
                 pause_s = max(error.retry_after_s, _DEFAULT_PAUSE_S)
                 waited_s += pause_s

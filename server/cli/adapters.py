@@ -62,7 +62,7 @@ def show_adapter(
         ("created", moment(adapter["created_at"])),
         ("aliases", adapter["aliases"]),
         ("canaries", canaries),
-        ("pin", _pin(adapter.get("pin"))),
+        *_pin(adapter["pin"]),
         ("granted to", [grant["tenant"] for grant in grants]),
     ]
     show_facts("adapter", facts)
@@ -146,9 +146,11 @@ def _version_row(version: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pin(pin: dict[str, Any] | None) -> str | None:
+def _pin(pin: dict[str, Any] | None) -> list[tuple[str, str | None]]:
     if pin is None:
-        return None
-    price = dollars(pin["price_nanousd_per_hour"])
-    size, since = megabytes(pin["size_bytes"]), moment(pin["since"])
-    return f"version {pin['version']}, {size} at {price} an hour, since {since}"
+        return [("pin", None)]
+    size, price = megabytes(pin["size_bytes"]), dollars(pin["price_nanousd_per_hour"])
+    return [
+        ("pin", f"version {pin['version']}, {size} at {price} an hour"),
+        ("pinned since", moment(pin["since"])),
+    ]

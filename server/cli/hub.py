@@ -6,7 +6,6 @@ HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE from the environment.
 
 import logging
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +24,9 @@ def download(hub_id: str, revision: str | None = None) -> Path:
     """The folder in the cache with both files, of one commit. Raises CommandFailed."""
     # Only here: it takes a second to import.
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import disable_progress_bars
 
     # What goes wrong is said once, by us.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     for filename in ADAPTER_FILES:
         with _one_line(hub_id, revision, filename):
             path = Path(hf_hub_download(hub_id, filename, revision=revision))

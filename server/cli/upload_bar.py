@@ -46,7 +46,7 @@ class UploadBar(Watcher):
     def end(self) -> None:
         self._before_bytes += self._upload_bytes
         self._upload_bytes = 0
-        self._progress.update(self._task, completed=self._before_bytes)
+        self._progress.update(self._task, completed=self._before_bytes, stage="")
 
     def enter(self, stage: Stage) -> None:
         self._progress.update(self._task, stage=stage)

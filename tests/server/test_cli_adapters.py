@@ -97,7 +97,8 @@ def test_what_is_listed_fits_a_terminal_of_80_columns(run, command):
 
 def test_an_adapter_is_shown_in_the_units_of_people(run):
     facts = facts_of(run("show", "json"))
-    assert facts["pin"].startswith("version 2, 3.1 MB at $0.00000155 an hour, since 2025-06-15")
+    assert facts["pin"].strip() == "version 2, 3.1 MB at $0.00000155 an hour"
+    assert facts["pinned"].split() == ["since", "2025-06-15", "15:06:40Z"]
     assert facts["canaries"].strip() == "prod=10 % to 2"
     assert facts["granted"].split() == ["to", "globex"]
     assert facts["rank"].strip() == "4 in 2 modules, 8 in 12 modules"

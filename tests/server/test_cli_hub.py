@@ -42,6 +42,7 @@ class FakeHub:
         files = {CONFIG_FILE: b"{}", WEIGHTS_FILE: WEIGHTS}
         self.repos = {
             "org/whole": {COMMIT: files, OLDER: {**files, CONFIG_FILE: b'{"r": 4}'}},
+            "org/moving": {COMMIT: files, OLDER: {**files, WEIGHTS_FILE: WEIGHTS[::-1]}},
             "org/broken-off": {COMMIT: {**files, WEIGHTS_FILE: MANY_WEIGHTS}},
             "org/pickled": {COMMIT: {CONFIG_FILE: b"{}", "adapter_model.bin": b"\x80"}},
             "org/model": {COMMIT: {"config.json": b"{}"}},
@@ -57,13 +58,15 @@ class FakeHub:
         commits = self.repos.get(f"{org}/{name}")
         if commits is None:
             return httpx.Response(404, headers={"x-error-code": "RepoNotFound"})
-        commit = COMMIT if revision == "main" else revision
-        if commit not in commits:
+        if revision == "main":
+            has_moved = name == "moving" and filename == WEIGHTS_FILE
+            revision = OLDER if has_moved else COMMIT
+        if revision not in commits:
             return httpx.Response(404, headers={"x-error-code": "RevisionNotFound"})
-        headers = {"x-repo-commit": commit}
-        if filename not in commits[commit]:
+        headers = {"x-repo-commit": revision}
+        if filename not in commits[revision]:
             return httpx.Response(404, headers={**headers, "x-error-code": "EntryNotFound"})
-        content = commits[commit][filename]
+        content = commits[revision][filename]
         return self._give(request, name, filename, content, headers)
 
     def _give(self, request, name, filename, content, headers):
@@ -106,6 +109,7 @@ def world(tmp_path_factory):
     online = [
         ["org/whole"],
         ["org/whole", "--revision", OLDER],
+        ["org/moving"],
         ["org/broken-off"],
         ["org/pickled"],
         ["org/model"],
@@ -138,10 +142,17 @@ def test_a_revision_is_what_is_pushed(world):
     assert server.uploads["up_1"]["content"][CONFIG_FILE] == {0: b'{"r": 4}'}
 
 
+def test_both_files_are_of_one_commit_though_the_branch_moves(world):
+    _, server, _, _ = world
+    assert server.uploads["up_2"]["content"][WEIGHTS_FILE] == {0: WEIGHTS}
+
+
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(world):
     hub, server, results, _ = world
-    assert results["org/broken-off"][0] == 0, results["org/broken-off"][1]
-    assert server.uploads["up_2"]["content"][WEIGHTS_FILE] == {0: MANY_WEIGHTS}
+    exit_code, stderr = results["org/broken-off"]
+    assert exit_code == 0, stderr
+    assert is_one_line(stderr, "mine@1 is published.")
+    assert server.uploads["up_3"]["content"][WEIGHTS_FILE] == {0: MANY_WEIGHTS}
     assert ("GET", "broken-off", WEIGHTS_FILE, f"bytes={10 << 20}-") in hub.asked
 
 

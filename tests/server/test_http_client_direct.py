@@ -87,6 +87,19 @@ def test_rounds_that_bring_nothing_are_bounded(server, folder, fault, sentence):
     assert "epoch" not in str(raised.value), "the URL is a key"
 
 
+def test_as_long_as_every_round_brings_something_it_goes_on(server, folder):
+    clock = Clock()
+
+    def take_a_few_a_round(store, request):
+        taken = len(server.uploads["up_0"]["content"][WEIGHTS_FILE])
+        return refuse(store, request) if taken > server.num_calls("GET", "") else None
+
+    make_adapter(folder, bytes(600))
+    server.store.faults = [take_a_few_a_round] * 1000
+    make_uploader(server, clock, max_failures=2).push("mine", folder, direct=True)
+    assert len(clock.pauses) > 2
+
+
 def test_a_file_that_cannot_be_read_is_not_the_stores_fault(server, folder):
     server.store.faults = [lambda *_: (folder / WEIGHTS_FILE).unlink()]
     # More parts than are under way when the file goes.

@@ -276,9 +276,18 @@ def test_a_quota_is_waited_for_up_to_a_limit(server, folder):
     assert (raised.value.status, len(clock.pauses)) == (429, 4)
 
 
-def test_a_quota_that_waiting_does_not_help_is_not_waited_for(server, folder):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        refusal(429, "quota_exceeded", **{"x-should-retry": "false"}),
+        # It may have made an upload all the same: a second one would count, too.
+        refusal(503, "storage_unavailable", **{"retry-after": "2"}),
+    ],
+)
+def test_nothing_else_opens_an_upload_twice(server, folder, answer):
     clock = Clock()
-    server.creations = [lambda *_: refusal(429, "quota_exceeded", **{"x-should-retry": "false"})]
+    server.creations = [lambda *_: answer]
     with pytest.raises(ApiRefused):
         make_uploader(server, clock).push("mine", folder)
     assert clock.pauses == []
+    assert server.num_calls("POST", "") == 1
