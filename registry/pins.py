@@ -126,8 +126,8 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
 
 def device_bytes(version: Version) -> int:
     """What the engine's canary measured; the object's size where there was none."""
-    measured = version.passport.get("canary", {}).get("device_bytes")
-    return int(measured or version.size_bytes)
+    canary = version.passport.get("canary") or {}
+    return int(canary.get("device_bytes") or version.size_bytes)
 
 
 def _open(conn: Connection, tenant_id: str, version: Version, actor: str, now_ms: int) -> Pin:

@@ -22,7 +22,7 @@ def add_version(
     adapter_id = f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
     digest = _hex(f"{adapter_id}@{version}")
     here = {"adapter_id": adapter_id, "tenant_id": tenant_id}
-    passport = {} if device_bytes is None else {"canary": {"device_bytes": device_bytes}}
+    canary = None if device_bytes is None else {"device_bytes": device_bytes}
     if not conn.execute(select(adapters).filter_by(adapter_id=adapter_id)).first():
         conn.execute(insert(adapters).values(**here, name=name, created_at_ms=0))
     conn.execute(
@@ -34,7 +34,7 @@ def add_version(
             rank=4,
             size_bytes=size_bytes,
             base_revision=base_revision,
-            passport=json.dumps(passport),
+            passport=json.dumps({"canary": canary}),
             state="ready",
             created_at_ms=0,
             created_by_key="key-1",

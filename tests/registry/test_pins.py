@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, select, update
 from sqlalchemy.pool import StaticPool
@@ -140,6 +140,7 @@ def three_versions():
 acts = st.lists(st.tuples(st.sampled_from(["pin", "unpin", 1, 2, 3, None]), st.integers(1, 9)))
 
 
+@settings(deadline=None)
 @given(acts)
 def test_intervals_say_at_every_moment_which_version_was_pinned(three_versions, acts):
     """A number, or None, is what `latest` means from then on."""
