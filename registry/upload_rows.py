@@ -147,23 +147,23 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
 
 def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
     """Open and proving ones: what the tenant may still come to have."""
-    query = (
-        select(
-            uploads.c.adapter_name,
-            uploads.c.is_dry_run,
-            func.sum(upload_files.c.size_bytes).label("declared_bytes"),
-        )
-        .join(upload_files, upload_files.c.upload_id == uploads.c.upload_id)
+    # No join and GROUP BY: for their order SQLite walks all uploads, 39 ms of 100,000 and not 0.3.
+    declared_bytes = (
+        select(func.sum(upload_files.c.size_bytes))
         .where(
-            uploads.c.tenant_id == tenant_id,
-            uploads.c.state.in_([OPEN, PROVING]),
-            or_(uploads.c.state == PROVING, uploads.c.expires_at_ms > now_ms),
+            upload_files.c.upload_id == uploads.c.upload_id,
+            upload_files.c.tenant_id == tenant_id,
         )
-        .group_by(uploads.c.upload_id, uploads.c.adapter_name, uploads.c.is_dry_run)
+        .scalar_subquery()
+    )
+    query = select(uploads.c.adapter_name, uploads.c.is_dry_run, declared_bytes).where(
+        uploads.c.tenant_id == tenant_id,
+        uploads.c.state.in_([OPEN, PROVING]),
+        or_(uploads.c.state == PROVING, uploads.c.expires_at_ms > now_ms),
     )
     return [
-        Unfinished(row.adapter_name, row.is_dry_run, int(row.declared_bytes))
-        for row in conn.execute(query)
+        Unfinished(name, is_dry_run, int(size_bytes))
+        for name, is_dry_run, size_bytes in conn.execute(query)
     ]
 
 

@@ -184,6 +184,13 @@ def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, conne
     assert caught.value.quota == "max_open_uploads"
 
 
+def test_a_dry_run_needs_no_room(uploads, connection, base, make_version):
+    make_version()
+    uploads.limits = replace(uploads.limits, max_adapters=1, max_adapter_bytes_total=1)
+    files = declare(make_upload_files(base))
+    assert uploads.create_dry_run(connection, A, "key", files).state == "open"
+
+
 def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, connection, base):
     files = declare(make_upload_files(base))
     with pytest.raises(InvalidUpload) as caught:
