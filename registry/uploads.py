@@ -233,7 +233,7 @@ class Uploads:
         """Make the object a version and move `latest`, and the alias asked for, to it.
 
         The same bytes as a version that the adapter has are that version. The upload's state is
-        the one that the caller saw under the tenant's lock.
+        the one that the caller saw under the tenant's lock. Raises UploadNotOpen.
         """
         version = self.catalog.publish(conn, upload.adapter_name, built, upload.alias)
         is_moved = upload_rows.move_upload(
@@ -244,7 +244,9 @@ class Uploads:
             adapter_id=version.adapter_id,
             version=version.version,
         )
-        assert is_moved, "uploads end under the tenant's lock"
+        if not is_moved:
+            # Its time is over: the sweep ends such uploads without the tenant's lock.
+            raise UploadNotOpen(upload_id=upload.upload_id, state=EXPIRED)
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
 from registry import proofs
-from registry.errors import StorageError
+from registry.errors import StorageError, UploadNotOpen
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from registry.sweep import discard
@@ -145,7 +145,7 @@ class Prover:
                 self._deaths.pop(upload.upload_id, None)
                 begin = self._database.begin
                 await asyncio.to_thread(discard, self._uploads, begin, ended)
-        except DatabaseError as error:
+        except (DatabaseError, UploadNotOpen) as error:
             # The claim runs out, and what is left of an ended one is swept.
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
 

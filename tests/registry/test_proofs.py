@@ -6,7 +6,13 @@ import pytest
 
 from registry import proofs
 from registry.completion import complete_upload
-from registry.errors import InvalidAdapter, ProofUnavailable, QuotaExceeded, StorageError
+from registry.errors import (
+    InvalidAdapter,
+    ProofUnavailable,
+    QuotaExceeded,
+    StorageError,
+    UploadNotOpen,
+)
 from registry.proof import Proof
 from registry.proofs import claim_proofs, finish_proof, renew_claim
 from registry.sweep import sweep_uploads
@@ -257,6 +263,24 @@ def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
     assert (upload.state, upload.error_code) == ("failed", "unavailable")
     with pytest.raises(ProofUnavailable):
         complete_upload(uploads, database.begin, A, upload.upload_id)
+
+
+def test_one_that_gives_up_while_it_is_published_is_no_version(
+    uploads, catalog, database, make_proving, monkeypatch
+):
+    """The sweep of another gateway, whose clock is ahead, takes no tenant's lock."""
+    upload = make_proving()
+    publish = catalog.publish
+
+    def give_up_and_publish(conn, *arguments):
+        proofs.proof_rows.give_up(conn, 2**52, error_code="unavailable", error="Too late.")
+        return publish(conn, *arguments)
+
+    monkeypatch.setattr(catalog, "publish", give_up_and_publish)
+    with pytest.raises(UploadNotOpen):
+        finish(uploads, database, upload)
+    with database.begin() as conn:
+        assert catalog.list_adapters(conn, A) == []
 
 
 def test_uploads_that_wait_for_their_proof_count_as_open_ones(uploads, make_proving, open_upload):
