@@ -135,7 +135,7 @@ class Prover:
         try:
             proof = await self._proof_of(upload)
             # From here on a renewal would undo what the verdict says of the claim.
-            del self._claimed[upload.upload_id]
+            self._claimed.pop(upload.upload_id, None)
             ended = await self._database.write(
                 lambda conn: proofs.finish_proof(
                     self._uploads, conn, upload, proof, retry_s=self._config.retry_s

@@ -254,7 +254,7 @@ def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
     make_proving()
     slow = FakeEngine()
     slow.go.clear()
-    prover = make_prover(slow)
+    prover = make_prover(slow, max_running=1)
 
     def claim():
         with sqlite_database.begin() as conn:
