@@ -42,6 +42,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    "deep-730m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 198,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -86,8 +97,30 @@ def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
     for number in range(num_adapters):
         name = f"adapter-{number:03}"
         adapters[name] = folder / "adapters" / name
-        _save_adapter(SHAPES[stack], adapters[name], _RANKS[number % len(_RANKS)], seed=number)
+        save_adapter(stack, adapters[name], _RANKS[number % len(_RANKS)], seed=number)
     return Checkpoint(model_dir, adapters, config.vocab_size)
+
+
+def save_adapter(stack: str, folder: Path, rank: int, seed: int) -> None:
+    """Random A and B on all seven projections, large enough to change what the model says."""
+    folder.mkdir(parents=True)
+    shape = SHAPES[stack]
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for block, names in _PROJECTIONS.items():
+            for name in names:
+                module = f"base_model.model.model.layers.{layer}.{block}.{name}"
+                width_in, width_out = _features(shape, name)
+                a = torch.randn(rank, width_in, generator=generator) * 0.5 / width_in**0.5
+                b = torch.randn(width_out, rank, generator=generator) * 0.5 / rank**0.5
+                tensors[f"{module}.lora_A.weight"] = a
+                tensors[f"{module}.lora_B.weight"] = b
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = [name for names in _PROJECTIONS.values() for name in names]
+    LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM"
+    ).save_pretrained(str(folder))
 
 
 def _demo(folder: Path) -> Checkpoint:
@@ -122,27 +155,6 @@ def _save_tokenizer(vocab_size: int, folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-
-
-def _save_adapter(shape: dict[str, Any], folder: Path, rank: int, seed: int) -> None:
-    """Random A and B on all seven projections, large enough to change what the model says."""
-    folder.mkdir(parents=True)
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(shape["num_hidden_layers"]):
-        for block, names in _PROJECTIONS.items():
-            for name in names:
-                module = f"base_model.model.model.layers.{layer}.{block}.{name}"
-                width_in, width_out = _features(shape, name)
-                a = torch.randn(rank, width_in, generator=generator) * 0.5 / width_in**0.5
-                b = torch.randn(width_out, rank, generator=generator) * 0.5 / rank**0.5
-                tensors[f"{module}.lora_A.weight"] = a
-                tensors[f"{module}.lora_B.weight"] = b
-    save_file(tensors, folder / "adapter_model.safetensors")
-    targets = [name for names in _PROJECTIONS.values() for name in names]
-    LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM"
-    ).save_pretrained(str(folder))
 
 
 def _features(shape: dict[str, Any], projection: str) -> tuple[int, int]:

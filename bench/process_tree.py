@@ -16,7 +16,31 @@ def cpu_seconds(root_pid: int) -> float:
 
 def peak_rss_mb(root_pid: int) -> float:
     """The sum of their own peaks, in MB of 10^6 bytes; shared pages count for each."""
-    return sum(_peak_bytes(pid) for pid in _tree(root_pid)) / 1e6
+    return sum(peak_mb(pid) for pid in _tree(root_pid))
+
+
+def peak_mb(pid: int) -> float:
+    """Of one process, since it started or since `forget_peak`; 0 for one that has ended."""
+    # Not getrusage: its maximum survives exec, so a child begins with its parent's.
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return (int(line.split()[1]) << 10) / 1e6
+    return 0.0
+
+
+def forget_peak(pid: int) -> None:
+    """What it has now is its peak."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def find_children(pid: int, mark: str) -> list[int]:
+    """Those with `mark` in their command line, whichever thread started them."""
+    found = []
+    with contextlib.suppress(OSError):  # it ended meanwhile
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(child) for child in children.read_text().split()]
+    return [child for child in found if mark in _command(child)]
 
 
 def _tree(root_pid: int) -> Iterator[int]:
@@ -38,9 +62,8 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _peak_bytes(pid: int) -> int:
-    # Not getrusage: its maximum survives exec, so a child begins with its parent's.
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) << 10
-    return 0
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""

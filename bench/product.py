@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -86,15 +87,22 @@ class Product:
 
 
 @contextmanager
-def serving(settings: dict[str, str | int | float], folder: Path) -> Iterator[Product]:
-    """`chorale serve` with these settings, ready, its data in `folder`; stopped at the end."""
+def serving(
+    settings: Mapping[str, str | int | float],
+    folder: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Product]:
+    """`chorale serve` with these settings, ready, its data in `folder`; stopped at the end.
+
+    environment: added to this process's.
+    """
     port, admin_key = free_port(), f"bench-{secrets.token_hex(16)}"
     config = folder / "chorale.toml"
     values = {**settings, "data_dir": str(folder / "data"), "port": port}
     config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in values.items()))
-    environment = {"CHORALE_ADMIN_KEY": admin_key}
+    secret = {"CHORALE_ADMIN_KEY": admin_key}
     command = (*CHORALE, "serve", "--config", str(config))
-    with started(command, folder / "chorale.log", environment) as process:
+    with started(command, folder / "chorale.log", {**environment, **secret}) as process:
         product = Product(f"http://127.0.0.1:{port}", admin_key, process)
         wait_ready(product.url, process, folder / "chorale.log")
         yield product

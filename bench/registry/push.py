@@ -1,0 +1,65 @@
+"""An adapter taken from a folder to a served version by the command line's own client, timed."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.product import Product
+from server.http_client import Answer, Client
+from server.http_client_progress import Stage, Watcher
+from server.http_client_uploads import Uploader
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Moments, as time.perf_counter() tells them.   version: as the API shows it."""
+
+    opened: float
+    sent: float
+    answered: float
+    version: Mapping[str, Any]
+
+    @property
+    def transfer_s(self) -> float:
+        """From the request that opens the upload to the last part's acknowledgement."""
+        return self.sent - self.opened
+
+    @property
+    def completion_s(self) -> float:
+        """From there until the version is: assembled, checked, stored, proved, published."""
+        return self.answered - self.sent
+
+    @property
+    def proof_s(self) -> float:
+        """What the engine says of its part of that, loading included."""
+        return float(self.version["passport"]["canary"]["seconds"])
+
+
+def push(product: Product, key: str, name: str, folder: Path, *, direct: bool = False) -> Pushed:
+    """direct: to the object store by URLs; else through the gateway. Digests are made before."""
+    noted, client = _Noted(), _Client(product.url, key)
+    with client:
+        upload = Uploader(client).push(name, folder, direct=direct, watcher=noted).upload
+    return Pushed(client.first_asked, noted.checking, time.perf_counter(), upload["version"])
+
+
+class _Client(Client):
+    """Knows when it first asked for something."""
+
+    first_asked = 0.0
+
+    def ask(self, *request: Any, **options: Any) -> Answer:
+        self.first_asked = self.first_asked or time.perf_counter()
+        return super().ask(*request, **options)
+
+
+class _Noted(Watcher):
+    """When all had been sent."""
+
+    checking = 0.0
+
+    def enter(self, stage: Stage) -> None:
+        if stage == "checking":
+            self.checking = time.perf_counter()
