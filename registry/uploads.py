@@ -21,6 +21,7 @@ from registry.build import BuiltAdapter
 from registry.catalog import Catalog
 from registry.errors import (
     InvalidUpload,
+    ObjectNotFound,
     UploadIsPresigned,
     UploadNotFound,
     UploadNotOpen,
@@ -31,6 +32,7 @@ from registry.presigned import OfferedFile
 from registry.storage import PresignedStorage, Storage
 from registry.transactions import Begin
 from registry.upload_rows import (
+    CANCELLED,
     COMPLETE,
     EXPIRED,
     GATEWAY,
@@ -80,13 +82,14 @@ class Uploads:
         alias: str | None = None,
         *,
         transfer: Transfer = GATEWAY,
+        known: Version | None = None,
         max_adapters: int | None = None,
         max_adapter_bytes_total: int | None = None,
     ) -> Upload:
         """Declare the two files of a new version.
 
-        Files that a live version came from are not asked for again: then the upload is complete,
-        with that version, and the aliases mean it as if the bytes had been sent.
+        known: what `find_known` found, if its object is sound. Its files are not asked for again:
+        the upload is complete, with that version, and the aliases mean it as if they had been sent.
         max_adapters, max_adapter_bytes_total: the tenant's own, None for the default.
         Raises InvalidName, InvalidUpload, TooLarge, QuotaExceeded.
         """
@@ -101,8 +104,8 @@ class Uploads:
         upload = self._new_upload(tenant_id, key_id, name, files, transfer)
         upload = replace(upload, alias=alias)
         adapter_rows.lock_tenant(conn, tenant_id)
-        base_revision = self.catalog.base.base_revision
-        known = upload_rows.find_same_files(conn, tenant_id, name, files, base_revision)
+        if known != self.find_known(conn, tenant_id, name, files):
+            known = None
         check_quotas(conn, upload, limits, is_known=known is not None)
         if known is None:
             upload_rows.insert_upload(conn, upload)
@@ -112,6 +115,20 @@ class Uploads:
         self.publish(conn, upload, BuiltAdapter(upload, **built_fields(known)))
         upload_rows.mark_discarded(conn, tenant_id, upload.upload_id, self.now_ms())
         return self.get_upload(conn, tenant_id, upload.upload_id)
+
+    def find_known(
+        self, conn: Connection, tenant_id: str, name: str, files: Mapping[str, FileSpec]
+    ) -> Version | None:
+        """The live version of this adapter that came from exactly these files."""
+        base_revision = self.catalog.base.base_revision
+        return upload_rows.find_same_files(conn, tenant_id, name, files, base_revision)
+
+    def has_object(self, version: Version) -> bool:
+        """Asks the store: an upload of a version whose object is lost has to bring it back."""
+        try:
+            return self.storage.size(version.object_key) == version.size_bytes
+        except ObjectNotFound:
+            return False
 
     def create_dry_run(
         self,
@@ -144,6 +161,16 @@ class Uploads:
             # The sweep will write it down; nobody has to wait for the sweep.
             return replace(upload, state=EXPIRED)
         return upload
+
+    def cancel_upload(self, conn: Connection, tenant_id: str, upload_id: str) -> Upload:
+        """End an open upload; again is harmless. Raises UploadNotFound, UploadNotOpen."""
+        adapter_rows.lock_tenant(conn, tenant_id)
+        upload = self.get_upload(conn, tenant_id, upload_id)
+        if upload.state == OPEN:
+            upload_rows.move_upload(conn, upload, CANCELLED)
+        elif upload.state != CANCELLED:
+            raise UploadNotOpen(upload_id=upload_id, state=upload.state)
+        return self.get_upload(conn, tenant_id, upload_id)
 
     def get_version(self, conn: Connection, upload: Upload) -> Version | None:
         """What a complete upload became; None for a dry run and for one that is not complete."""
@@ -264,7 +291,7 @@ class Uploads:
             self.presigned_storage()
         now_ms = self.now_ms()
         return Upload(
-            upload_id=f"up_{secrets.token_hex(16)}",
+            upload_id=new_upload_id(),
             tenant_id=tenant_id,
             adapter_name=name,
             alias=None,
@@ -278,6 +305,10 @@ class Uploads:
             },
             transfer=transfer,
         )
+
+
+def new_upload_id() -> str:
+    return f"up_{secrets.token_hex(16)}"
 
 
 def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:

@@ -18,8 +18,11 @@ from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
 from registry.adapter_rows import Version
+from registry.errors import StorageError
 from registry.presigned import OfferedFile
 from registry.proofs import ended
+from registry.proofs import prove_again as prove_version_again
+from registry.sweep import discard
 from registry.upload_rows import (
     COMPLETE,
     GATEWAY,
@@ -63,6 +66,11 @@ class _NewFiles(BaseModel):
         return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
 
 
+class _Proof(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    alias: str | None = None
+
+
 class _NewUpload(_NewFiles):
     alias: str | None = None
 
@@ -81,6 +89,7 @@ async def create_upload(
     name: str, body: _NewUpload, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
     """A session for two files; complete at once where they were uploaded before."""
+    known = await _known(gateway, identity.tenant_id, name, body.specs())
     upload = await gateway.database.write(
         lambda conn: gateway.uploads.create_upload(
             conn,
@@ -90,11 +99,12 @@ async def create_upload(
             body.specs(),
             alias=body.alias,
             transfer=body.transfer,
+            known=known,
             max_adapters=identity.max_adapters,
             max_adapter_bytes_total=identity.max_adapter_bytes_total,
         )
     )
-    return await _rendered(gateway, upload)
+    return await _opened(gateway, upload)
 
 
 @router.post("/adapters:validate", status_code=201)
@@ -107,6 +117,38 @@ async def create_dry_run(
             conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
         )
     )
+    return await _opened(gateway, upload)
+
+
+@router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
+async def prove_again(
+    name: str, version: int, body: _Proof, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    """A version for another base model becomes one for this, if it proves itself on it."""
+    upload = await gateway.database.write(
+        lambda conn: prove_version_again(
+            gateway.uploads,
+            conn,
+            identity.tenant_id,
+            identity.key_id,
+            name,
+            version,
+            body.alias,
+        )
+    )
+    gateway.prover.wake()
+    return await _rendered(gateway, upload)
+
+
+@router.delete("/uploads/{upload_id}")
+async def cancel_upload(
+    upload_id: str, gateway: GatewayDep, identity: AdaptersKey
+) -> dict[str, Any]:
+    """End an open upload now; what it sent is deleted."""
+    upload = await gateway.database.write(
+        lambda conn: gateway.uploads.cancel_upload(conn, identity.tenant_id, upload_id)
+    )
+    await asyncio.to_thread(discard, gateway.uploads, gateway.database.begin, upload)
     return await _rendered(gateway, upload)
 
 
@@ -176,6 +218,22 @@ async def complete_upload(
     return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
 
 
+async def _known(
+    gateway: Gateway, tenant_id: str, name: str, files: dict[str, FileSpec]
+) -> Version | None:
+    """The version that came from these files; None also where its object is not what it was."""
+    known = await gateway.database.read(
+        lambda conn: gateway.uploads.find_known(conn, tenant_id, name, files)
+    )
+    if known is None:
+        return None
+    residency = gateway.engines.residency(known.object_key)
+    is_sound = residency is None or residency.tier != "failed"
+    if is_sound and await asyncio.to_thread(gateway.uploads.has_object, known):
+        return known
+    return None
+
+
 async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
     """Spool the body, refused at the first byte over the limit of a part."""
     hasher, size_bytes = hashlib.sha256(), 0
@@ -213,6 +271,17 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
             param="Content-Range",
         )
     return first, total
+
+
+async def _opened(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+    """A new upload; where the store cannot offer its parts, none is left behind."""
+    try:
+        return await _rendered(gateway, upload)
+    except StorageError:
+        await gateway.database.write(
+            lambda conn: gateway.uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
+        )
+        raise
 
 
 async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:

@@ -201,14 +201,20 @@ def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, connect
 # Files that were uploaded before
 
 
+def create_known(uploads, conn, files, tenant_id=A, name="pirate", alias=None, **quotas):
+    """As the gateway does."""
+    specs = declare(files)
+    known = uploads.find_known(conn, tenant_id, name, specs)
+    return uploads.create_upload(conn, tenant_id, "key", name, specs, alias, known=known, **quotas)
+
+
 def test_files_of_a_live_version_need_no_bytes_and_latest_means_it(
     uploads, catalog, database, base, make_version
 ):
     first = make_version(files=seeded(base, 1))
     make_version(files=seeded(base, 2))
     with database.begin() as conn:
-        files = declare(seeded(base, 1))
-        upload = uploads.create_upload(conn, A, "key", "pirate", files, "prod")
+        upload = create_known(uploads, conn, seeded(base, 1), alias="prod")
         assert (upload.state, uploads.get_version(conn, upload)) == ("complete", first)
         assert {f.received_bytes - f.size_bytes for f in upload.files.values()} == {0}
         assert catalog.resolve(conn, A, "pirate") == first.ref
@@ -225,22 +231,39 @@ def test_files_of_anything_else_are_asked_for(uploads, database, base, make_vers
         uploads.catalog.base = replace(base, base_revision="0" * 64)
     tenant_id, name = B if other == "tenant" else A, "new" if other == "name" else "pirate"
     with database.begin() as conn:
-        assert uploads.create_upload(conn, tenant_id, "key", name, declare(files)).state == "open"
+        assert create_known(uploads, conn, files, tenant_id, name).state == "open"
 
 
-def test_files_of_a_deleted_version_are_asked_for(uploads, database, base, make_version):
-    make_version(files=seeded(base, 1))
+def test_files_of_a_version_that_is_deleted_meanwhile_are_asked_for(
+    uploads, database, base, make_version
+):
+    make_version()
+    files = declare(make_upload_files(base))
     with database.begin() as conn:
+        known = uploads.find_known(conn, A, "pirate", files)
         uploads.catalog.delete_adapter(conn, A, "pirate")
-        upload = uploads.create_upload(conn, A, "key", "pirate", declare(seeded(base, 1)))
+        assert known is not None
+        assert uploads.find_known(conn, A, "pirate", files) is None
+        upload = uploads.create_upload(conn, A, "key", "pirate", files, known=known)
         assert upload.state == "open"
+
+
+def test_a_version_whose_object_is_lost_is_brought_back_by_its_files(
+    uploads, database, base, make_version, storage
+):
+    version = make_version()
+    assert uploads.has_object(version)
+    storage.delete(version.object_key)
+    assert not uploads.has_object(version)
+    assert make_version() == version
+    assert uploads.has_object(version)
 
 
 def test_known_files_need_no_room(uploads, database, base, make_version):
     make_version()
     full = {"max_adapters": 1, "max_adapter_bytes_total": 1}
     with database.begin() as conn:
-        assert create(uploads, conn, "pirate", base, **full).state == "complete"
+        assert create_known(uploads, conn, make_upload_files(base), **full).state == "complete"
 
 
 def test_a_part_of_known_files_is_answered_and_dropped(
@@ -249,7 +272,7 @@ def test_a_part_of_known_files_is_answered_and_dropped(
     make_version()
     before = keys(storage)
     with database.begin() as conn:
-        upload = create(uploads, conn, "pirate", base)
+        upload = create_known(uploads, conn, make_upload_files(base))
         size = upload.files[CONFIG_FILE].size_bytes
         received = send_part(uploads, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
     assert (received, keys(storage)) == (size, before)

@@ -175,7 +175,8 @@ class Both:
         is_full = len(active) >= MAX_OPEN and not is_known
         with self.expecting(QuotaExceeded if is_full else None), self.engine.begin() as conn:
             files = declare(CONTENTS[kind])
-            upload = self.uploads.create_upload(conn, A, "key-1", NAME, files)
+            known = self.uploads.find_known(conn, A, NAME, files)
+            upload = self.uploads.create_upload(conn, A, "key-1", NAME, files, known=known)
             model = ModelUpload(upload, kind, "open", self.hour + TTL_H)
             if is_known:
                 self.publish(model)
