@@ -331,7 +331,7 @@ def test_any_sequence_gives_the_answers_of_the_model(steps):
 
 
 @pytest.mark.soak
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(steps=st.lists(step, min_size=20, max_size=80))
 def test_many_long_sequences_give_the_answers_of_the_model(steps):
     run(steps)
