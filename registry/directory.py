@@ -10,7 +10,7 @@ from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Move
 from registry.base_model import BaseModel
 from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
-from registry.names import check_alias, could_be_in_name, is_name, parse_model
+from registry.names import check_alias, could_be_in_name, is_name, is_version, parse_model
 from registry.ref import AdapterRef
 
 
@@ -91,6 +91,14 @@ class Directory:
             limit=limit,
             include_deleted=include_deleted,
         )
+
+    def get_version(self, conn: Connection, tenant_id: str, name: str, number: int) -> Version:
+        """A version that is not deleted, also one for another base model."""
+        found = is_name(name) and is_version(number)
+        version = adapter_rows.find_version(conn, tenant_id, name, number) if found else None
+        if version is None:
+            raise AdapterNotFound(model=f"{name}@{number}")
+        return version
 
     def list_moves(
         self,

@@ -19,6 +19,7 @@ RegistryError
 │   ├── UploadOffsetMismatch
 │   ├── UploadNotComplete
 │   ├── UploadNotOpen
+│   ├── AlreadyProved
 │   ├── UploadIsPresigned
 │   └── ProofUnavailable      no engine proved the upload in time
 ├── TooLarge                  more bytes than allowed or declared                      413
@@ -122,7 +123,8 @@ class AdapterNotServable(AdapterNotFound):
         NotFound.__init__(
             self,
             f"Version {version} of {shown(model)} was made for another base model; "
-            "upload one that was trained on the model served now.",
+            f"upload one that was trained on the model served now, or have it proved on that: "
+            f"POST /v1/adapters/NAME/versions/{version}/prove.",
         )
         self.model = model
         self.version = version
@@ -212,6 +214,17 @@ class RetentionOver(Conflict):
         )
         self.what = what
         self.retention_s = retention_s
+
+
+class AlreadyProved(Conflict):
+    """A version that is for the base model that is served already."""
+
+    code = "already_proved"
+
+    def __init__(self, *, name: str, version: int) -> None:
+        super().__init__(f"Version {version} of {shown(name)} is for this base model; use it.")
+        self.name = name
+        self.version = version
 
 
 class UploadOffsetMismatch(Conflict):

@@ -24,15 +24,18 @@ from registry import adapter_rows, proof_rows, upload_rows
 from registry.adapter_rows import Version
 from registry.build import BuiltAdapter
 from registry.errors import (
+    AlreadyProved,
     InvalidAdapter,
     ProofUnavailable,
     QuotaExceeded,
     StorageError,
     UploadNotOpen,
 )
+from registry.names import check_alias
 from registry.proof import Proof
 from registry.upload_rows import COMPLETE, FAILED, OPEN, PROVING, Upload
-from registry.uploads import Uploads, built_fields
+from registry.upload_rules import check_quotas
+from registry.uploads import Uploads, built_fields, new_upload_id
 
 _UNAVAILABLE = "unavailable"
 
@@ -80,6 +83,46 @@ def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Uplo
             expires_at_ms=uploads.now_ms() + uploads.limits.proof_ttl_s * 1000,
         )
     return uploads.get_upload(conn, tenant_id, upload.upload_id)
+
+
+def prove_again(
+    uploads: Uploads,
+    conn: Connection,
+    tenant_id: str,
+    key_id: str,
+    name: str,
+    number: int,
+    alias: str | None = None,
+) -> Upload:
+    """A version that was made for another base model, on the way to be one for this base.
+
+    Its object is the same and nothing is sent: the upload has no files, and is proving from the
+    start. Raises AdapterNotFound, AlreadyProved, InvalidName, QuotaExceeded.
+    """
+    if alias is not None:
+        check_alias(alias)
+    adapter_rows.lock_tenant(conn, tenant_id)
+    version = uploads.catalog.get_version(conn, tenant_id, name, number)
+    if uploads.catalog.is_servable(version):
+        raise AlreadyProved(name=name, version=number)
+    built = built_fields(version) | {"base_revision": uploads.catalog.base.base_revision}
+    built["passport"] = {**version.passport, "canary": None}
+    now_ms = uploads.now_ms()
+    upload = Upload(
+        upload_id=new_upload_id(),
+        tenant_id=tenant_id,
+        adapter_name=name,
+        alias=alias,
+        state=PROVING,
+        created_by_key=key_id,
+        created_at_ms=now_ms,
+        expires_at_ms=now_ms + uploads.limits.proof_ttl_s * 1000,
+        files={},
+        built=built,
+    )
+    check_quotas(conn, upload, uploads.limits)
+    upload_rows.insert_upload(conn, upload)
+    return upload
 
 
 def claim_proofs(uploads: Uploads, conn: Connection, *, limit: int, claim_s: float) -> list[Upload]:

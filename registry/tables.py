@@ -146,7 +146,7 @@ adapter_events = Table(
     sqlite_autoincrement=True,
 )
 
-# state: "open" | "proving" | "complete" | "failed" | "expired"
+# state: "open" | "proving" | "complete" | "failed" | "expired" | "cancelled"
 uploads = Table(
     "uploads",
     metadata,

@@ -25,7 +25,8 @@ PROVING = "proving"
 COMPLETE = "complete"
 FAILED = "failed"
 EXPIRED = "expired"
-ENDED = (COMPLETE, FAILED, EXPIRED)
+CANCELLED = "cancelled"
+ENDED = (COMPLETE, FAILED, EXPIRED, CANCELLED)
 
 Transfer = Literal["gateway", "presigned"]
 GATEWAY: Transfer = "gateway"
@@ -71,7 +72,10 @@ class UploadPart:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A session: open -> proving -> complete; open or proving -> failed; open -> expired.
+    """A session: open -> proving -> complete; open or proving -> failed; open -> expired or
+    cancelled.
+
+    files: none of one that begins with a stored object, proving.
 
     built: from proving on, the canonical object and its passport (see registry.completion).
     adapter_id, version: of a complete one that is no dry run.   error: of a failed one.
@@ -127,29 +131,27 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
             expires_at_ms=upload.expires_at_ms,
             transfer=upload.transfer,
             is_dry_run=upload.is_dry_run,
+            built=json.dumps(upload.built) if upload.built else None,
         )
     )
-    conn.execute(
-        insert(upload_files),
-        [
-            {
-                "upload_id": upload.upload_id,
-                "filename": file.filename,
-                "tenant_id": upload.tenant_id,
-                "size_bytes": file.size_bytes,
-                "sha256": file.sha256,
-                "received_bytes": file.received_bytes,
-            }
-            for file in upload.files.values()
-        ],
-    )
+    for file in upload.files.values():
+        conn.execute(
+            insert(upload_files).values(
+                upload_id=upload.upload_id,
+                filename=file.filename,
+                tenant_id=upload.tenant_id,
+                size_bytes=file.size_bytes,
+                sha256=file.sha256,
+                received_bytes=file.received_bytes,
+            )
+        )
 
 
 def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
     """Open and proving ones: what the tenant may still come to have."""
     # No join and GROUP BY: for their order SQLite walks all uploads, 39 ms of 100,000 and not 0.3.
     declared_bytes = (
-        select(func.sum(upload_files.c.size_bytes))
+        select(func.coalesce(func.sum(upload_files.c.size_bytes), 0))
         .where(
             upload_files.c.upload_id == uploads.c.upload_id,
             upload_files.c.tenant_id == tenant_id,

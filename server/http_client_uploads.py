@@ -120,6 +120,14 @@ class Uploader:
         upload = self._create("/v1/adapters:validate", body, watcher)
         return self._finish(upload, folder, watcher)
 
+    def prove_again(
+        self, name: str, version: int, alias: str | None, watcher: Watcher | None = None
+    ) -> dict[str, Any]:
+        """The upload that makes a version for another base model one for the server's."""
+        path = adapter_path(name, "versions", str(version), "prove")
+        upload = self._client.request("POST", path, body={"alias": alias})
+        return self._wait_ended(upload, watcher or Watcher())
+
     def _recall(
         self, memory: "UploadMemory | None", wanted: dict[str, Any]
     ) -> dict[str, Any] | None:
@@ -163,6 +171,10 @@ class Uploader:
             size_bytes = sum(file["size_bytes"] for file in upload["files"].values())
             sender = self._senders[upload["transfer"]]
             sender.send(upload, folder, Tally(size_bytes, watcher))
+        return self._wait_ended(upload, watcher)
+
+    def _wait_ended(self, upload: dict[str, Any], watcher: Watcher) -> dict[str, Any]:
+        """The complete upload. Raises UploadFailed, NotProvedYet."""
         watcher.enter("proving" if upload["state"] == "proving" else "checking")
         started_at = self._patience.clock()
         while True:

@@ -1,4 +1,4 @@
-"""`chorale adapters push | import | validate`: adapters on this machine, to the server."""
+"""`chorale adapters push | import | validate | prove`: what becomes a version, and what would."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
+from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.passport import show_passport
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 
@@ -71,6 +71,27 @@ def validate(
         return
     say("The files are an adapter of this base model. Nothing was kept.")
     show_passport(upload["passport"])
+
+
+def prove(
+    name: Name,
+    version: Annotated[int, typer.Argument(min=1, help="Made for another base model.")],
+    alias: Alias = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    json: Json = False,
+) -> None:
+    """Make a version for another base model one for this, if it proves itself; nothing is sent."""
+    from server.http_client_uploads import Uploader
+
+    with as_tenant(url, api_key) as client, _report(json):
+        upload = Uploader(client).prove_again(name, version, alias)
+    if json:
+        show_json(upload)
+        return
+    proved = upload["version"]
+    say(f"[bold]{name}@{proved['version']}[/bold] is published.")
+    show_passport(proved["passport"], proved)
 
 
 def import_all(

@@ -20,6 +20,7 @@ Version = Annotated[int | None, typer.Option(min=1, help="One version, not the a
 app.command("push")(adapter_push.push)
 app.command("import")(adapter_push.import_all)
 app.command("validate")(adapter_push.validate)
+app.command("prove")(adapter_push.prove)
 
 
 @app.command("list")

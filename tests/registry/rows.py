@@ -34,7 +34,7 @@ def add_version(
             rank=4,
             size_bytes=size_bytes,
             base_revision=base_revision,
-            passport=json.dumps({"canary": canary}),
+            passport=json.dumps({"size_bytes": size_bytes, "canary": canary}),
             state="ready",
             created_at_ms=0,
             created_by_key="key-1",

@@ -80,6 +80,8 @@ class FakeUploads:
         if match := re.fullmatch("/v1/adapters(?:/(.+)/uploads|:validate)", path):
             answer = self._fault(self.creations, request)
             return answer or self.create(match[1], json.loads(body))
+        if match := re.fullmatch("/v1/adapters/(.+)/versions/.+/prove", path):
+            return self.prove(match[1], json.loads(body)["alias"])
         if match := re.fullmatch("/v1/uploads/([^/]+)", path):
             return self.show(match[1])
         if match := re.fullmatch("/v1/uploads/(.+)/files/(.+)", path):
@@ -110,6 +112,11 @@ class FakeUploads:
             "content": {filename: {} for filename in files},
         }
         return self.show(upload_id)
+
+    def prove(self, name, alias):
+        created = self.create(name, {"files": {}, "transfer": "gateway", "alias": alias})
+        self.uploads[created.json()["id"]]["state"] = "proving"
+        return created
 
     def show(self, upload_id):
         upload = self.uploads.get(upload_id)

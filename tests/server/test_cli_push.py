@@ -97,6 +97,18 @@ def test_a_dry_run_shows_the_passport_and_makes_nothing(run, folder, server):
     assert [upload["adapter"] for upload in server.uploads.values()] == [None]
 
 
+def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(run, server):
+    result = run("prove", "mine", "3", "--alias", "prod")
+    assert result.exit_code == 0
+    assert is_one_line(result.stderr, "mine@1 is published.")
+    assert [method for method, _ in server.log] == ["POST", "POST"]
+    assert server.log[0][1] == "/v1/adapters/mine/versions/3/prove"
+    assert next(iter(server.uploads.values()))["alias"] == "prod"
+    server.completions = [refuse_for("other"), refuse_for("other")]
+    result = run("prove", "other", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
 def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, api):
     store = Api(server.store)
     server.store_url = store.url

@@ -22,6 +22,7 @@ from fastapi.routing import iter_route_contexts
 
 from registry.tables import adapters, uploads
 from registry.upload_rows import (
+    CANCELLED,
     COMPLETE,
     EXPIRED,
     FAILED,
@@ -49,7 +50,7 @@ ROUTES = sorted(
     for method in route.methods or ()
 )
 
-STATES = (COMPLETE, OPEN, PROVING, FAILED, EXPIRED)
+STATES = (COMPLETE, OPEN, PROVING, FAILED, EXPIRED, CANCELLED)
 ANSWER = "1234"
 
 # ---- what every route is about ----
@@ -77,7 +78,7 @@ NAMING = [route for route in TENANT if route not in ABOUT_THE_CALLER and route !
 
 SUBJECTS = {
     "name": ["pirate", "ghost", "shared"],
-    "upload_id": [f"up_{digit * 32}" for digit in "12345"],
+    "upload_id": [f"up_{digit * 32}" for digit in "123456"],
     "answer_id": [f"chatcmpl-{ANSWER}"],
     "model": ["pirate", "acme/pirate", "acme/pirate@1", "acme/pirate@beta", "acme/ghost", "ghost"],
 }
@@ -101,6 +102,7 @@ DECLARED = {
 }
 BODIES: dict[str, dict[str, Any]] = {
     OPENS: {"files": DECLARED},
+    "POST /v1/adapters/{name}/versions/{version}/prove": {},
     "POST /v1/adapters:validate": {"files": DECLARED},
     "PUT /v1/adapters/{name}/aliases/{alias}": {"version": 1},
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
@@ -191,7 +193,9 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     tenant_id = world.acme.tenant_id
     revision = world.product.gateway.base.base_revision
     for name, number in itertools.product(SUBJECTS["name"], (1, 2, 3, 4)):
-        add_version(conn, tenant_id, name, number, base_revision=revision)
+        # 3 is for a base that is no longer served.
+        base_revision = "0" * 64 if number == 3 else revision
+        add_version(conn, tenant_id, name, number, base_revision=base_revision)
     for upload_id, state in zip(SUBJECTS["upload_id"], STATES, strict=True):
         insert_upload(conn, make_upload(tenant_id, upload_id, state))
     made_pirate = uploads.c.upload_id == SUBJECTS["upload_id"][0]

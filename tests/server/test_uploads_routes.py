@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.errors import StorageError
 from registry.proof import Proof
 from server.app import create_app
 from server.gateway import Gateway
@@ -18,6 +19,7 @@ from server.prices import DEFAULT_PRICES, monthly_storage_nanousd
 from server.proving import Prover, ProverConfig
 from server.routes import uploads as routes
 from server.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
+from tests.registry.factories import PresignedFolder
 from tests.server.in_process import InProcess, User
 
 ADAPTER = Path(__file__).parents[2] / "demo" / "adapters" / "json"
@@ -295,5 +297,67 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
             assert answer.headers["retry-after"] == "2"
         assert (await send_beside(**others)).status_code == 200
+
+    with_client(steps)
+
+
+def test_a_cancelled_upload_leaves_nothing_and_makes_room(with_client, product: InProcess) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        for _ in range(2):
+            cancelled = await client.http.delete(f"/v1/uploads/{upload['id']}")
+            assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+        assert list(product.gateway.uploads.storage.list("")) == []
+        refused = await client.complete(upload)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "upload_not_open")
+        done = (await client.create("adapters/two/uploads")).json()
+        await client.send(done)
+        assert (await client.complete(done)).status_code == 200
+        kept = await client.http.delete(f"/v1/uploads/{done['id']}")
+        assert kept.status_code == 409
+
+    with_client(steps)
+
+
+class StoreWithoutParts(PresignedFolder):
+    """Takes objects; whoever wants URLs for parts finds it down."""
+
+    def begin_multipart(self, key: str) -> str:
+        raise StorageError(key=key, reason="the store is down")
+
+
+def test_a_presigned_upload_that_the_store_cannot_offer_is_not_left_open(
+    with_client, product: InProcess, tmp_path: Path
+) -> None:
+    product.gateway.uploads.storage = StoreWithoutParts(tmp_path / "other")
+
+    async def steps(client: Client) -> None:
+        for _ in range(product.gateway.uploads.limits.max_open_uploads + 1):
+            assert (await client.create(transfer="presigned")).status_code == 503
+        assert (await client.create()).status_code == 201
+
+    with_client(steps)
+
+
+def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
+    with_client, product: InProcess, engine: FakeEngine
+) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        assert (await client.complete(upload)).status_code == 200
+        base = product.gateway.catalog.base
+        product.gateway.catalog.base = replace(base, base_revision="f" * 64)
+        engine.proof = Proof(verdict="passed", device_bytes=8192)
+        again = await client.http.post("/v1/adapters/one/versions/1/prove", json={"alias": "prod"})
+        assert (again.status_code, again.json()["state"]) == (202, "proving")
+        version = (await client.complete(again.json())).json()["version"]
+        assert (version["version"], version["base_revision"]) == (2, "f" * 64)
+        assert version["passport"]["canary"]["device_bytes"] == 8192
+        shown = (await client.http.get("/v1/adapters/one")).json()
+        assert shown["aliases"] == {"latest": 2, "prod": 2}
+        refused = await client.http.post("/v1/adapters/one/versions/2/prove", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "already_proved")
 
     with_client(steps)
