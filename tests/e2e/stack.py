@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -83,11 +84,13 @@ class Stack:
             "drain_timeout_s": 5.0,
         } | settings
         self._fake = fake_engine
+        self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     # ---- its life ----
 
     def start(self, **environment: str) -> "Stack":
+        self._environment = environment
         self.data_dir.mkdir(parents=True, exist_ok=True)
         path = self.data_dir / "settings.json"
         path.write_text(json.dumps(self._settings))
@@ -96,6 +99,12 @@ class Stack:
         self._process = subprocess.Popen([sys.executable, "-m", module, str(path)], env=env)
         self.wait_ready()
         return self
+
+    def restart_cold(self) -> None:
+        """Started again without any adapter outside the store: proving one had it loaded."""
+        self.stop()
+        shutil.rmtree(self.data_dir / "cache" / "adapters")
+        self.start(**self._environment)
 
     def wait_ready(self) -> None:
         self.wait(lambda: self.operator.get("/ready").status_code == 200)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import boto3
@@ -25,6 +24,8 @@ from tests.tiny_models import save_adapter
 BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 3.0
+NUM_LORAS = 17
+"""As many as the tests take."""
 RECOVERY_S = 90.0
 """How long an adapter may stay refused after its store is well: the pauses between tries grow."""
 
@@ -45,18 +46,18 @@ class World:
         self.stack = stack
         self.s3 = s3
         self.tenant: Tenant = stack.tenant("acme")
-        self._source = source
-        self._folder = folder
-        self._numbers = count(1)
+        self._cold = [self._upload(source, folder / f"lora-{i}", i) for i in range(NUM_LORAS)]
+        stack.restart_cold()
         self.resident = self.make_lora()
         self.said = {model: self.stream(model) for model in ("base", self.resident.name)}
 
     def make_lora(self) -> Lora:
-        """One that the engine has never heard of, uploaded."""
-        number = next(self._numbers)
-        folder = self._folder / f"lora-{number}"
+        """One that was proved and that this engine has never heard of."""
+        return self._cold.pop()
+
+    def _upload(self, source: Path, folder: Path, number: int) -> Lora:
         # Each its own values, so that each is an object of its own.
-        copy_adapter(self._source, folder, factor=1 + number / 64)
+        copy_adapter(source, folder, factor=1 + number / 64)
         self.tenant.push(folder.name, folder)
         digest = self.tenant.http.get(f"/v1/adapters/{folder.name}").json()["latest"]["digest"]
         key = f"{PREFIX}/tenants/{self.tenant.tenant_id}/{digest}"
@@ -253,6 +254,7 @@ def test_an_adapter_on_its_way_for_longer_than_the_first_token_may_take_is_a_503
     world: World, cramped: Tenant, tiny_adapters: dict[str, Path]
 ) -> None:
     cramped.push("slow", tiny_adapters["beta"])
+    cramped.stack.restart_cold()
     world.s3.fail("hang", key="cramped/")
     late = complete(cramped, "slow")
     assert late.status_code == 503, late.text
@@ -263,22 +265,25 @@ def test_an_adapter_on_its_way_for_longer_than_the_first_token_may_take_is_a_503
     cramped.stack.wait(lambda: complete(cramped, "slow").status_code == 200, RECOVERY_S)
 
 
-def test_an_adapter_larger_than_the_arena_is_a_400(
+def test_an_adapter_larger_than_the_arena_is_refused_when_it_is_proved(
     cramped: Tenant, tiny_model: Path, tmp_path: Path
 ) -> None:
-    cramped.push("large", save_adapter(tiny_model, tmp_path / "large", seed=1, r=256))
-    check_refused(complete(cramped, "large"), "adapter_too_large")
+    folder = save_adapter(tiny_model, tmp_path / "large", seed=1, r=256)
+    refused = upload(cramped, "large", folder)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_served")
+    assert "does not fit into the arena" in refused.json()["error"]["message"]
+    assert cramped.http.get("/v1/adapters/large").status_code == 404
     assert complete(cramped, "base").status_code == 200
 
 
-def test_an_adapter_out_of_range_of_the_engines_numbers_is_a_400(
+def test_an_adapter_out_of_range_of_the_engines_numbers_is_refused_when_it_is_checked(
     cramped: Tenant, tiny_adapters: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = tmp_path / "loud"
     copy_adapter(tiny_adapters["alpha"], folder, factor=1e9)
-    cramped.push("loud", folder)
-    check_refused(complete(cramped, "loud"), "adapter_incompatible")
-    assert complete(cramped, "base").status_code == 200
+    refused = upload(cramped, "loud", folder)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "value_too_large")
+    assert cramped.http.get("/v1/adapters/loud").status_code == 404
 
 
 def test_an_activated_lora_wants_its_invocation_tokens(
@@ -291,6 +296,10 @@ def test_an_activated_lora_wants_its_invocation_tokens(
     check_refused(refused, "adapter_not_invoked")
     assert refused.json()["error"]["param"] == "prompt"
     assert complete(cramped, "activated", prompt=[50, 70, 71, 51]).status_code == 200
+
+
+def upload(tenant: Tenant, name: str, folder: Path) -> httpx.Response:
+    return tenant.upload(name, {file: (folder / file).read_bytes() for file in FILES})
 
 
 def complete(

@@ -69,6 +69,7 @@ def test_a_missing_object_fails_its_own_requests_and_nobody_else(
         digest = tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
         key = f"prefix/tenants/{tenant.tenant_id}/{digest}"
         boto3.client("s3").delete_object(Bucket="adapters", Key=key)
+        stack.restart_cold()
         body = {"prompt": "hello", "max_tokens": 4}
         lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
         assert lost.status_code == 502
