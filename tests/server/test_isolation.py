@@ -179,7 +179,14 @@ def fill(world: World) -> None:
         answer = world.acme.call(method, f"/v1/adapters/{path}", body)
         assert answer.is_success, answer.text
 
-    world.product.gateway.database.write_sync(lambda conn: insert_rows(conn, world))
+    gateway = world.product.gateway
+    gateway.database.write_sync(lambda conn: insert_rows(conn, world))
+    version = gateway.database.read_sync(
+        lambda conn: gateway.catalog.get_version(conn, world.acme.tenant_id, "pirate", 1)
+    )
+    stored = gateway.work_dir / "object"
+    stored.write_bytes(bytes(version.size_bytes))
+    gateway.uploads.storage.put(version.object_key, stored)
     for name in SUBJECTS["name"]:
         for alias, version in (("latest", 1), ("beta", 1), ("beta", 2)):
             do("PUT", f"{name}/aliases/{alias}", {"version": version})
