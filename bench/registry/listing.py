@@ -23,8 +23,8 @@ from bench.registry.push import push
 from bench.registry.server import make_adapter, serve
 from bench.report import percentiles_ms, ratio
 from registry.tables import adapter_aliases, adapter_versions, adapters, alias_moves
+from server.client.http import Client
 from server.database import DEFAULT_FILE
-from server.http_client import Client
 from server.tables import tenants
 
 _RANK = 4

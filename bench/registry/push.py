@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.product import Product
-from server.http_client import Answer, Client
-from server.http_client_progress import Stage, Watcher
-from server.http_client_uploads import Uploader
+from server.client.http import Answer, Client
+from server.client.progress import Stage, Watcher
+from server.client.uploads import Uploader
 
 
 @dataclass(frozen=True)

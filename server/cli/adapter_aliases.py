@@ -25,7 +25,7 @@ def set_alias(
     api_key: ApiKey = None,
 ) -> None:
     """Point an alias to a version; to another one for some percent of the requests."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     if (canary is None) != (percent is None):
         raise CommandFailed("--canary and --percent go together.", exit_code=2)
@@ -39,7 +39,7 @@ def set_alias(
 
 def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Point an alias to what it meant before its last move; once more undoes that."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         adapter = client.request("POST", adapter_path(name, "aliases", alias, "rollback"))
@@ -50,7 +50,7 @@ def list_moves(
     name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
     """What an alias has meant, the newest first, and who moved it."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         found = client.list_all(adapter_path(name, "aliases", alias, "moves"), "before", "id")

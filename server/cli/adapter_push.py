@@ -13,8 +13,8 @@ from server.cli.passport import show_passport
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from server.http_client import Client
-    from server.http_client_uploads import Pushed, UploadMemory
+    from server.client.http import Client
+    from server.client.uploads import Pushed, UploadMemory
 
 # Of a quota by the hour: its room comes back within one.
 _IMPORT_TURN_WAIT_S = 3600.0
@@ -57,8 +57,8 @@ def validate(
 ) -> None:
     """Check an adapter as a push would, but for its proof; the server keeps nothing of it."""
     from server.cli.upload_bar import UploadBar
-    from server.http_client_files import check_files, size_bytes_of
-    from server.http_client_uploads import Uploader
+    from server.client.files import check_files, size_bytes_of
+    from server.client.uploads import Uploader
 
     with as_tenant(url, api_key) as client, _report(json):
         check_files(folder)
@@ -82,7 +82,7 @@ def prove(
     json: Json = False,
 ) -> None:
     """Make a version for another base model one for this, if it proves itself; nothing is sent."""
-    from server.http_client_uploads import Uploader
+    from server.client.uploads import Uploader
 
     with as_tenant(url, api_key) as client, _report(json):
         upload = Uploader(client).prove_again(name, version, alias)
@@ -121,8 +121,8 @@ def push_with_progress(
 ) -> "Pushed":
     """Upload with a bar on stderr. Raises ClientError."""
     from server.cli.upload_bar import UploadBar
-    from server.http_client_files import check_files, size_bytes_of
-    from server.http_client_uploads import Uploader
+    from server.client.files import check_files, size_bytes_of
+    from server.client.uploads import Uploader
 
     check_files(folder)
     size_bytes = size_bytes_of(folder)
@@ -139,10 +139,10 @@ def _push_all(
 ) -> list[dict[str, Any]]:
     """What became of each, in order; after a failure that all would meet, the rest is left."""
     from server.cli.upload_bar import UploadBar
-    from server.http_client import ClientError
-    from server.http_client_files import size_bytes_of
-    from server.http_client_patience import Patience
-    from server.http_client_uploads import Uploader
+    from server.client.files import size_bytes_of
+    from server.client.http import ClientError
+    from server.client.patience import Patience
+    from server.client.uploads import Uploader
 
     uploader = Uploader(client, Patience(turn_wait_s=_IMPORT_TURN_WAIT_S))
     sizes = [size_bytes_of(folder) for folder in folders]
@@ -175,7 +175,7 @@ def _row(name: str, version: int | None, outcome: str, code: str | None = None) 
 def _adapters_in(folder: Path) -> list[Path]:
     """The folders to import, by name. Raises CommandFailed for names that cannot be."""
     from registry.names import is_name
-    from server.http_client_files import is_adapter
+    from server.client.files import is_adapter
 
     try:
         folders = sorted(path for path in folder.iterdir() if is_adapter(path))
@@ -220,7 +220,7 @@ def _find(source: str, revision: str | None) -> Path:
 @contextmanager
 def _report(as_json: bool) -> Iterator[None]:
     """A refused upload is its report on stdout, where JSON is asked for, and one line anyway."""
-    from server.http_client_uploads import NotProvedYet, UploadFailed
+    from server.client.uploads import NotProvedYet, UploadFailed
 
     try:
         yield
@@ -232,7 +232,7 @@ def _report(as_json: bool) -> Iterator[None]:
 
 def _memory(base_url: str, folder: Path, name: str) -> "UploadMemory":
     """Where an unfinished push of this folder is remembered."""
-    from server.http_client_uploads import UploadMemory
+    from server.client.uploads import UploadMemory
 
     what = f"{base_url}\n{folder.resolve()}\n{name}"
     cache = Path(typer.get_app_dir("chorale")) / "uploads"

@@ -13,7 +13,7 @@ Tenant = Annotated[str, typer.Argument(help="The other tenant, by name or id.")]
 
 def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Keep what `latest` means resident, at a price by the hour."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         made = client.request("PUT", adapter_path(name, "pin"))
@@ -23,7 +23,7 @@ def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
 
 def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Let it be evicted again when others need the room."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         client.request("DELETE", adapter_path(name, "pin"))
@@ -32,7 +32,7 @@ def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
 
 def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Let another tenant use an adapter, as OWNER/NAME and at its own cost."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         made = client.request("PUT", adapter_path(name, "grants", tenant))
@@ -41,7 +41,7 @@ def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = 
 
 def revoke(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
     """Refuse an adapter to another tenant from its next request on."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         gone = client.request("DELETE", adapter_path(name, "grants", tenant))

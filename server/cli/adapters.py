@@ -49,7 +49,7 @@ def show_adapter(
     name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
     """One adapter: its aliases, pin and grants, and the passport of its newest version."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         adapter = client.request("GET", adapter_path(name))
@@ -82,7 +82,7 @@ def list_versions(
     json: Json = False,
 ) -> None:
     """Every version of an adapter, the newest first."""
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     params = {"include_deleted": True} if deleted else None
     with as_tenant(url, api_key) as client:
@@ -124,7 +124,7 @@ def restore(
 
 
 def _path(name: str, version: int | None) -> str:
-    from server.http_client import adapter_path
+    from server.client.http import adapter_path
 
     return adapter_path(name) if version is None else adapter_path(name, "versions", version)
 

@@ -10,7 +10,7 @@ from server.cli.connection import DEFAULT_URL, ApiKey, Url, as_tenant
 from server.cli.terminal import say
 
 if TYPE_CHECKING:
-    from server.http_client import Client
+    from server.client.http import Client
 
 _PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
 
@@ -48,7 +48,7 @@ def _read_line() -> str | None:
 
 def _take_turn(client: "Client", messages: list[dict[str, str]], options: dict[str, Any]) -> None:
     """Streams the answer to the last message and appends it; takes the message back if refused."""
-    from server.http_client import ApiRefused
+    from server.client.http import ApiRefused
 
     answer = ""
     body = {**options, "messages": messages, "stream": True}

@@ -10,7 +10,7 @@ import typer
 from server.cli.terminal import CommandFailed
 
 if TYPE_CHECKING:
-    from server.http_client import Client
+    from server.client.http import Client
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -50,7 +50,7 @@ def as_operator(url: str, admin_key: str | None, data_dir: Path) -> "Iterator[Cl
 
 @contextmanager
 def connect(url: str, key: str) -> "Iterator[Client]":
-    from server.http_client import Client, ClientError
+    from server.client.http import Client, ClientError
 
     try:
         with Client(url, key) as client:

@@ -14,7 +14,7 @@ from server.cli.serve import Readiness, base_url, load, start_serving
 from server.cli.terminal import CommandFailed, say, show
 
 if TYPE_CHECKING:
-    from server.http_client import Client
+    from server.client.http import Client
     from server.settings import Settings
 
 _MODEL_NAME = "chorale-demo"
@@ -85,7 +85,7 @@ def _known_keys(path: Path) -> dict[str, str]:
 
 
 def _find_or_create(operator: "Client", name: str) -> str:
-    from server.http_client import ApiRefused
+    from server.client.http import ApiRefused
 
     try:
         tenant = operator.request("GET", f"/admin/v1/tenants/{name}")
@@ -98,7 +98,7 @@ def _find_or_create(operator: "Client", name: str) -> str:
 
 def _working_key(operator: "Client", url: str, tenant_id: str, known: str | None) -> str:
     """The key of an earlier start while it is taken, or a new one."""
-    from server.http_client import ApiRefused, Client
+    from server.client.http import ApiRefused, Client
 
     if known:
         try:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from server.cli.terminal import CommandFailed
-from server.http_client_files import ADAPTER_FILES, PICKLED_FILE, WEIGHTS_FILE, NotAnAdapter
+from server.client.files import ADAPTER_FILES, PICKLED_FILE, WEIGHTS_FILE, NotAnAdapter
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -5,7 +5,7 @@ from types import TracebackType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from server.cli.terminal import stderr
-from server.http_client_progress import Stage, Watcher
+from server.client.progress import Stage, Watcher
 
 
 class UploadBar(Watcher):

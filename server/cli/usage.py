@@ -22,7 +22,7 @@ from server.cli.connection import (
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from server.http_client import Client
+    from server.client.http import Client
 
 app = typer.Typer(no_args_is_help=True, help="What was used, and what it cost.")
 

@@ -7,10 +7,10 @@ import threading
 
 import httpx
 
-from server.http_client import Client
-from server.http_client_files import CONFIG_FILE, WEIGHTS_FILE
-from server.http_client_patience import Patience
-from server.http_client_uploads import Uploader
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE
+from server.client.http import Client
+from server.client.patience import Patience
+from server.client.uploads import Uploader
 
 PART_BYTES = 10
 PASSPORT = {

@@ -12,7 +12,7 @@ import sys
 import httpx
 import pytest
 
-from server.http_client_files import CONFIG_FILE, WEIGHTS_FILE
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE
 from tests.server.fake_api import Api, is_one_line
 from tests.server.fake_uploads import FakeUploads
 

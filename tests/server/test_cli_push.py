@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from server.http_client_files import CONFIG_FILE, WEIGHTS_FILE
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE
 from tests.server.fake_api import Api, is_one_line, make_run
 from tests.server.fake_uploads import FakeUploads, make_adapter, refusal
 

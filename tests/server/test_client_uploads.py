@@ -1,9 +1,9 @@
 import pytest
 
-from server.http_client import ApiRefused, ServerUnreachable
-from server.http_client_files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, Unreadable
-from server.http_client_progress import Watcher
-from server.http_client_uploads import (
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, Unreadable
+from server.client.http import ApiRefused, ServerUnreachable
+from server.client.progress import Watcher
+from server.client.uploads import (
     DirectNotSupported,
     NotProvedYet,
     UploadFailed,

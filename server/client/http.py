@@ -3,11 +3,11 @@
 ClientError
 ├── ServerUnreachable    nobody answers there, or the answer broke off
 ├── ApiRefused           the server answered with an error
-├── NotAnAdapter         a folder without the two files of one         server.http_client_files
+├── NotAnAdapter         a folder without the two files of one         server.client.files
 ├── Unreadable           a file of it that cannot be read
-├── StoreUnreachable     the object store, behind a part's URL         server.http_client_direct
+├── StoreUnreachable     the object store, behind a part's URL         server.client.direct
 ├── StoreRefused
-├── UploadFailed         the files are no adapter that can be served   server.http_client_uploads
+├── UploadFailed         the files are no adapter that can be served   server.client.uploads
 ├── NotProvedYet         they may be; no engine has said so in time
 └── DirectNotSupported
 """

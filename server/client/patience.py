@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from server.http_client import ClientError
+from server.client.http import ClientError
 
 T = TypeVar("T")
 

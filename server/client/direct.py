@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 
-from server.http_client import Client, ClientError, is_loopback
-from server.http_client_files import read_part
-from server.http_client_patience import Patience
-from server.http_client_progress import Tally
+from server.client.files import read_part
+from server.client.http import Client, ClientError, is_loopback
+from server.client.patience import Patience
+from server.client.progress import Tally
 
 PARTS_AT_ONCE = 4
 

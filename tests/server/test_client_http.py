@@ -3,7 +3,7 @@ import json
 import httpx
 import pytest
 
-from server.http_client import ApiRefused, Client, adapter_path
+from server.client.http import ApiRefused, Client, adapter_path
 
 
 def refusal(status, code="some_code", message="No.", **headers):

@@ -3,10 +3,10 @@ import threading
 import httpx
 import pytest
 
-from server.http_client_direct import PARTS_AT_ONCE, StoreRefused, StoreUnreachable
-from server.http_client_files import WEIGHTS_FILE, Unreadable
-from server.http_client_progress import Watcher
-from server.http_client_uploads import UploadMemory
+from server.client.direct import PARTS_AT_ONCE, StoreRefused, StoreUnreachable
+from server.client.files import WEIGHTS_FILE, Unreadable
+from server.client.progress import Watcher
+from server.client.uploads import UploadMemory
 from tests.server.fake_uploads import Clock, FakeUploads, break_off, make_adapter, make_uploader
 
 NUM_PARTS = 5  # four of the weights, one of the config

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from server.http_client import Client, ClientError
-from server.http_client_files import ADAPTER_FILES, read_part
-from server.http_client_patience import Patience
-from server.http_client_progress import Tally
+from server.client.files import ADAPTER_FILES, read_part
+from server.client.http import Client, ClientError
+from server.client.patience import Patience
+from server.client.progress import Tally
 
 PART_BYTES = 16 << 20
 

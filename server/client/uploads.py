@@ -12,12 +12,12 @@ from typing import Any
 
 import httpx
 
-from server.http_client import Answer, ApiRefused, Client, ClientError, adapter_path
-from server.http_client_direct import DirectSender
-from server.http_client_files import describe
-from server.http_client_parts import PART_BYTES, PartSender
-from server.http_client_patience import Patience
-from server.http_client_progress import Tally, Watcher
+from server.client.direct import DirectSender
+from server.client.files import describe
+from server.client.http import Answer, ApiRefused, Client, ClientError, adapter_path
+from server.client.parts import PART_BYTES, PartSender
+from server.client.patience import Patience
+from server.client.progress import Tally, Watcher
 
 _DEFAULT_PAUSE_S = 1.0
 # The upload may have failed, and then says why.
