@@ -1,11 +1,13 @@
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
+from sqlalchemy.exc import OperationalError
 
 from registry.alias_rows import Target
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
+from tests.registry.publishing import publish
 
 A, B = "tenant-a", "tenant-b"
 
@@ -169,3 +171,29 @@ def test_versions_are_listed_newest_first(catalog, connection, make_version):
     assert versions[0].created_by_key == "key-1"
     below = catalog.list_versions(connection, A, "pirate", before=3, limit=1)
     assert [version.version for version in below] == [2]
+
+
+def test_who_changes_a_tenants_names_waits_for_who_began_before(catalog, make_version, database):
+    """Else a version could be deleted while another connection lets an alias mean it."""
+    if database.dialect.name != "postgresql":
+        pytest.skip("SQLite has one writer")
+    make_version()
+    changes = [
+        lambda conn: publish(catalog, conn, A, content="2"),
+        lambda conn: catalog.set_alias(conn, A, "pirate", "prod", 1),
+        lambda conn: catalog.roll_back_alias(conn, A, "pirate", "latest"),
+        lambda conn: catalog.remove_alias(conn, A, "pirate", "prod"),
+        lambda conn: catalog.delete_version(conn, A, "pirate", 1),
+        lambda conn: catalog.restore_version(conn, A, "pirate", 1),
+        lambda conn: catalog.delete_adapter(conn, A, "pirate"),
+        lambda conn: catalog.restore_adapter(conn, A, "pirate"),
+    ]
+    with database.begin() as first:
+        catalog.set_alias(first, A, "pirate", "prod", 1)
+        for change in changes:
+            with database.connect() as second:
+                second.execute(text("SET LOCAL lock_timeout = '5ms'"))
+                with pytest.raises(OperationalError, match="lock timeout"):
+                    change(second)
+        with database.begin() as neighbours:
+            publish(catalog, neighbours, B)
