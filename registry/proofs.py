@@ -34,7 +34,7 @@ from registry.errors import (
 from registry.names import check_alias
 from registry.proof import Proof
 from registry.upload_rows import COMPLETE, FAILED, OPEN, PROVING, Upload
-from registry.upload_rules import check_quotas
+from registry.upload_rules import RegistryLimits, check_quotas
 from registry.uploads import Uploads, built_fields, new_upload_id
 
 _UNAVAILABLE = "unavailable"
@@ -93,6 +93,8 @@ def prove_again(
     name: str,
     number: int,
     alias: str | None = None,
+    *,
+    limits: RegistryLimits | None = None,
 ) -> Upload:
     """A version that was made for another base model, on the way to be one for this base.
 
@@ -120,7 +122,7 @@ def prove_again(
         files={},
         built=built,
     )
-    check_quotas(conn, upload, uploads.limits)
+    check_quotas(conn, upload, limits or uploads.limits)
     upload_rows.insert_upload(conn, upload)
     return upload
 

@@ -64,6 +64,7 @@ adapter_versions = Table(
     ForeignKeyConstraint(["adapter_id"], ["adapters.adapter_id"]),
     # Finds the version of a digest, and says whether a tenant's object is still in use.
     Index(None, "tenant_id", "digest"),
+    Index(None, "deleted_at_ms"),
 )
 
 adapter_aliases = Table(
@@ -178,6 +179,8 @@ uploads = Table(
     ),
     Index(None, "tenant_id", "state"),
     Index(None, "tenant_id", "created_at_ms"),
+    # Files that were uploaded before.
+    Index(None, "tenant_id", "adapter_name"),
     Index(None, "discarded_at_ms", "expires_at_ms"),
 )
 

@@ -1,8 +1,8 @@
 """What an upload may declare and what a part may be. Nothing here changes anything."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from sqlalchemy import Connection
@@ -11,7 +11,7 @@ from registry import adapter_rows, upload_rows
 from registry.errors import InvalidUpload, QuotaExceeded, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
-from registry.upload_rows import FileSpec, Upload, UploadFile, UploadPart
+from registry.upload_rows import FileSpec, Unfinished, Upload, UploadFile, UploadPart
 from registry.validate import AdapterLimits
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -42,6 +42,17 @@ class RegistryLimits:
     orphan_grace_s: int = 3600
     max_discards_per_sweep: int = 100
     max_orphans_per_sweep: int = 1000
+
+    def of_tenant(
+        self, max_adapters: int | None, max_adapter_bytes_total: int | None
+    ) -> "RegistryLimits":
+        """With a tenant's own, where it has any."""
+        limits = self
+        if max_adapters is not None:
+            limits = replace(limits, max_adapters=max_adapters)
+        if max_adapter_bytes_total is not None:
+            limits = replace(limits, max_adapter_bytes_total=max_adapter_bytes_total)
+        return limits
 
 
 def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
@@ -90,22 +101,49 @@ def check_quotas(
     )
     if upload.is_dry_run:
         return
+    new_bytes = sum(file.size_bytes for file in upload.files.values())
+    _check_room(conn, tenant_id, name, limits, unfinished, num_versions=1, num_bytes=new_bytes)
+
+
+def check_room(
+    conn: Connection, tenant_id: str, name: str, limits: RegistryLimits, now_ms: int
+) -> None:
+    """Whether what the tenant has now, with the adapter `name`, is within its limits.
+
+    Raises QuotaExceeded.
+    """
+    unfinished = upload_rows.unfinished_uploads(conn, tenant_id, now_ms)
+    _check_room(conn, tenant_id, name, limits, unfinished, num_versions=0, num_bytes=0)
+
+
+def _check_room(
+    conn: Connection,
+    tenant_id: str,
+    name: str,
+    limits: RegistryLimits,
+    unfinished: Sequence[Unfinished],
+    *,
+    num_versions: int,
+    num_bytes: int,
+) -> None:
+    """num_versions, num_bytes: that are to come to `name`, beside the unfinished uploads."""
     coming = [other for other in unfinished if not other.is_dry_run]
     names = {name, *(other.adapter_name for other in coming)}
     names |= adapter_rows.adapter_names(conn, tenant_id)
     _check_limit("max_adapters", len(names), limits.max_adapters, remedy="delete an adapter first")
-    num_versions = upload_rows.count_versions(conn, tenant_id, name)
+    num_versions += upload_rows.count_versions(conn, tenant_id, name)
+    num_versions += sum(other.adapter_name == name for other in coming)
     _check_limit(
         "max_versions",
-        num_versions + sum(other.adapter_name == name for other in coming) + 1,
+        num_versions,
         limits.max_versions,
         remedy="delete a version of the adapter first",
     )
-    stored_bytes = adapter_rows.stored_bytes(conn, tenant_id)
-    new_bytes = sum(file.size_bytes for file in upload.files.values())
+    num_bytes += adapter_rows.stored_bytes(conn, tenant_id)
+    num_bytes += sum(other.declared_bytes for other in coming)
     _check_limit(
         "max_adapter_bytes_total",
-        stored_bytes + sum(other.declared_bytes for other in coming) + new_bytes,
+        num_bytes,
         limits.max_adapter_bytes_total,
         remedy="delete an adapter first",
     )

@@ -83,30 +83,24 @@ class Uploads:
         *,
         transfer: Transfer = GATEWAY,
         known: Version | None = None,
-        max_adapters: int | None = None,
-        max_adapter_bytes_total: int | None = None,
+        limits: RegistryLimits | None = None,
     ) -> Upload:
         """Declare the two files of a new version.
 
         known: what `find_known` found, if its object is sound. Its files are not asked for again:
         the upload is complete, with that version, and the aliases mean it as if they had been sent.
-        max_adapters, max_adapter_bytes_total: the tenant's own, None for the default.
+        limits: the tenant's own, None for the default.
         Raises InvalidName, InvalidUpload, TooLarge, QuotaExceeded.
         """
         check_new_name(name, self.catalog.base.model_id)
         if alias is not None:
             check_alias(alias)
-        limits = self.limits
-        if max_adapters is not None:
-            limits = replace(limits, max_adapters=max_adapters)
-        if max_adapter_bytes_total is not None:
-            limits = replace(limits, max_adapter_bytes_total=max_adapter_bytes_total)
         upload = self._new_upload(tenant_id, key_id, name, files, transfer)
         upload = replace(upload, alias=alias)
         adapter_rows.lock_tenant(conn, tenant_id)
         if known != self.find_known(conn, tenant_id, name, files):
             known = None
-        check_quotas(conn, upload, limits, is_known=known is not None)
+        check_quotas(conn, upload, limits or self.limits, is_known=known is not None)
         if known is None:
             upload_rows.insert_upload(conn, upload)
             return upload

@@ -45,6 +45,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(admin.router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
+    app.add_middleware(_BodyLimit, gateway=gateway)
     app.add_middleware(_RequestIds, metrics=gateway.metrics)
     return app
 
@@ -134,6 +135,8 @@ def _render_http(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
+    if isinstance(error, _BodyTooLarge):
+        return _render(errors.request_too_large(error.limit_bytes))
     code = "method_not_allowed" if error.status_code == 405 else None
     return _render(ApiError(error.status_code, str(error.detail), code=code))
 
@@ -143,7 +146,41 @@ def _render_unexpected(_: Request, __: Exception) -> JSONResponse:
     return _render(errors.internal_error())
 
 
-# ---- every answer ----
+# ---- every request, every answer ----
+
+
+class _BodyTooLarge(HTTPException):
+    """An HTTPException: any other, raised while it reads a body, FastAPI calls a 400."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        super().__init__(413)
+
+
+class _BodyLimit:
+    """No body is longer than a part of an upload: some are read before anybody is asked for a key.
+
+    Endpoints have narrower limits of their own. Pure ASGI: what fits passes untouched.
+    """
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received_bytes = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received_bytes
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            limit_bytes = self._gateway.uploads.limits.part_bytes
+            limit_bytes = max(limit_bytes, self._gateway.settings.max_body_bytes)
+            if received_bytes > limit_bytes:
+                raise _BodyTooLarge(limit_bytes)
+            return message
+
+        await self._app(scope, receive_limited, send)
 
 
 class _RequestIds:

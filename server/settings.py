@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from registry.storage_url import parse_storage_url
+
 ENV_PREFIX = "CHORALE_"
 # Read by the client commands and by the supervisor, no settings of the server.
 _OTHER_ENV = {"CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG"}
@@ -79,6 +81,13 @@ class Settings(BaseModel):
     def _parse_list(cls, value: Any) -> Any:
         """A variable of the environment holds a JSON list."""
         return json.loads(value) if isinstance(value, str) else value
+
+    @field_validator("storage")
+    @classmethod
+    def _check_storage(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_storage_url(value)
+        return value
 
     @property
     def model_id(self) -> str:

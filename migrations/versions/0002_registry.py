@@ -20,6 +20,12 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_uploads_tenant_id_created_at_ms"), "uploads", ["tenant_id", "created_at_ms"]
     )
+    op.create_index(
+        op.f("ix_uploads_tenant_id_adapter_name"), "uploads", ["tenant_id", "adapter_name"]
+    )
+    op.create_index(
+        op.f("ix_adapter_versions_deleted_at_ms"), "adapter_versions", ["deleted_at_ms"]
+    )
     op.create_table(
         "alias_moves",
         sa.Column("move_id", _ROW_ID, autoincrement=True, nullable=False),
@@ -112,6 +118,8 @@ def _add_columns() -> None:
 def downgrade() -> None:
     for table in ("adapter_events", "adapter_pins", "adapter_grants", "alias_moves"):
         op.drop_table(table)
+    op.drop_index(op.f("ix_adapter_versions_deleted_at_ms"), "adapter_versions")
+    op.drop_index(op.f("ix_uploads_tenant_id_adapter_name"), "uploads")
     op.drop_index(op.f("ix_uploads_tenant_id_created_at_ms"), "uploads")
     for name in ("proving_until_ms", "built", "is_dry_run", "transfer"):
         op.drop_column("uploads", name)

@@ -8,6 +8,8 @@ from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
+from registry.upload_rules import RegistryLimits, check_room
+from server.auth import Identity
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway, now_ms
 from server.prices import Price, current_price, monthly_storage_nanousd
@@ -31,6 +33,11 @@ class _Alias(BaseModel):
     model_config = ConfigDict(extra="forbid")
     version: int
     canary: _Canary | None = None
+
+
+def limits_of(gateway: Gateway, identity: Identity) -> RegistryLimits:
+    """What this tenant may have and upload."""
+    return gateway.uploads.limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
 
 
 # ---- adapters ----
@@ -84,6 +91,7 @@ async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey)
         adapter = gateway.catalog.restore_adapter(
             conn, identity.tenant_id, name, actor=identity.actor
         )
+        check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
         return _adapter(gateway, conn, adapter)
 
     return await gateway.database.write(write)
@@ -141,6 +149,7 @@ async def restore_version(
         restored = gateway.catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
+        check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
         return render_version(gateway, restored, current_price(conn, now_ms()))
 
     return await gateway.database.write(write)

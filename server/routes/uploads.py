@@ -38,13 +38,15 @@ from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway, now_ms
 from server.limits import retry_headers
 from server.prices import Price, current_price
-from server.routes.adapters import render_passport, render_version
+from server.routes.adapters import limits_of, render_passport, render_version
 
 router = APIRouter()
 
 # How long a completion's answer waits for the proof, and then when to ask again.
 _PROOF_WAIT_S = 30.0
 _PROOF_RETRY_S = 5.0
+# What comes is gathered: a thread for every 64 kB of it took longer than the network.
+_WRITE_BYTES = 1 << 20
 # 16 MiB at 140 kB/s: whoever is slower holds a place that others wait for.
 _PART_TIMEOUT_S = 120.0
 
@@ -100,8 +102,7 @@ async def create_upload(
             alias=body.alias,
             transfer=body.transfer,
             known=known,
-            max_adapters=identity.max_adapters,
-            max_adapter_bytes_total=identity.max_adapter_bytes_total,
+            limits=limits_of(gateway, identity),
         )
     )
     return await _opened(gateway, upload)
@@ -134,6 +135,7 @@ async def prove_again(
             name,
             version,
             body.alias,
+            limits=limits_of(gateway, identity),
         )
     )
     gateway.prover.wake()
@@ -236,7 +238,7 @@ async def _known(
 
 async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
     """Spool the body, refused at the first byte over the limit of a part."""
-    hasher, size_bytes = hashlib.sha256(), 0
+    hasher, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
     try:
         with path.open("wb") as file:
             async with asyncio.timeout(_PART_TIMEOUT_S):
@@ -245,7 +247,11 @@ async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
                     if size_bytes > limit_bytes:
                         raise errors.request_too_large(limit_bytes)
                     hasher.update(chunk)
-                    await asyncio.to_thread(file.write, chunk)
+                    waiting += chunk
+                    if len(waiting) >= _WRITE_BYTES:
+                        await asyncio.to_thread(file.write, waiting)
+                        waiting = bytearray()
+                await asyncio.to_thread(file.write, waiting)
     except ClientDisconnect:
         raise errors.invalid_request("The part ended early; send it again.") from None
     except TimeoutError:

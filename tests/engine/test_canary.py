@@ -2,11 +2,12 @@
 
 import hashlib
 
+import numpy as np
 import pytest
 
 from engine.batch import BAD_LOGITS, StepTokens
-from engine.canary import MAX_WAITING
-from engine.messages import CANARY, ProofResult, ProveAdapter, StepOutputs
+from engine.canary import MAX_WAITING, Answer, Compared, judge
+from engine.messages import CANARY, ProofResult, ProveAdapter, StepOutputs, TokenLogprobs
 from lora.errors import Failure
 from registry.ref import AdapterRef
 from tests.engine.fakes import (
@@ -125,6 +126,47 @@ def test_values_that_are_not_finite_when_served_are_the_adapters_fault(tmp_path,
 
     core.runner.collect = poisoned
     assert verdict(core, ask()) == "not_finite"
+
+
+def test_values_that_are_not_finite_when_merged_are_the_adapters_fault(tmp_path, ask):
+    core = make_core(tmp_path)
+    compare = core.canary.reference.compare
+
+    def poisoned(sequences, object_path):
+        compared = yield from compare(sequences, object_path)
+        compared.merged[-1, 255] = np.inf
+        return compared
+
+    core.canary.reference.compare = poisoned
+    assert verdict(core, ask()) == "not_finite"
+
+
+def test_what_is_too_little_to_be_told_from_rounding_is_a_warning():
+    message = make_message()
+    vocabulary = np.zeros((8, 256), np.float32)
+    served = [TokenLogprobs(logprob=0.0, top=((3, 1e-4), (4, 0.0)))] * 4
+    answers = [Answer(message, (3, 3, 3, 3), tuple(served))] * 2
+    rounded = [TokenLogprobs(logprob=0.0, top=((3, 5e-5), (4, 0.0)))]
+    base = [Answer(message, (3,), tuple(rounded))] * 2
+    merged = vocabulary.copy()
+    merged[:, 3] = 1e-4
+    proof = judge(base, answers, Compared(vocabulary, merged), precision=0.005)
+    assert (proof.verdict, len(proof.warnings)) == ("passed", 1)
+    exact = [Answer(message, (3,), (TokenLogprobs(logprob=0.0, top=((3, 0.0), (4, 0.0))),))] * 2
+    proof = judge(exact, answers, Compared(vocabulary, merged), precision=0.005)
+    assert (proof.verdict, proof.warnings) == ("passed", ())
+
+
+def test_its_requests_are_of_the_batch_class_and_nothing_of_them_is_kept(tmp_path, ask, adapter):
+    loader = FakeLoader()
+    loader.failures[adapter.object_key, "disk"] = Failure("incompatible", "it is so")
+    core = make_core(tmp_path, make_scheduler(loader=loader))
+    core.handle("gw", ask())
+    core.step()
+    core.step()
+    assert {group.message.priority for group in core.scheduler.groups.values()} == {1}
+    assert run(core)[0]["p1"][1].verdict == "not_served"
+    assert core.canary._outputs == {}
 
 
 def test_a_missing_file_says_nothing_about_the_adapter(tmp_path, ask):

@@ -68,9 +68,7 @@ def wire(fetcher):
 
 
 def start_fetcher(s3, folder):
-    return FetcherProcess(
-        folder, "s3://bucket", environment={**CREDENTIALS, "AWS_ENDPOINT_URL": s3.url}
-    )
+    return FetcherProcess(folder, f"s3://bucket?endpoint_url={s3.url}", environment=CREDENTIALS)
 
 
 _seeds = iter(range(1, 1_000_000))

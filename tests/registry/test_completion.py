@@ -413,8 +413,9 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
 
 def test_a_quota_counts_what_was_completed(uploads, database, send, base, tmp_path):
     complete(uploads, database, send())
+    limits = uploads.limits.of_tenant(1, None)
     with database.begin() as conn, pytest.raises(QuotaExceeded):
-        uploads.create_upload(conn, A, "key", "other", declare(sound_files(base)), max_adapters=1)
+        uploads.create_upload(conn, A, "key", "other", declare(sound_files(base)), limits=limits)
 
 
 def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(uploads, database, base, tmp_path):

@@ -120,11 +120,11 @@ def test_open_uploads_are_limited_until_they_expire(uploads, connection, base, c
 
 def test_adapters_are_limited_and_open_uploads_count(uploads, connection, base, make_version):
     make_version(name="one")
-    create(uploads, connection, "two", base, max_adapters=2)
+    create(uploads, connection, "two", base, limits=uploads.limits.of_tenant(2, None))
     with pytest.raises(QuotaExceeded) as caught:
-        create(uploads, connection, "three", base, max_adapters=2)
+        create(uploads, connection, "three", base, limits=uploads.limits.of_tenant(2, None))
     assert caught.value.quota == "max_adapters"
-    create(uploads, connection, "one", base, max_adapters=2)
+    create(uploads, connection, "one", base, limits=uploads.limits.of_tenant(2, None))
 
 
 def test_bytes_are_limited_and_equal_objects_count_once(uploads, connection, base, make_version):
@@ -132,9 +132,9 @@ def test_bytes_are_limited_and_equal_objects_count_once(uploads, connection, bas
     make_version(name="two")
     new_bytes = sum(len(data) for data in make_upload_files(base).values())
     limit = version.size_bytes + new_bytes
-    create(uploads, connection, "three", base, max_adapter_bytes_total=limit)
+    create(uploads, connection, "three", base, limits=uploads.limits.of_tenant(None, limit))
     with pytest.raises(QuotaExceeded) as caught:
-        create(uploads, connection, "three", base, max_adapter_bytes_total=limit)
+        create(uploads, connection, "three", base, limits=uploads.limits.of_tenant(None, limit))
     assert caught.value.quota == "max_adapter_bytes_total"
 
 

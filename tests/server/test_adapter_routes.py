@@ -6,7 +6,9 @@ import shutil
 import pytest
 
 from server.database import DEFAULT_FILE
+from server.tenants import TenantLimits, set_limits
 from tests.registry.publishing import publish
+from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
 
 GET, PUT, POST, DELETE = "GET", "PUT", "POST", "DELETE"
@@ -203,3 +205,22 @@ def test_anothers_adapter_answers_as_one_that_is_not_there(product, acme, method
     assert ask("pirate") == ask("parrot")
     assert ask("pirate")[0] == 404
     assert call(acme, GET, "/pirate")["aliases"] == {"latest": 3, "prod": 1}
+
+
+def test_a_restore_that_is_over_a_limit_is_refused_and_changes_nothing(acme):
+    call(acme, DELETE, "/pirate")
+    make_version(acme, "parrot", content="9")
+    limit(acme, max_adapters=1)
+    assert refused(acme, POST, "/pirate/restore") == (429, "quota_exceeded")
+    assert [adapter["id"] for adapter in call(acme, GET, "")["data"]] == ["parrot"]
+    call(acme, DELETE, "/parrot")
+    assert call(acme, POST, "/pirate/restore")["aliases"] == {"latest": 3, "prod": 1}
+    call(acme, DELETE, "/pirate/versions/2")
+    limit(acme, max_adapter_bytes_total=1)
+    assert refused(acme, POST, "/pirate/versions/2/restore") == (429, "quota_exceeded")
+
+
+def limit(user, **limits):
+    user.product.gateway.database.write_sync(
+        lambda conn: set_limits(conn, user.tenant_id, TenantLimits(**limits), now_ms=NOW_MS)
+    )

@@ -59,6 +59,8 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("drain_timeout_s", -1),
         ("quantization", "int4"),
         ("batch_invariant", "sometimes"),
+        ("storage", "s3://bucket?sse=maybe"),
+        ("storage", "/srv/objects"),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_setting(name, value):
