@@ -9,6 +9,8 @@ from pathlib import Path
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.completion import complete_upload
+from registry.proof import Proof
+from registry.ref import AdapterRef
 from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
@@ -84,6 +86,13 @@ class Gateway:
         uploads = Uploads(catalog, storage, limits, work_dir=work_dir)
         engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
         settler = Settler(database, engines.read_journal, engine_ids=engines.engine_ids)
+        metrics = Metrics(engines, settler)
+
+        async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
+            proof = await engines.prove(adapter, object_path)
+            metrics.note_proof(proof)
+            return proof
+
         return cls(
             settings=settings,
             database=database,
@@ -94,7 +103,7 @@ class Gateway:
             prover=Prover(
                 database,
                 uploads,
-                engines.prove,
+                prove,
                 is_ready=lambda: engines.is_ready,
                 work_dir=work_dir,
             ),
@@ -102,7 +111,7 @@ class Gateway:
             engines=engines,
             settler=settler,
             limiter=Limiter(),
-            metrics=Metrics(engines, settler),
+            metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
             admin_key=admin_key,
             work_dir=work_dir,

@@ -7,10 +7,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.messages import TierStats
+from registry.proof import Proof
 from server.engines import Engines
 from server.settler import Settler
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_PROOF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 _GAUGES = {
     "running": "Requests in the running batch",
@@ -95,6 +97,17 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+
+        self.proofs = Histogram(
+            "chorale_adapter_proof_seconds",
+            "Proofs of uploaded adapters in the engine, by verdict",
+            ["verdict"],
+            buckets=_PROOF_SECONDS,
+            registry=self._registry,
+        )
+
+    def note_proof(self, proof: Proof) -> None:
+        self.proofs.labels(proof.verdict).observe(proof.seconds)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, TierStats
+from registry.proof import Proof
 from server.metrics import Metrics
 
 TIERS = tuple(
@@ -61,3 +62,13 @@ def test_an_engine_that_is_away_has_no_figures(stats, is_ready):
     found = scrape(stats, is_ready=is_ready)
     assert found["chorale_engine_ready", ""] == is_ready
     assert not [name for name, _ in found if "tier" in name or "slabs" in name]
+
+
+def test_proofs_are_counted_by_their_verdict():
+    engines = SimpleNamespace(is_ready=False, num_deaths=0, stats=None)
+    metrics = Metrics(engines, SimpleNamespace(lags={}))
+    for verdict in ("passed", "passed", "no_effect"):
+        metrics.note_proof(Proof(verdict=verdict, seconds=0.5))
+    text = metrics.render().decode()
+    assert 'chorale_adapter_proof_seconds_count{verdict="passed"} 2.0' in text
+    assert 'chorale_adapter_proof_seconds_sum{verdict="no_effect"} 0.5' in text
