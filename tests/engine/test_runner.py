@@ -1,10 +1,12 @@
 """The runner against transformers and PEFT: a mixed batch gives what each request gets merged."""
 
+import hashlib
+import io
 import random
-import shutil
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +18,7 @@ from engine.models.config import DecoderConfig
 from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.packed import PackedForm
-from registry.peft_format import WEIGHTS_FILE
+from registry.peft_format import read_canonical
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
@@ -134,7 +136,7 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
         "base": None,
         "good": add_adapter(objects, model_dir, good, tmp_path),
         # In the keys only: the residual stream stays finite unless the store speaks up.
-        "bad": add_adapter(objects, model_dir, overflowing(good, "k_proj"), tmp_path),
+        "bad": add_overflowing(objects, model_dir, good, tmp_path),
     }
     core = build_core(model_dir, tmp_path / "engine", objects, num_slabs=26, budget=40, **runner)
     messages = [make_message(f"{n}-{i}", 63, 8, adapters[n]) for i in range(4) for n in adapters]
@@ -157,16 +159,20 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
     assert kv_of(core.runner).isfinite().all()
 
 
-def overflowing(adapter_dir, projection):
-    """The adapter with finite weights of one projection, the product of which is not."""
-    folder = adapter_dir.with_name("overflowing")
-    shutil.copytree(adapter_dir, folder)
-    tensors = load_file(folder / WEIGHTS_FILE)
-    for name in tensors:
-        if projection in name:
-            tensors[name] *= 1e25
-    save_file(tensors, folder / WEIGHTS_FILE)
-    return folder
+def add_overflowing(objects, model_dir, adapter_dir, tmp_path):
+    """As add_adapter, with finite weights of the keys, the product of which is not.
+
+    No upload gets so far; the engine does not depend on that.
+    """
+    ref = add_adapter(objects, model_dir, adapter_dir, tmp_path)
+    data = bytearray(objects[ref.digest])
+    for name, tensor in read_canonical(io.BytesIO(data), len(data)).tensors.items():
+        if "k_proj" in name:
+            values = np.frombuffer(data, "<f4", tensor.size_bytes // 4, tensor.start)
+            data[tensor.start : tensor.end] = (values * np.float32(1e25)).tobytes()
+    digest = hashlib.sha256(data).hexdigest()
+    objects[digest] = bytes(data)
+    return replace(ref, digest=digest, object_key=f"k/{digest}")
 
 
 @RUNNERS

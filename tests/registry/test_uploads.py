@@ -174,11 +174,8 @@ def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, conne
     files = declare(make_upload_files(base))
     for _ in range(2):
         uploads.create_dry_run(connection, A, "key", files)
-    limits = {
-        "max_adapters": 1,
-        "max_adapter_bytes_total": sum(f.size_bytes for f in files.values()),
-    }
-    create(uploads, connection, "pirate", base, **limits)
+    limits = uploads.limits.of_tenant(1, sum(file.size_bytes for file in files.values()))
+    create(uploads, connection, "pirate", base, limits=limits)
     with pytest.raises(QuotaExceeded) as caught:
         uploads.create_dry_run(connection, A, "key", files)
     assert caught.value.quota == "max_open_uploads"
@@ -261,9 +258,10 @@ def test_a_version_whose_object_is_lost_is_brought_back_by_its_files(
 
 def test_known_files_need_no_room(uploads, database, base, make_version):
     make_version()
-    full = {"max_adapters": 1, "max_adapter_bytes_total": 1}
+    full = uploads.limits.of_tenant(1, 1)
     with database.begin() as conn:
-        assert create_known(uploads, conn, make_upload_files(base), **full).state == "complete"
+        known = create_known(uploads, conn, make_upload_files(base), limits=full)
+    assert known.state == "complete"
 
 
 def test_a_part_of_known_files_is_answered_and_dropped(
