@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 _MINUTE_MS = 60_000
-# Read again at the start: what was moved while nobody looked, and what commits late.
-_LOOK_BACK = 100
 # More than that at once is an import, and each tenant may only have a few under way.
 _MAX_PREFETCHES = 64
 _CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
@@ -72,8 +70,8 @@ class AdapterWatch:
 
     async def _look(self) -> None:
         if self._tail is None:
-            newest = await self._database.read(newest_event_id)
-            self._tail = EventTail(max(0, newest - _LOOK_BACK))
+            # From now on: what moved before may have been in use for a year, or never.
+            self._tail = EventTail(await self._database.read(newest_event_id))
         events = await self._database.read(self._tail.read)
         await self._clean_up()
         if any(event.kind in _CHANGES_PINS for event in events):

@@ -254,8 +254,8 @@ def test_an_adapter_on_its_way_for_longer_than_the_first_token_may_take_is_a_503
     world: World, cramped: Tenant, tiny_adapters: dict[str, Path]
 ) -> None:
     cramped.push("slow", tiny_adapters["beta"])
-    cramped.stack.restart_cold()
     world.s3.fail("hang", key="cramped/")
+    cramped.stack.restart_cold()
     late = complete(cramped, "slow")
     assert late.status_code == 503, late.text
     check_error(late, "adapter_loading")

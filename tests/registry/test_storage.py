@@ -38,10 +38,10 @@ def read(storage, key, *interval):
     return b"".join(storage.read(key, *interval))
 
 
-def unfinished(bucket):
+def unfinished(bucket, prefix):
     """Keys of the multipart uploads that have neither been completed nor aborted."""
-    uploads = bucket._client.list_multipart_uploads(Bucket="bucket").get("Uploads", [])
-    return [upload["Key"] for upload in uploads]
+    found = bucket._client.list_multipart_uploads(Bucket="bucket", Prefix=prefix)
+    return [upload["Key"] for upload in found.get("Uploads", [])]
 
 
 def test_what_was_put_is_read(storage, make_file):
@@ -181,7 +181,7 @@ def test_a_part_that_fails_takes_the_object_and_the_other_parts_with_it(bucket, 
     with pytest.raises(StorageError, match="SlowDown"):
         bucket.put("failing", source)
     assert keys(bucket, "failing") == []
-    assert unfinished(bucket) == []
+    assert unfinished(bucket, "failing") == []
     bucket.put("failing", source)
     assert bucket.size("failing") == 2 * PART_BYTES + 7
 
@@ -234,9 +234,9 @@ def test_a_put_that_is_killed_midway_leaves_no_object_in_a_bucket(
     process.wait()
     s3.clear()
     assert keys(bucket, "killed") == []
-    assert unfinished(bucket) == ["killed"]
-    bucket.abort_multiparts("", begun_before=time.time())
-    assert unfinished(bucket) == []
+    assert unfinished(bucket, "killed") == ["killed"]
+    bucket.abort_multiparts("killed", begun_before=time.time())
+    assert unfinished(bucket, "killed") == []
 
 
 def test_what_a_killed_process_left_behind_is_swept_a_day_later(tmp_path, make_file):

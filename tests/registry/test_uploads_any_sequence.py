@@ -315,7 +315,7 @@ def run(both, step):
     both.check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(sequence=st.lists(steps, max_size=40))
 def test_any_sequence_leaves_what_the_model_says(tmp_path_factory, sequence):
     both = Both(tmp_path_factory.mktemp("work"))
