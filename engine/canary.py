@@ -162,6 +162,8 @@ class Canary:
             self._resume_at = now + (now - started_at) * (1 / _BUSY_SHARE - 1)
             return []
         self._current = None
+        # Of one that was refused half-way.
+        self.scheduler.abort(list(self._outputs))
         self._outputs.clear()
         proof = replace(proof, seconds=self.clock() - begun_at)
         return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]

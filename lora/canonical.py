@@ -48,6 +48,7 @@ class CanonicalWeights:
         a, b = (self._read(self._adapter.tensors[name]) for name in lora_names(module))
         return ModuleDelta(a, b, effect.scale)
 
+    # Not by what lora.packing reads with: it is judged by what comes from here.
     def _read(self, info: TensorInfo) -> np.ndarray[Any, Any]:
         raw = self._data[info.start : info.end]
         if info.dtype == "BF16":  # the upper halves of float32

@@ -1,5 +1,6 @@
 """A tenant's adapters: list and search, versions, aliases and their past, delete and restore."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -87,14 +88,14 @@ async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) 
 async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
     """Undo the deletion, but for its pin and grants."""
 
-    def write(conn: Connection) -> dict[str, Any]:
+    def restore(conn: Connection) -> Adapter:
         adapter = gateway.catalog.restore_adapter(
             conn, identity.tenant_id, name, actor=identity.actor
         )
         check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
-        return _adapter(gateway, conn, adapter)
+        return adapter
 
-    return await gateway.database.write(write)
+    return await _changed(gateway, restore)
 
 
 # ---- versions ----
@@ -164,14 +165,12 @@ async def set_alias(
 ) -> dict[str, Any]:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
-
-    def write(conn: Connection) -> dict[str, Any]:
-        adapter = gateway.catalog.set_alias(
+    return await _changed(
+        gateway,
+        lambda conn: gateway.catalog.set_alias(
             conn, identity.tenant_id, name, alias, body.version, canary, actor=identity.actor
-        )
-        return _adapter(gateway, conn, adapter)
-
-    return await gateway.database.write(write)
+        ),
+    )
 
 
 @router.post("/{name}/aliases/{alias}/rollback")
@@ -179,28 +178,25 @@ async def roll_back_alias(
     name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
     """Let the alias mean what it meant before its last move; again undoes that."""
-
-    def write(conn: Connection) -> dict[str, Any]:
-        adapter = gateway.catalog.roll_back_alias(
+    return await _changed(
+        gateway,
+        lambda conn: gateway.catalog.roll_back_alias(
             conn, identity.tenant_id, name, alias, actor=identity.actor
-        )
-        return _adapter(gateway, conn, adapter)
-
-    return await gateway.database.write(write)
+        ),
+    )
 
 
 @router.delete("/{name}/aliases/{alias}")
 async def remove_alias(
     name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
 ) -> dict[str, Any]:
-
-    def write(conn: Connection) -> dict[str, Any]:
-        adapter = gateway.catalog.remove_alias(
+    """Any but `latest`."""
+    return await _changed(
+        gateway,
+        lambda conn: gateway.catalog.remove_alias(
             conn, identity.tenant_id, name, alias, actor=identity.actor
-        )
-        return _adapter(gateway, conn, adapter)
-
-    return await gateway.database.write(write)
+        ),
+    )
 
 
 @router.get("/{name}/aliases/{alias}/moves")
@@ -223,6 +219,11 @@ async def list_moves(
 
 
 # ---- rendering ----
+
+
+async def _changed(gateway: Gateway, change: Callable[[Connection], Adapter]) -> dict[str, Any]:
+    """The adapter after a change, as it was in the change's own transaction."""
+    return await gateway.database.write(lambda conn: _adapter(gateway, conn, change(conn)))
 
 
 def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[dict[str, Any]]:

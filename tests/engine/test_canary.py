@@ -169,6 +169,14 @@ def test_its_requests_are_of_the_batch_class_and_nothing_of_them_is_kept(tmp_pat
     assert core.canary._outputs == {}
 
 
+def test_a_proof_that_is_refused_half_way_leaves_no_request_behind(tmp_path, ask):
+    core = make_core(tmp_path, make_scheduler(max_waiting=1))
+    assert verdict(core, ask()) == "unavailable"
+    assert core.canary._outputs == {}
+    [record] = core.journal.read(0, 100).records
+    assert (record.stop_cause, record.num_completion_tokens) == ("aborted", 0)
+
+
 def test_a_missing_file_says_nothing_about_the_adapter(tmp_path, ask):
     core = make_core(tmp_path)
     (tmp_path / "object").unlink()

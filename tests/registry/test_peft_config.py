@@ -103,7 +103,8 @@ def test_a_feature_that_is_not_served_is_refused_by_name(key, value):
 
 
 def test_null_false_and_empty_ask_for_nothing():
-    parse(use_dora=False, modules_to_save=None, loftq_config={}, layers_pattern="", new_thing=None)
+    nothing = {"use_dora": False, "modules_to_save": None, "loftq_config": {}, "new_thing": None}
+    assert parse(**nothing, layers_pattern="") == parse()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_code_paths_and_other_unknown_keys_are_refused_by_name(key, value):
 
 
 def test_how_an_adapter_was_initialised_is_nothing_to_serving():
-    parse(init_lora_weights="eva", eva_config={"rho": 2.0})
+    assert parse(init_lora_weights="eva", eva_config={"rho": 2.0}) == parse()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_what_is_not_strict_json_is_refused(raw, code):
 
 
 def test_brackets_in_a_string_nest_nothing():
-    parse(revision='[[[[[["[{{{{')
+    assert parse(revision='[[[[[["[{{{{') == parse()
 
 
 def test_a_config_over_64_kib_is_too_large():
