@@ -125,6 +125,7 @@ class Journal:
         self.clock = clock
         self.segment_bytes = segment_bytes
         self.last_seq = 0
+        self._totals = (0, 0, 0, 0)  # ends, and their prompt, cached and completion tokens
         self._open: dict[str, _Open] = {}
         self._unsettled: deque[EndRecord] = deque()
         self._segments: deque[tuple[int, Path]] = deque()  # (last seq, file), oldest first
@@ -177,10 +178,15 @@ class Journal:
 
     def _end(self, opened: _Open, reason: FinishReason, cause: StopCause) -> None:
         start, ids = opened.start, opened.output_token_ids
+        number, prompt, cached, completion = self._totals
         self._note(
             EndRecord(
                 seq=self._next_seq(),
                 at=self.clock(),
+                number=number + 1,
+                total_prompt_tokens=prompt + opened.num_prompt_tokens,
+                total_cached_tokens=cached + opened.num_cached_tokens,
+                total_completion_tokens=completion + len(ids),
                 request_id=start.request_id,
                 tenant_id=start.tenant_id,
                 adapter_digest=start.adapter_digest,
@@ -294,6 +300,12 @@ class Journal:
                     opened.add(progress, record.at)
         else:
             self._open.pop(record.request_id, None)
+            self._totals = (
+                record.number,
+                record.total_prompt_tokens,
+                record.total_cached_tokens,
+                record.total_completion_tokens,
+            )
             self._unsettled.append(record)
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ StopCause = Literal[
     "adapter_too_large", "adapter_not_invoked", "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
+ResidentTier = Literal["device", "host", "disk"]
 
 
 CANARY = "canary"
@@ -345,12 +346,18 @@ class ProgressRecord:
 class EndRecord:
     """All that a usage event and a receipt need; on disk before the final output leaves.
 
+    number: of this end among all of this journal, from 1, without gaps.   total_*: sums over all
+    ends up to and with this one: a ledger that lost a row, or changed a count, does not add up.
     started_at, first_token_at, at: Unix seconds.   output_sha256: of the output ids as uint32 LE,
     one answer after the other.
     """
 
     seq: int
     at: float
+    number: int
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    total_completion_tokens: int
     request_id: str
     tenant_id: str
     adapter_digest: str | None
@@ -366,15 +373,47 @@ class EndRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencyItem:
+    """How long one adapter was in one tier, in all, since the last record; pinned or not.
+
+    slabs: of the arena, so slab-seconds are `slabs * duration_ms / 1000`; 0 in the other tiers.
+    size_bytes: that it takes there; on the device, what its slabs take.
+    """
+
+    object_key: str
+    adapter_id: str
+    version: int
+    digest: str
+    tier: ResidentTier
+    size_bytes: int
+    slabs: int
+    duration_ms: int
+    is_pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencyRecord:
+    """Where adapters were between `started_at` and `at`, Unix seconds; on disk before it is read.
+
+    A long list comes as several records.
+    """
+
+    seq: int
+    at: float
+    started_at: float
+    items: tuple[ResidencyItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecords:
-    """End records after the settled position, oldest first.
+    """What is to be posted after the settled position, oldest first.
 
     last_seq: of the newest record of any kind.   open_request_ids: started and not ended; a hold
     that has expired and is neither here nor in an unread end record can never be used.
     """
 
     engine_id: str
-    records: tuple[EndRecord, ...]
+    records: tuple[EndRecord | ResidencyRecord, ...]
     last_seq: int
     complete: bool
     open_request_ids: tuple[str, ...] = field(default=())

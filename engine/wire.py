@@ -6,6 +6,7 @@ connection; a gap means that a message was lost, and the receiver treats the pee
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import msgspec
 from engine.messages import (
     AbortRequests,
     AddRequest,
+    EndRecord,
     EngineStats,
     ExtendLease,
     Heartbeat,
@@ -26,6 +28,7 @@ from engine.messages import (
     ProveAdapter,
     ReadJournal,
     Residency,
+    ResidencyRecord,
     StepOutputs,
     Welcome,
 )
@@ -34,6 +37,42 @@ UNEXPECTED_NUMBER = (1 << 64) - 1
 """A number that is never due: whoever receives it starts its connection anew."""
 
 _HEADER = struct.Struct("<QB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _JournalFrame:
+    """JournalRecords as it travels: in one list, msgspec could not tell the kinds apart."""
+
+    engine_id: str
+    ends: tuple[EndRecord, ...]
+    residencies: tuple[ResidencyRecord, ...]
+    last_seq: int
+    complete: bool
+    open_request_ids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: JournalRecords) -> "_JournalFrame":
+        return cls(
+            engine_id=message.engine_id,
+            ends=tuple(r for r in message.records if isinstance(r, EndRecord)),
+            residencies=tuple(r for r in message.records if isinstance(r, ResidencyRecord)),
+            last_seq=message.last_seq,
+            complete=message.complete,
+            open_request_ids=message.open_request_ids,
+        )
+
+    def message(self) -> JournalRecords:
+        records: list[EndRecord | ResidencyRecord] = [*self.ends, *self.residencies]
+        records.sort(key=lambda record: record.seq)
+        return JournalRecords(
+            engine_id=self.engine_id,
+            records=tuple(records),
+            last_seq=self.last_seq,
+            complete=self.complete,
+            open_request_ids=self.open_request_ids,
+        )
+
+
 _TYPES: tuple[type, ...] = (
     Hello,
     Welcome,
@@ -47,7 +86,7 @@ _TYPES: tuple[type, ...] = (
     StepOutputs,
     LeaseLow,
     Residency,
-    JournalRecords,
+    _JournalFrame,
     EngineStats,
     ProveAdapter,
     ProofResult,
@@ -70,6 +109,8 @@ class MessageLost(WireError):
 
 
 def encode(number: int, message: object) -> bytes:
+    if isinstance(message, JournalRecords):
+        message = _JournalFrame.of(message)
     return _HEADER.pack(number, _KINDS[type(message)]) + _ENCODER.encode(message)
 
 
@@ -77,9 +118,10 @@ def decode(frame: bytes) -> tuple[int, Any]:
     """(number, message). Raises BadFrame."""
     try:
         number, kind = _HEADER.unpack_from(frame)
-        return number, _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
+        message = _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
     except (struct.error, IndexError, msgspec.MsgspecError) as error:
         raise BadFrame(str(error)) from None
+    return number, message.message() if isinstance(message, _JournalFrame) else message
 
 
 class Numbering:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from engine.messages import CANARY, EndRecord
+from engine.messages import CANARY, EndRecord, ResidencyRecord
 from server.prices import TokenPrices, rated_nanousd
 from server.tables import holds, incidents, journal_positions, price_versions, usage_events
 
@@ -96,14 +96,20 @@ def settled_seq(conn: Connection, engine_id: str) -> int:
     return conn.scalar(query.where(journal_positions.c.engine_id == engine_id)) or 0
 
 
-def post(conn: Connection, engine_id: str, records: Sequence[EndRecord], now_ms: int) -> PostResult:
+def post(
+    conn: Connection,
+    engine_id: str,
+    records: Sequence[EndRecord | ResidencyRecord],
+    now_ms: int,
+) -> PostResult:
     """Post end records, oldest first: usage events, holds, position, in this one transaction.
 
     The same records again change nothing. A record that does not fit its hold is posted all the
     same, with an incident beside it: usage is never dropped.
     """
     position = _lock_position(conn, engine_id, now_ms)
-    fresh, incidents_found = _split_replays(conn, engine_id, records)
+    ends = [record for record in records if isinstance(record, EndRecord)]
+    fresh, incidents_found = _split_replays(conn, engine_id, ends)
     by_id = _lock_holds(conn, [record.request_id for record in fresh])
     prices = _prices(conn, {hold.price_version for hold in by_id.values()})
     events = []
@@ -124,7 +130,7 @@ def post(conn: Connection, engine_id: str, records: Sequence[EndRecord], now_ms:
         _move_position(conn, engine_id, settled, now_ms)
     return PostResult(
         posted=len(fresh),
-        replayed=len(records) - len(fresh),
+        replayed=len(ends) - len(fresh),
         incidents=num_incidents,
         settled_seq=settled,
     )

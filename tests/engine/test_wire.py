@@ -2,15 +2,74 @@
 
 import pytest
 
-from engine.messages import AbortRequests, Heartbeat, Hello, RequestOutput, StepOutputs
+from engine.messages import (
+    AbortRequests,
+    EndRecord,
+    Heartbeat,
+    Hello,
+    JournalRecords,
+    RequestOutput,
+    ResidencyItem,
+    ResidencyRecord,
+    StepOutputs,
+)
 from engine.wire import MessageLost, Numbering, read_vocabulary, write_vocabulary
 from tests.engine.fakes import make_adapter, make_message
 
+
+def make_end(seq):
+    return EndRecord(
+        seq=seq,
+        at=3.0,
+        number=seq,
+        total_prompt_tokens=9 * seq,
+        total_cached_tokens=0,
+        total_completion_tokens=5 * seq,
+        request_id=f"r{seq}",
+        tenant_id="t",
+        adapter_digest=None,
+        base_revision="base-1",
+        num_prompt_tokens=9,
+        num_cached_tokens=0,
+        num_completion_tokens=5,
+        finish_reason="stop",
+        stop_cause="eos",
+        output_sha256="0" * 64,
+        started_at=1.0,
+        first_token_at=None,
+    )
+
+
+RESIDENCY = ResidencyRecord(
+    seq=2,
+    at=20.0,
+    started_at=10.0,
+    items=(
+        ResidencyItem(
+            object_key="tenants/t/d",
+            adapter_id="ada_1",
+            version=3,
+            digest="d",
+            tier="device",
+            size_bytes=1000,
+            slabs=2,
+            duration_ms=10_000,
+            is_pinned=True,
+        ),
+    ),
+)
 MESSAGES = [
     Hello(gateway_id="gw"),
     make_message(adapter=make_adapter(), stop=(b"\xff\n",), seed=2**63),
     AbortRequests(request_ids=("a", "b")),
     StepOutputs(outputs=(RequestOutput(request_id="r", seq=3, new_token_ids=(1, 2)),)),
+    JournalRecords(
+        engine_id="eng-1",
+        records=(make_end(1), RESIDENCY, make_end(3)),
+        last_seq=9,
+        complete=False,
+        open_request_ids=("r7",),
+    ),
 ]
 
 

@@ -55,6 +55,10 @@ def make_end(seq: int, request_id: str = "r1", **fields: object) -> EndRecord:
     values = {
         "seq": seq,
         "at": NOW_MS / 1000 + seq,
+        "number": seq,
+        "total_prompt_tokens": 0,
+        "total_cached_tokens": 0,
+        "total_completion_tokens": 0,
         "request_id": request_id,
         "tenant_id": "ten_1",
         "adapter_digest": None,
