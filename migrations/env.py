@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from server.tables import metadata
+from registry.tables import metadata
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=metadata, compare_type=True)

@@ -17,9 +17,10 @@ from engine.messages import Welcome
 from registry import adapter_rows, pins
 from registry.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
+from server.clock import now_ms
 from server.database import Database, DatabaseError
 from server.engines import Engines
-from server.gateway import Gateway, now_ms
+from server.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 

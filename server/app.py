@@ -19,14 +19,17 @@ from registry.transactions import Begin
 from registry.uploads import Uploads
 from server import adapter_watch, errors
 from server.auth import AuthError, record_key_use
+from server.clock import now_ms
 from server.database import DatabaseError
 from server.deps import authenticate, require_admin
 from server.errors import ApiError
-from server.gateway import Gateway, now_ms
+from server.gateway import Gateway
+from server.ledger import adopt_events
 from server.limits import RateLimited
 from server.metrics import Metrics
 from server.prices import ensure_price
 from server.routes import adapters, admin, inference, machines, models, sharing, uploads, usage
+from server.signing_keys import record_key
 from server.tenants import TenantError
 
 _SWEEP_S = 60.0
@@ -55,22 +58,35 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
     await asyncio.to_thread(gateway.database.migrate)
     await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
+    await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
+    await _adopt_events(gateway)
     await gateway.engines.start()
     settling = asyncio.create_task(gateway.settler.run())
     sweeping = asyncio.create_task(_sweep(gateway))
     watching = asyncio.create_task(adapter_watch.watch(gateway))
     proving = asyncio.create_task(gateway.prover.run())
+    noting = asyncio.create_task(gateway.failures.run())
     try:
         yield
     finally:
         sweeping.cancel()
         watching.cancel()
         proving.cancel()
+        noting.cancel()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        await asyncio.gather(settling, sweeping, watching, proving, return_exceptions=True)
+        tasks = (settling, sweeping, watching, proving, noting)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(DatabaseError):  # they run out by themselves
+            await gateway.leases.release()
         await gateway.engines.close()
         gateway.database.close()
+
+
+async def _adopt_events(gateway: Gateway) -> None:
+    """Usage that an older release recorded gets its entries, before anything new is posted."""
+    while await gateway.database.write(lambda conn: adopt_events(conn, gateway.signer, now_ms())):
+        pass
 
 
 async def _sweep(gateway: Gateway) -> None:

@@ -12,7 +12,8 @@ from starlette.requests import ClientDisconnect
 
 from server import auth, errors
 from server.auth import Identity
-from server.gateway import Gateway, now_ms
+from server.clock import now_ms
+from server.gateway import Gateway
 
 _bearer = HTTPBearer(auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.database import Database
-from server.prices import format_usd
+from server.rating import format_usd
 from server.usage import Cursor, cursor_of, newest_event_id, page_events
 
 ExportFormat = Literal["csv", "jsonl"]

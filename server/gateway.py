@@ -2,7 +2,6 @@
 
 import functools
 import shutil
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,18 +17,17 @@ from registry.validate import AdapterLimits
 from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
+from server.failures import Failures
+from server.leases import Leases
 from server.limits import Limiter
 from server.metrics import Metrics
 from server.proving import Prover
 from server.secrets_store import load_or_create_secret
 from server.settings import Settings
 from server.settler import Settler
+from server.signing import Signer
 from server.spool import Spool
 from server.tokenizer import Tokenizer
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,9 @@ class Gateway:
     tokenizer: Tokenizer
     engines: Engines
     settler: Settler
+    signer: Signer
+    leases: Leases
+    failures: Failures
     limiter: Limiter
     metrics: Metrics
     pepper: str
@@ -85,7 +86,11 @@ class Gateway:
         catalog = Catalog(base)
         uploads = Uploads(catalog, storage, limits, work_dir=work_dir)
         engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
-        settler = Settler(database, engines.read_journal, engine_ids=engines.engine_ids)
+        signer = Signer.load_or_create(data_dir / "secrets" / "receipt_signing_key")
+        leases = Leases(database)
+        settler = Settler(
+            database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
+        )
         metrics = Metrics(engines, settler)
 
         async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
@@ -110,6 +115,9 @@ class Gateway:
             tokenizer=Tokenizer(model_dir),
             engines=engines,
             settler=settler,
+            signer=signer,
+            leases=leases,
+            failures=Failures(database, signer),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),

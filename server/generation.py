@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -21,15 +21,17 @@ from registry.ref import AdapterRef
 from server import answers, errors
 from server.answers import Answer, Choice, Part
 from server.auth import Identity
+from server.clock import now_ms
 from server.database import LedgerUnavailable
 from server.engines import Quarantined
 from server.errors import ApiError
-from server.gateway import Gateway, now_ms
-from server.ledger import Hold, insert_hold, void_refused
+from server.gateway import Gateway
+from server.holds import Hold, open_hold, void_refused
 from server.limits import RateLimits, Reservation
 from server.model_names import resolve_model
 from server.openai import ChatRequest, CompletionRequest
-from server.prices import Price, amount_nanousd, current_price, rated_nanousd
+from server.prices import Price, current_price
+from server.rating import amount_nanousd, rated_amounts
 from server.tokenizer import Detokenizer, TemplateError
 
 _INLINE_CHARACTERS = 4096
@@ -128,6 +130,8 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
             code="request_quarantined",
         ) from None
     except EngineDeadError:
+        # It may have ended the request, and synced that, before it died.
+        await gateway.failures.note(request_id)
         raise errors.engine_unavailable() from None
     finally:
         gateway.running.pop(request_id, None)
@@ -138,7 +142,10 @@ async def whole(gateway: Gateway, generation: Generation) -> tuple[dict[str, obj
     """The complete answer, and the digest of the adapter that was applied."""
     choices = _choices(gateway, generation)
     parts = [Part() for _ in choices]
-    async with aclosing(outputs(gateway, generation)) as stream:
+    async with (
+        _unpaid_if_broken(gateway, generation),
+        aclosing(outputs(gateway, generation)) as stream,
+    ):
         async for output in stream:
             parts[output.index].append(choices[output.index].take(output))
     message = generation.message
@@ -162,7 +169,7 @@ async def events(
     # With include_usage every chunk carries the key: null until the last one.
     nothing = {"usage": None} if asked.includes_usage else {}
     output = first
-    async with aclosing(rest):
+    async with _unpaid_if_broken(gateway, generation), aclosing(rest):
         try:
             while True:
                 choice = choices[output.index]
@@ -283,7 +290,7 @@ async def _hold(
         adapter_digest=adapter.digest if adapter else None,
     )
     try:
-        await gateway.database.write(lambda conn: insert_hold(conn, hold))
+        await gateway.database.write(lambda conn: open_hold(conn, hold))
     except LedgerUnavailable:
         raise errors.metering_unavailable() from None
 
@@ -317,18 +324,30 @@ def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
     """The engine's counts and what they cost under the price that was held."""
     assert final.finish_reason is not None
     assert final.stop_cause is not None
-    cost = rated_nanousd(
+    cost = rated_amounts(
         final.finish_reason,
         final.stop_cause,
         final.num_prompt_tokens,
         final.num_cached_tokens,
         final.num_completion_tokens,
         generation.price,
-    )
+    ).total
     return answers.usage(final, cost, generation.price.price_version)
 
 
 # ---- failures ----
+
+
+@asynccontextmanager
+async def _unpaid_if_broken(gateway: Gateway, generation: Generation) -> AsyncGenerator[None, None]:
+    """A fault of our own, where nobody foresaw one: the client gets an error, and pays nothing."""
+    try:
+        yield
+    except ApiError:
+        raise
+    except Exception:
+        await gateway.failures.note(generation.message.request_id)
+        raise
 
 
 def _failure(generation: Generation, output: RequestOutput) -> ApiError | None:

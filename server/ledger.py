@@ -1,52 +1,32 @@
-"""Holds, and what became of them: every request's money, in the transactions that decide it.
+"""The ledger: engines' end records become usage events, entries and receipts.
 
-A hold is written before its request is sent to an engine, and ends once: posted with the usage
-event of the engine's end record, or voided when that engine can no longer end it.
+All of a group in one transaction: the events, their entries, the end of their holds, and how far
+the engine's journal is settled.
 """
 
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from engine.messages import CANARY, EndRecord, ResidencyRecord
-from server.prices import TokenPrices, rated_nanousd
-from server.tables import holds, incidents, journal_positions, price_versions, usage_events
-
-HoldState = Literal["open", "posted", "voided"]
-
-MAX_VOIDED_AT_ONCE = 500
+from server.entries import Draft, post_entries
+from server.holds import Hold, lock_holds, note_failed, resolve
+from server.ledger_tables import (
+    entries,
+    incidents,
+    journal_positions,
+    price_versions,
+    usage_events,
+)
+from server.rating import FREE, TokenAmounts, TokenPrices, rated_amounts
+from server.receipts import Receipt
+from server.signing import Signer
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
-    """What a request may cost, reserved: its prompt and `token_lease` completion tokens.
-
-    model: the name that was asked for.   expires_at_ms: past the request's deadline in the engine.
-    """
-
-    request_id: str
-    tenant_id: str
-    key_id: str
-    model: str
-    price_version: int
-    amount_nanousd: int
-    num_prompt_tokens: int
-    token_lease: int
-    engine_id: str
-    created_at_ms: int
-    expires_at_ms: int
-    adapter_id: str | None = None
-    adapter_version: int | None = None
-    adapter_digest: str | None = None
-    state: HoldState = "open"
-    resolved_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +42,6 @@ class PostResult:
     settled_seq: int
 
 
-def insert_hold(conn: Connection, hold: Hold) -> None:
-    """Open a hold; its request may be sent once this is committed."""
-    conn.execute(sa.insert(holds).values(**_fields(hold)))
-
-
-def extend_hold(
-    conn: Connection, request_id: str, *, token_lease: int, amount_nanousd: int
-) -> bool:
-    """Cover `token_lease` completion tokens in all. False when the hold is no longer open."""
-    query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
-    query = query.values(token_lease=token_lease, amount_nanousd=amount_nanousd)
-    return conn.execute(query).rowcount == 1
-
-
-def void_refused(conn: Connection, request_id: str, now_ms: int) -> bool:
-    """Void a hold whose request was never sent, or was refused by the engine's own word.
-
-    Never after an engine died or fell silent: it may have journaled the request. False when the
-    hold is no longer open.
-    """
-    return _resolve(conn, [request_id], "voided", now_ms) == 1
-
-
-def get_hold(conn: Connection, request_id: str) -> Hold | None:
-    row = conn.execute(sa.select(holds).where(holds.c.request_id == request_id)).first()
-    return Hold(**row._mapping) if row else None
-
-
 def settled_seq(conn: Connection, engine_id: str) -> int:
     """How far this engine's journal is posted; 0 before its first record."""
     query = sa.select(journal_positions.c.settled_seq)
@@ -98,11 +50,12 @@ def settled_seq(conn: Connection, engine_id: str) -> int:
 
 def post(
     conn: Connection,
+    signer: Signer,
     engine_id: str,
     records: Sequence[EndRecord | ResidencyRecord],
     now_ms: int,
 ) -> PostResult:
-    """Post end records, oldest first: usage events, holds, position, in this one transaction.
+    """Post what a journal says, oldest first, in this one transaction.
 
     The same records again change nothing. A record that does not fit its hold is posted all the
     same, with an incident beside it: usage is never dropped.
@@ -110,24 +63,23 @@ def post(
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
-    by_id = _lock_holds(conn, [record.request_id for record in fresh])
+    by_id = lock_holds(conn, [record.request_id for record in fresh])
     prices = _prices(conn, {hold.price_version for hold in by_id.values()})
-    events = []
+    drafts = []
     for record in fresh:
         hold = by_id.get(record.request_id)
-        price = prices[hold.price_version] if hold else None
-        event = _event(engine_id, record, hold, price, now_ms)
-        events.append(event)
-        incidents_found += _doubts(engine_id, record, hold, event["amount_nanousd"])
-    if events:
-        conn.execute(sa.insert(usage_events), events)
+        draft = _draft(engine_id, record, hold, prices.get(hold.price_version) if hold else None)
+        drafts.append(draft)
+        incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
+    receipts = post_entries(conn, signer, drafts, now_ms)
+    _insert_events(conn, drafts, receipts, now_ms)
     open_ids = [hold.request_id for hold in by_id.values() if hold.state == "open"]
-    resolved = _resolve(conn, open_ids, "posted", now_ms)
+    resolved = resolve(conn, open_ids, "posted", now_ms)
     assert resolved == len(open_ids), "a locked hold changed under its lock"
     num_incidents = _record_new(conn, incidents_found, now_ms)
     settled = max([position, *(record.seq for record in records)])
     if settled > position:
-        _move_position(conn, engine_id, settled, now_ms)
+        _move_position(conn, engine_id, ends, settled, now_ms)
     return PostResult(
         posted=len(fresh),
         replayed=len(ends) - len(fresh),
@@ -136,28 +88,57 @@ def post(
     )
 
 
-def void_expired(
-    conn: Connection,
-    engine_id: str,
-    *,
-    as_of_ms: int,
-    still_open: Collection[str],
-    now_ms: int,
-) -> list[str]:
-    """Void this engine's holds that expired before `as_of_ms` and can no longer be used.
+def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) -> Receipt | None:
+    """The gateway answers this request with an error of ours: it costs nothing, whatever ran.
 
-    Call it only with a complete journal read that began after `as_of_ms` and is posted: what has
-    expired, is not open in the engine and has no end record, never will have one.
+    What is charged for it already is reversed by an entry of its own; that one's receipt.
     """
-    query = sa.select(holds.c.request_id).where(
-        holds.c.engine_id == engine_id, holds.c.state == "open", holds.c.expires_at_ms < as_of_ms
+    hold = note_failed(conn, request_id, now_ms)
+    if hold is None or hold.state != "posted":
+        return None
+    query = sa.select(usage_events.c.event_id).where(usage_events.c.request_id == request_id)
+    return reverse(
+        conn, signer, conn.execute(query).scalar_one(), memo="answered with an error", now_ms=now_ms
     )
-    if still_open:
-        query = query.where(holds.c.request_id.not_in(still_open))
-    query = query.order_by(holds.c.expires_at_ms).limit(MAX_VOIDED_AT_ONCE).with_for_update()
-    expired = list(conn.scalars(query))
-    _resolve(conn, expired, "voided", now_ms)
-    return expired
+
+
+def reverse(
+    conn: Connection, signer: Signer, entry_id: int, *, memo: str, now_ms: int
+) -> Receipt | None:
+    """Undo an entry by its opposite, once; None if that was done before, or nothing was charged."""
+    row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
+    query = sa.select(entries.c.entry_id).where(entries.c.reverses_entry_id == entry_id)
+    if row.amount_nanousd == 0 or conn.scalar(query) is not None:
+        return None
+    draft = Draft(
+        kind="correction",
+        tenant_id=row.tenant_id,
+        debit_account=row.credit_account,
+        credit_account=row.debit_account,
+        amount_nanousd=row.amount_nanousd,
+        at_ms=now_ms,
+        reverses_entry_id=entry_id,
+        memo=memo,
+    )
+    return post_entries(conn, signer, [draft], now_ms)[0]
+
+
+def adopt_events(conn: Connection, signer: Signer, now_ms: int, limit: int = 1000) -> int:
+    """Give events from before there were entries their entries, oldest first; how many it did.
+
+    They get new numbers, after all that there are: an event has its entry's.
+    """
+    first = sa.select(sa.func.min(entries.c.entry_id)).scalar_subquery()
+    query = sa.select(usage_events).order_by(usage_events.c.event_id).limit(limit)
+    query = query.where(sa.or_(first.is_(None), usage_events.c.event_id < first))
+    rows = list(conn.execute(query).mappings())
+    prices = _prices(conn, {row["price_version"] for row in rows})
+    drafts = [_charge(dict(row), prices.get(row["price_version"])) for row in rows]
+    receipts = post_entries(conn, signer, drafts, now_ms)
+    for row, receipt in zip(rows, receipts, strict=True):
+        update = sa.update(usage_events).where(usage_events.c.event_id == row["event_id"])
+        conn.execute(update.values(event_id=receipt["entry_id"]))
+    return len(rows)
 
 
 def record_incident(
@@ -193,9 +174,19 @@ def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
     return position
 
 
-def _move_position(conn: Connection, engine_id: str, settled: int, now_ms: int) -> None:
+def _move_position(
+    conn: Connection, engine_id: str, ends: Sequence[EndRecord], settled: int, now_ms: int
+) -> None:
+    totals = {}
+    if ends:
+        totals = {
+            "num_ends": ends[-1].number,
+            "prompt_tokens": ends[-1].total_prompt_tokens,
+            "cached_tokens": ends[-1].total_cached_tokens,
+            "completion_tokens": ends[-1].total_completion_tokens,
+        }
     query = sa.update(journal_positions).where(journal_positions.c.engine_id == engine_id)
-    conn.execute(query.values(settled_seq=settled, updated_at_ms=now_ms))
+    conn.execute(query.values(settled_seq=settled, updated_at_ms=now_ms, **totals))
 
 
 def _split_replays(
@@ -224,13 +215,6 @@ def _split_replays(
     return fresh, found
 
 
-def _lock_holds(conn: Connection, request_ids: list[str]) -> dict[str, Hold]:
-    # In one order: two settlers that lock the same holds must not deadlock.
-    query = sa.select(holds).where(holds.c.request_id.in_(request_ids))
-    rows = conn.execute(query.order_by(holds.c.request_id).with_for_update())
-    return {row.request_id: Hold(**row._mapping) for row in rows}
-
-
 def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
     query = sa.select(price_versions).where(price_versions.c.price_version.in_(versions))
     return {
@@ -243,23 +227,14 @@ def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
     }
 
 
-def _event(
-    engine_id: str, record: EndRecord, hold: Hold | None, price: TokenPrices | None, now_ms: int
-) -> dict[str, Any]:
-    """The usage event: who and what was asked from the hold, what ran from the record."""
-    amount = 0
-    if price is not None and _adds_up(record):
-        amount = rated_nanousd(
-            record.finish_reason,
-            record.stop_cause,
-            record.num_prompt_tokens,
-            record.num_cached_tokens,
-            record.num_completion_tokens,
-            price,
-        )
-    return {
+def _draft(
+    engine_id: str, record: EndRecord, hold: Hold | None, price: TokenPrices | None
+) -> Draft:
+    """The charge for one record: who and what was asked from the hold, what ran from the record."""
+    event = {
         "engine_id": engine_id,
         "journal_seq": record.seq,
+        "number": record.number,
         "request_id": record.request_id,
         "tenant_id": hold.tenant_id if hold else record.tenant_id,
         "key_id": hold.key_id if hold else None,
@@ -273,14 +248,66 @@ def _event(
         "completion_tokens": record.num_completion_tokens,
         "finish_reason": record.finish_reason,
         "stop_cause": record.stop_cause,
+        "is_failed": bool(hold and hold.failed_at_ms is not None),
         "output_sha256": record.output_sha256,
         "price_version": hold.price_version if hold else None,
-        "amount_nanousd": amount,
+        "hold_nanousd": hold.amount_nanousd if hold else None,
         "started_at_ms": _ms(record.started_at),
         "first_token_at_ms": None if record.first_token_at is None else _ms(record.first_token_at),
         "ended_at_ms": _ms(record.at),
-        "posted_at_ms": now_ms,
     }
+    return _charge(event, price)
+
+
+def _charge(event: dict[str, Any], price: TokenPrices | None) -> Draft:
+    """event: columns of usage_events."""
+    parts, unit_prices = FREE, {}
+    if price is not None:
+        parts = rate(event, price)
+        unit_prices = {
+            "prompt_nanousd": price.prompt_nanousd,
+            "cached_nanousd": price.cached_nanousd,
+            "completion_nanousd": price.completion_nanousd,
+        }
+    return Draft.charge(
+        "usage",
+        event["tenant_id"],
+        parts.total,
+        at_ms=event["ended_at_ms"],
+        price_version=event["price_version"],
+        event=event | unit_prices,
+        parts=parts,
+    )
+
+
+def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
+    """The amounts of a usage event (or of its receipt) under a price."""
+    return rated_amounts(
+        event["finish_reason"],
+        event["stop_cause"],
+        event["prompt_tokens"],
+        event["cached_tokens"],
+        event["completion_tokens"],
+        price,
+        is_failed=event["is_failed"],
+    )
+
+
+def _insert_events(
+    conn: Connection, drafts: list[Draft], receipts: list[Receipt], now_ms: int
+) -> None:
+    if not drafts:
+        return
+    names = [column.name for column in usage_events.c]
+    rows = []
+    for draft, receipt in zip(drafts, receipts, strict=True):
+        known = dict(draft.event) | {
+            "event_id": receipt["entry_id"],
+            "amount_nanousd": draft.amount_nanousd,
+            "posted_at_ms": now_ms,
+        }
+        rows.append({name: known[name] for name in names})
+    conn.execute(sa.insert(usage_events), rows)
 
 
 def _doubts(
@@ -336,18 +363,6 @@ def _record_new(conn: Connection, found: list[dict[str, Any]], now_ms: int) -> i
             record_incident(conn, at_ms=now_ms, **incident)
             count += 1
     return count
-
-
-def _resolve(conn: Connection, request_ids: list[str], state: HoldState, now_ms: int) -> int:
-    """The terminal transition of open holds; how many were open."""
-    if not request_ids:
-        return 0
-    query = sa.update(holds).where(holds.c.request_id.in_(request_ids), holds.c.state == "open")
-    return conn.execute(query.values(state=state, resolved_at_ms=now_ms)).rowcount
-
-
-def _fields(hold: Hold) -> Mapping[str, Any]:
-    return {field.name: getattr(hold, field.name) for field in dataclasses.fields(hold)}
 
 
 def _ms(seconds: float) -> int:

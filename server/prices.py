@@ -1,8 +1,4 @@
-"""What tokens and kept adapters cost: immutable price versions, and the functions that multiply.
-
-Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a million. A GB is 10^9
-bytes, a month is 30 days.
-"""
+"""The price books: immutable versions with effective dates. `server.rating` multiplies."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,24 +6,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.tables import price_versions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPrices:
-    """Nano-dollars a token."""
-
-    prompt_nanousd: int
-    cached_nanousd: int
-    completion_nanousd: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices(TokenPrices):
-    """storage_nanousd: for a GB in the store, pinned_nanousd: in device memory; an hour of it."""
-
-    storage_nanousd: int
-    pinned_nanousd: int
+from server.ledger_tables import price_versions
+from server.rating import Prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,59 +30,6 @@ DEFAULT_PRICES = Prices(
     pinned_nanousd=40_000_000,
 )
 
-_GB = 10**9
-_HOURS_A_MONTH = 30 * 24
-
-
-def amount_nanousd(
-    prompt_tokens: int, cached_tokens: int, completion_tokens: int, price: TokenPrices
-) -> int:
-    """The price of these tokens. prompt_tokens includes cached_tokens, which are priced once."""
-    assert 0 <= cached_tokens <= prompt_tokens
-    assert completion_tokens >= 0
-    return (
-        (prompt_tokens - cached_tokens) * price.prompt_nanousd
-        + cached_tokens * price.cached_nanousd
-        + completion_tokens * price.completion_nanousd
-    )
-
-
-def rated_nanousd(
-    finish_reason: str,
-    stop_cause: str,
-    prompt_tokens: int,
-    cached_tokens: int,
-    completion_tokens: int,
-    price: TokenPrices,
-) -> int:
-    """What a request that ended like this pays: its tokens' price, or nothing."""
-    # Nothing was generated in time, so the client got an error, not an answer.
-    is_late = stop_cause in ("deadline", "first_token_timeout")
-    is_unanswered = is_late and completion_tokens == 0
-    if is_unanswered or not is_billable(finish_reason, stop_cause):
-        return 0
-    return amount_nanousd(prompt_tokens, cached_tokens, completion_tokens, price)
-
-
-def is_billable(finish_reason: str, stop_cause: str) -> bool:
-    """Whether this end is paid for: what we broke is counted and rated 0.
-
-    A client that hangs up pays for what was generated, and so does one that runs into its deadline.
-    """
-    if stop_cause in ("engine_failure", "gateway_lost"):
-        return False
-    return finish_reason != "error" or stop_cause == "deadline"
-
-
-def monthly_storage_nanousd(size_bytes: int, price: Prices) -> int:
-    """Of an object in the store, for 30 days; to the nearest nano-dollar, halves up."""
-    return _per_gb(size_bytes, price.storage_nanousd * _HOURS_A_MONTH)
-
-
-def hourly_pin_nanousd(size_bytes: int, price: Prices) -> int:
-    """Of an adapter that is kept in device memory; to the nearest nano-dollar, halves up."""
-    return _per_gb(size_bytes, price.pinned_nanousd)
-
 
 def add_price(
     conn: Connection,
@@ -121,6 +48,7 @@ def add_price(
             completion_nanousd=prices.completion_nanousd,
             storage_nanousd=prices.storage_nanousd,
             pinned_nanousd=prices.pinned_nanousd,
+            resident_nanousd=prices.resident_nanousd,
             created_at_ms=now_ms,
         )
     )
@@ -163,17 +91,6 @@ def get_price(conn: Connection, price_version: int) -> Price:
     return _price(conn.execute(query).one())
 
 
-def format_usd(nanousd: int) -> str:
-    """Nano-dollars as exact decimal dollars, nine places."""
-    sign = "-" if nanousd < 0 else ""
-    dollars, rest = divmod(abs(nanousd), 1_000_000_000)
-    return f"{sign}{dollars}.{rest:09d}"
-
-
-def _per_gb(size_bytes: int, nanousd: int) -> int:
-    return (size_bytes * nanousd + _GB // 2) // _GB
-
-
 def _latest(conn: Connection, now_ms: int) -> Price | None:
     query = (
         sa.select(price_versions)
@@ -194,4 +111,5 @@ def _price(row: sa.Row[tuple[int, ...]]) -> Price:
         completion_nanousd=row.completion_nanousd,
         storage_nanousd=row.storage_nanousd,
         pinned_nanousd=row.pinned_nanousd,
+        resident_nanousd=row.resident_nanousd,
     )

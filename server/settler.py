@@ -1,12 +1,12 @@
 """The settler: reads the engines' journals and posts them to the ledger, until it is stopped.
 
-One per database. A second one would do no harm, only work: positions are locked and events unique.
+One for each engine, by lease, in one of the gateways that reach its socket. A second one would do
+no harm, only work: positions are locked and events unique.
 """
 
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -14,9 +14,12 @@ from sqlalchemy.engine import Connection
 
 from engine.errors import EngineDeadError
 from engine.messages import JournalRecords
-from server import ledger
+from server import holds, ledger
+from server.clock import database_now_ms
 from server.database import Database, LedgerUnavailable
+from server.leases import Leases
 from server.ledger import PostResult
+from server.signing import Signer
 
 logger = logging.getLogger(__name__)
 
@@ -67,16 +70,20 @@ class Settler:
     def __init__(
         self,
         database: Database,
+        signer: Signer,
+        leases: Leases,
         read_journal: ReadJournal,
         *,
         engine_ids: Callable[[], Iterable[str]],
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[Connection], int] = database_now_ms,
         config: SettlerConfig | None = None,
     ) -> None:
         self._database = database
+        self._signer = signer
+        self._leases = leases
         self._read_journal = read_journal
         self._engine_ids = engine_ids
-        self._clock_ms = clock_ms
+        self._now_ms = now_ms
         self._config = config or SettlerConfig()
         self._engines: dict[str, _Engine] = {}
         self._woken = asyncio.Event()
@@ -131,6 +138,8 @@ class Settler:
             engine.skip -= 1
             return False
         try:
+            if not await self._leases.hold(f"settler/{engine_id}"):
+                return True
             while not await self._settle_group(engine_id, engine):
                 pass
         except _TRANSIENT as error:
@@ -144,9 +153,12 @@ class Settler:
 
     async def _settle_group(self, engine_id: str, engine: _Engine) -> bool:
         """Read and post one group; True when there is nothing more to post for now."""
+
+        def look(conn: Connection) -> tuple[int, int]:
+            return ledger.settled_seq(conn, engine_id), self._now_ms(conn)
+
         # Before the read: what is not in the journal after this moment had no hold at it.
-        as_of_ms = self._clock_ms()
-        position = await self._database.read(lambda conn: ledger.settled_seq(conn, engine_id))
+        position, as_of_ms = await self._database.read(look)
         found = await asyncio.wait_for(
             self._read_journal(engine_id, position, self._config.group_size),
             self._config.read_timeout_s,
@@ -166,7 +178,8 @@ class Settler:
 
     async def _post(self, found: JournalRecords) -> PostResult:
         def post(conn: Connection) -> PostResult:
-            return ledger.post(conn, found.engine_id, found.records, self._clock_ms())
+            now_ms = self._now_ms(conn)
+            return ledger.post(conn, self._signer, found.engine_id, found.records, now_ms)
 
         result = await self._database.write(post)
         if result.incidents:
@@ -183,12 +196,12 @@ class Settler:
         engine.voided_at_ms = as_of_ms
 
         def void(conn: Connection) -> list[str]:
-            return ledger.void_expired(
+            return holds.void_expired(
                 conn,
                 engine_id,
                 as_of_ms=as_of_ms,
                 still_open=frozenset(found.open_request_ids),
-                now_ms=self._clock_ms(),
+                now_ms=self._now_ms(conn),
             )
 
         if voided := await self._database.write(void):
@@ -206,7 +219,7 @@ class Settler:
         def note(conn: Connection) -> None:
             ledger.record_incident(
                 conn,
-                at_ms=self._clock_ms(),
+                at_ms=self._now_ms(conn),
                 kind="journal_lost",
                 engine_id=engine_id,
                 detail=detail,

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.errors import invalid_request
-from server.tables import usage_events
+from server.ledger_tables import usage_events
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "day"]
 MAX_GROUPS = 10_000

@@ -11,9 +11,11 @@ from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
 from registry.upload_rules import RegistryLimits, check_room
 from server.auth import Identity
+from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
-from server.gateway import Gateway, now_ms
-from server.prices import Price, current_price, monthly_storage_nanousd
+from server.gateway import Gateway
+from server.prices import Price, current_price
+from server.rating import monthly_storage_nanousd
 from server.routes.sharing import render_pins
 
 router = APIRouter(prefix="/adapters")

@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 
 from server import auth, errors, prices, tenants
 from server.auth import ApiKey
+from server.clock import now_ms
 from server.deps import GatewayDep
 from server.exports import ExportFormat
-from server.gateway import Gateway, now_ms
+from server.gateway import Gateway
 from server.prices import Price
 from server.routes.usage import GroupBy, render_usage, stream_export
 from server.tenants import Tenant, TenantLimits

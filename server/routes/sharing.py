@@ -13,9 +13,11 @@ from registry.grants import Grant
 from registry.pins import Pin
 from server import errors, tenants
 from server.auth import Identity
+from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
-from server.gateway import Gateway, now_ms
-from server.prices import Price, current_price, hourly_pin_nanousd
+from server.gateway import Gateway
+from server.prices import Price, current_price
+from server.rating import hourly_pin_nanousd
 from server.tenants import Tenant
 
 router = APIRouter(prefix="/adapters/{name}")

@@ -34,8 +34,9 @@ from registry.upload_rows import (
     UploadFile,
 )
 from server import errors
+from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
-from server.gateway import Gateway, now_ms
+from server.gateway import Gateway
 from server.limits import retry_headers
 from server.prices import Price, current_price
 from server.routes.adapters import limits_of, render_passport, render_version

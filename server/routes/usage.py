@@ -7,11 +7,11 @@ from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from server import errors, exports
+from server.clock import now_ms
 from server.database import Database
 from server.deps import GatewayDep, UsageKey
 from server.exports import MEDIA_TYPES, ExportFormat
-from server.gateway import now_ms
-from server.prices import format_usd
+from server.rating import format_usd
 from server.usage import Dimension, summarize
 
 router = APIRouter()

@@ -48,7 +48,14 @@ def main() -> None:
         scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
         journal = Journal(data_dir / "journal", engine_id, config.base_revision)
         runner = SlowRunner(TokenMeter(data_dir / "meter"))
-        core = EngineCore(scheduler, runner, journal, FakeReference())
+        core = EngineCore(
+            scheduler,
+            runner,
+            journal,
+            FakeReference(),
+            max_unsettled=config.max_unsettled_records,
+            residency_interval_s=config.residency_interval_s,
+        )
         welcome = Welcome(
             engine_id=engine_id,
             epoch=epoch,

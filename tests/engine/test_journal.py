@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from engine.journal import Journal, JournalCorrupt, output_sha256
+from engine.journal import Journal, output_sha256
+from engine.journal_records import JournalCorrupt
 from engine.messages import ReadJournal
 from engine.meter import TokenMeter
 from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_of
@@ -15,6 +16,10 @@ from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_o
 
 def reopen(directory, **options):
     return Journal(directory / "journal", "eng-1", "base-1", **options)
+
+
+def segments(directory):
+    return sorted((directory / "journal").glob("*.journal"))
 
 
 def test_an_end_record_says_all_that_a_bill_needs(tmp_path):
@@ -60,7 +65,7 @@ def test_a_write_cut_anywhere_loses_only_what_was_not_whole(tmp_path_factory, cu
     for name in ("r1", "r2"):
         core.handle("gw", make_message(name, max_tokens=6))
     run_until_idle(core)
-    (path,) = (directory / "journal").glob("*.journal")
+    (path,) = segments(directory)
     os.truncate(path, max(0, path.stat().st_size - cut))
     recovered = reopen(directory)
     first = recovered.read(0, 10).records
@@ -73,7 +78,7 @@ def test_damage_in_the_middle_is_an_incident_not_a_guess(tmp_path):
     core = make_core(tmp_path)
     core.handle("gw", make_message())
     run_until_idle(core)
-    (path,) = (tmp_path / "journal").glob("*.journal")
+    (path,) = segments(tmp_path)
     data = bytearray(path.read_bytes())
     data[40] ^= 1
     path.write_bytes(data)
@@ -83,21 +88,21 @@ def test_damage_in_the_middle_is_an_incident_not_a_guess(tmp_path):
 
 def test_numbers_go_on_after_everything_is_settled_and_deleted(tmp_path):
     core = make_core(tmp_path)
-    core.journal.segment_bytes = 600
+    core.journal.files.segment_bytes = 600
     for i in range(10):
         core.handle("gw", make_message(f"r{i}"))
         run_until_idle(core)
     last = core.journal.last_seq
-    assert len(list((tmp_path / "journal").iterdir())) > 3
+    assert len(segments(tmp_path)) > 3
     read = core.journal.read(last, 10)
     assert (read.records, read.complete) == ((), True)
-    assert len(list((tmp_path / "journal").iterdir())) == 1
+    assert len(segments(tmp_path)) == 1
     assert reopen(tmp_path).last_seq == last
 
 
 def test_a_segment_stays_while_a_request_that_began_in_it_is_open(tmp_path):
     core = make_core(tmp_path)
-    core.journal.segment_bytes = 400
+    core.journal.files.segment_bytes = 400
     core.handle("gw", make_message("long", max_tokens=200))
     for i in range(5):
         core.handle("gw", make_message(f"r{i}", max_tokens=2))
@@ -117,7 +122,7 @@ def test_an_end_outlives_the_deleted_segment_that_its_request_began_in(tmp_path)
         core.step()
     crashed = reopen(tmp_path)  # ends the request, in a segment of its own
     assert crashed.read(crashed.last_seq, 10).records == ()
-    assert len(list((tmp_path / "journal").iterdir())) == 1
+    assert len(segments(tmp_path)) == 1
     again = reopen(tmp_path)
     assert (again.last_seq, again.read(crashed.last_seq, 10).records) == (crashed.last_seq, ())
 
@@ -126,7 +131,7 @@ def test_a_full_disk_keeps_tokens_from_leaving_and_loses_none_that_left(tmp_path
     core = make_core(tmp_path)
     core.handle("gw", make_message(max_tokens=50))
     sent = [t for _ in range(3) for _, m in core.step() for o in m.outputs for t in o.new_token_ids]
-    (path,) = (tmp_path / "journal").glob("*.journal")
+    (path,) = segments(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
     try:

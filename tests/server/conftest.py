@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.database import DEFAULT_FILE, Database
-from server.tables import metadata
+from server.ledger_tables import metadata
 
 
 @pytest.fixture(scope="session")
@@ -66,5 +66,13 @@ def sqlite_database(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Database]
     """For what takes too long twice, and for what is SQLite's own."""
     shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
     database = Database(data_dir=tmp_path)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def postgres_database(empty_postgres, tmp_path: Path) -> Iterator[Database]:
+    """For what is PostgreSQL's own."""
+    database = Database(empty_postgres(), data_dir=tmp_path)
     yield database
     database.close()

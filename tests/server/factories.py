@@ -3,13 +3,16 @@
 from engine.messages import EndRecord, JournalRecords
 from server.auth import ApiKey, create_key
 from server.database import Database
-from server.ledger import Hold, insert_hold
-from server.prices import Price, amount_nanousd, ensure_price
+from server.holds import Hold, insert_hold
+from server.prices import Price, ensure_price
+from server.rating import amount_nanousd
+from server.signing import Signer
 from server.tenants import Tenant, TenantLimits, create_tenant
 
 NOW_MS = 1_770_000_000_000
 PEPPER = "pepper"
 ENGINE = "engine-1"
+SIGNER = Signer(bytes(range(32)))
 
 
 def make_tenant(database: Database, name: str = "acme", **limits: int | float) -> Tenant:

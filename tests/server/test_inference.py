@@ -20,9 +20,10 @@ from server.auth import create_key
 from server.database import DEFAULT_FILE
 from server.engines import Quarantined, fingerprint
 from server.gateway import Gateway
-from server.prices import amount_nanousd, ensure_price
+from server.ledger_tables import holds
+from server.prices import ensure_price
+from server.rating import amount_nanousd
 from server.settings import Settings
-from server.tables import holds
 from tests.server.factories import NOW_MS, make_tenant
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"

@@ -32,13 +32,15 @@ from registry.upload_rows import (
     UploadFile,
     insert_upload,
 )
+from server import ledger, prices
 from server.app import create_app
 from server.auth import ADAPTERS, INFERENCE, SCOPES, USAGE, create_key, revoke_key
 from server.database import DEFAULT_FILE
-from server.tables import metadata, usage_events
+from server.holds import insert_hold
+from server.ledger_tables import metadata
 from server.tenants import suspend_tenant
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS
+from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
 from tests.server.in_process import ADMIN_KEY, FakeEngines, InProcess, User
 
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
@@ -208,11 +210,10 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     made_pirate = uploads.c.upload_id == SUBJECTS["upload_id"][0]
     pirate = sa.select(adapters.c.adapter_id).filter_by(name="pirate").scalar_subquery()
     conn.execute(sa.update(uploads).where(made_pirate).values(adapter_id=pirate, version=1))
-    used = {
-        column.name: tenant_id if isinstance(column.type, sa.String) else NOW_MS
-        for column in usage_events.columns
-    }
-    conn.execute(sa.insert(usage_events).values(**used | {"price_version": 1}))
+    price = prices.get_price(conn, 1)
+    hold = make_hold(price, "used", tenant_id=tenant_id)
+    insert_hold(conn, hold)
+    ledger.post(conn, SIGNER, ENGINE, [make_end(1, "used", tenant_id=tenant_id)], NOW_MS)
 
 
 def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:

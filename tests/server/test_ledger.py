@@ -17,14 +17,16 @@ from hypothesis.stateful import (
 )
 
 from engine.messages import CANARY
+from server import holds as holding
 from server import ledger
 from server.database import DEFAULT_FILE, Database
 from server.ledger import PostResult
-from server.prices import amount_nanousd
-from server.tables import holds, incidents, journal_positions, usage_events
+from server.ledger_tables import holds, incidents, journal_positions, usage_events
+from server.rating import amount_nanousd
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
+    SIGNER,
     insert_holds,
     make_end,
     make_hold,
@@ -33,11 +35,11 @@ from tests.server.factories import (
 
 
 def post(database, *records, engine_id=ENGINE, now_ms=NOW_MS + 1000):
-    return database.write_sync(lambda c: ledger.post(c, engine_id, records, now_ms))
+    return database.write_sync(lambda c: ledger.post(c, SIGNER, engine_id, records, now_ms))
 
 
 def hold_of(database, request_id="r1"):
-    return database.read_sync(lambda c: ledger.get_hold(c, request_id))
+    return database.read_sync(lambda c: holding.get_hold(c, request_id))
 
 
 def events_of(database):
@@ -52,7 +54,7 @@ def incidents_of(database):
 
 def void(database, as_of_ms, still_open=(), engine_id=ENGINE):
     return database.write_sync(
-        lambda c: ledger.void_expired(
+        lambda c: holding.void_expired(
             c, engine_id, as_of_ms=as_of_ms, still_open=still_open, now_ms=NOW_MS
         )
     )
@@ -114,7 +116,7 @@ def test_a_post_that_fails_leaves_nothing_behind(database):
     before = contents(database)
 
     def fail(conn):
-        ledger.post(conn, ENGINE, [make_end(1)], NOW_MS)
+        ledger.post(conn, SIGNER, ENGINE, [make_end(1)], NOW_MS)
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
@@ -142,7 +144,7 @@ def test_an_end_without_a_hold_is_counted_free_and_reported(database):
 def test_an_end_after_its_hold_was_voided_is_counted_and_reported(database):
     price = make_price(database)
     insert_holds(database, make_hold(price))
-    assert database.write_sync(lambda c: ledger.void_refused(c, "r1", NOW_MS))
+    assert database.write_sync(lambda c: holding.void_refused(c, "r1", NOW_MS))
     post(database, make_end(1))
     assert events_of(database)[0].amount_nanousd == amount_nanousd(7, 0, 5, price)
     assert hold_of(database).state == "voided"
@@ -233,9 +235,9 @@ def test_only_expired_unused_holds_of_that_engine_are_voided(database):
 def test_a_hold_ends_once(database):
     insert_holds(database, make_hold(make_price(database)))
     post(database, make_end(1))
-    assert not database.write_sync(lambda c: ledger.void_refused(c, "r1", NOW_MS + 5))
+    assert not database.write_sync(lambda c: holding.void_refused(c, "r1", NOW_MS + 5))
     assert not database.write_sync(
-        lambda c: ledger.extend_hold(c, "r1", token_lease=99, amount_nanousd=1)
+        lambda c: holding.extend_hold(c, "r1", token_lease=99, amount_nanousd=1)
     )
     assert hold_of(database).resolved_at_ms == NOW_MS + 1000
 
@@ -243,7 +245,7 @@ def test_a_hold_ends_once(database):
 def test_an_open_hold_can_be_extended(database):
     insert_holds(database, make_hold(make_price(database)))
     assert database.write_sync(
-        lambda c: ledger.extend_hold(c, "r1", token_lease=99, amount_nanousd=12345)
+        lambda c: holding.extend_hold(c, "r1", token_lease=99, amount_nanousd=12345)
     )
     assert (hold_of(database).token_lease, hold_of(database).amount_nanousd) == (99, 12345)
 
@@ -369,7 +371,7 @@ class LedgerMachine(RuleBasedStateMachine):
         records = self.journal[self.num_posted : self.num_posted + limit]
 
         def fail(conn):
-            ledger.post(conn, ENGINE, records, self.now_ms)
+            ledger.post(conn, SIGNER, ENGINE, records, self.now_ms)
             raise InterruptedError
 
         with pytest.raises(InterruptedError):
@@ -410,7 +412,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def engine_refuses(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.unsent)))
-        voided = self.database.write_sync(lambda c: ledger.void_refused(c, request_id, self.now_ms))
+        voided = self.database.write_sync(
+            lambda c: holding.void_refused(c, request_id, self.now_ms)
+        )
         assert voided == (request_id not in self.terminal)
         self.num_transitions[request_id] += voided
         self.terminal.setdefault(request_id, "voided")

@@ -8,7 +8,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from server.database import Database, DatabaseConfig, MigrationLocked, migration_config
-from server.tables import metadata
+from server.ledger_tables import metadata
 from tests.server.factories import insert_holds, make_hold, make_price
 
 

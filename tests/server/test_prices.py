@@ -12,18 +12,20 @@ from engine.messages import StopCause
 from registry.tables import audit_log
 from server.prices import (
     DEFAULT_PRICES,
-    TokenPrices,
     add_price,
-    amount_nanousd,
     current_price,
     ensure_price,
-    format_usd,
     get_price,
+    list_prices,
+)
+from server.rating import (
+    TokenPrices,
+    amount_nanousd,
+    format_usd,
     hourly_pin_nanousd,
     is_billable,
-    list_prices,
     monthly_storage_nanousd,
-    rated_nanousd,
+    rated_amounts,
 )
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
@@ -94,10 +96,10 @@ def test_what_we_broke_is_free_and_what_the_client_stopped_is_not(
 def test_a_deadline_before_the_first_token_is_free():
     for cause in ("deadline", "first_token_timeout"):
         for reason in ("abort", "length", "error"):
-            assert rated_nanousd(reason, cause, 7, 0, 0, DEFAULT_PRICES) == 0
-    some = rated_nanousd("abort", "deadline", 7, 2, 1, DEFAULT_PRICES)
+            assert rated_amounts(reason, cause, 7, 0, 0, DEFAULT_PRICES).total == 0
+    some = rated_amounts("abort", "deadline", 7, 2, 1, DEFAULT_PRICES).total
     assert some == amount_nanousd(7, 2, 1, DEFAULT_PRICES)
-    assert rated_nanousd("error", "engine_failure", 7, 2, 1, DEFAULT_PRICES) == 0
+    assert rated_amounts("error", "engine_failure", 7, 2, 1, DEFAULT_PRICES).total == 0
 
 
 ADAPTER_FAILURES = [cause for cause in get_args(StopCause) if cause.startswith("adapter_")]
@@ -106,7 +108,8 @@ ADAPTER_FAILURES = [cause for cause in get_args(StopCause) if cause.startswith("
 @pytest.mark.parametrize("cause", ADAPTER_FAILURES)
 def test_an_adapter_that_cannot_be_served_costs_nothing(cause):
     for completion_tokens in (0, 5):  # after a preemption some may have been generated
-        assert rated_nanousd("error", cause, 7, 2, completion_tokens, DEFAULT_PRICES) == 0
+        ended = rated_amounts("error", cause, 7, 2, completion_tokens, DEFAULT_PRICES)
+        assert ended.total == 0
 
 
 def test_a_new_database_gets_one_default_price(database):

@@ -7,9 +7,18 @@ from engine.errors import EngineDeadError
 from engine.messages import JournalRecords
 from server import ledger
 from server.database import LedgerUnavailable
+from server.leases import Leases
+from server.ledger_tables import holds, incidents, usage_events
 from server.settler import Settler, SettlerConfig
-from server.tables import holds, incidents, usage_events
-from tests.server.factories import ENGINE, NOW_MS, insert_holds, make_end, make_hold, make_price
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
 
 
 class FakeEngine:
@@ -44,9 +53,11 @@ class FakeEngine:
 def make_settler(database, engine, *, clock_ms=lambda: NOW_MS, **config):
     return Settler(
         database,
+        SIGNER,
+        Leases(database),
         engine.read_journal,
         engine_ids=lambda: [ENGINE],
-        clock_ms=clock_ms,
+        now_ms=lambda conn: clock_ms(),
         config=SettlerConfig(**config),
     )
 
@@ -136,9 +147,11 @@ def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
 
     settler = Settler(
         sqlite_database,
+        SIGNER,
+        Leases(sqlite_database),
         read_journal,
         engine_ids=lambda: [ENGINE, "engine-2"],
-        clock_ms=lambda: NOW_MS,
+        now_ms=lambda conn: NOW_MS,
         config=SettlerConfig(read_timeout_s=0.01),
     )
     assert not settle(settler)
@@ -148,6 +161,7 @@ def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
 def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
     class Unwritable:
         read = sqlite_database.read
+        is_sqlite = True
         down = True
 
         async def write(self, fn):
@@ -261,7 +275,13 @@ def test_draining_gives_up_in_time(sqlite_database):
         await asyncio.Event().wait()
 
     async def run():
-        settler = Settler(sqlite_database, read_journal, engine_ids=lambda: [ENGINE])
+        settler = Settler(
+            sqlite_database,
+            SIGNER,
+            Leases(sqlite_database),
+            read_journal,
+            engine_ids=lambda: [ENGINE],
+        )
         return await settler.drain(0.01)
 
     assert asyncio.run(run()) is False

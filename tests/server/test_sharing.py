@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from registry.pins import MAX_PINNED_BYTES
 from registry.tables import adapter_pins
 from server.database import DEFAULT_FILE
-from server.tables import holds
+from server.ledger_tables import holds
 from tests.registry.rows import add_version
 from tests.server.in_process import InProcess
 

@@ -15,8 +15,9 @@ from registry.errors import StorageError
 from registry.proof import Proof
 from server.app import create_app
 from server.gateway import Gateway
-from server.prices import DEFAULT_PRICES, monthly_storage_nanousd
+from server.prices import DEFAULT_PRICES
 from server.proving import Prover, ProverConfig
+from server.rating import monthly_storage_nanousd
 from server.routes import uploads as routes
 from server.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from tests.registry.factories import PresignedFolder

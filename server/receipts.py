@@ -1,0 +1,85 @@
+"""A receipt: one entry of the ledger with all it was made of, hash-chained and signed.
+
+Its fields are the columns of every export, so a row can be checked by whoever has it. Here is the
+arithmetic of that check, without a database: canonical form, hash, chain, price.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+Value = int | str | bool | None
+Receipt = Mapping[str, Value]
+"""By the names of FIELDS, and `sha256` and `signature`; None where a field has no meaning."""
+
+GENESIS = "0" * 64
+"""What the first receipt of a tenant has before it."""
+
+SCHEMA = "chorale.receipt/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type: Literal["int", "str", "bool"]
+
+
+def _fields(type: Literal["int", "str", "bool"], names: str) -> list[Field]:
+    return [Field(name, type) for name in names.split()]
+
+
+# The order is that of an export's columns: new ones go before sha256.
+FIELDS: tuple[Field, ...] = (
+    *_fields("int", "entry_id"),
+    *_fields("str", "kind request_id tenant_id tenant_name key_id model adapter_id"),
+    *_fields("int", "adapter_version"),
+    *_fields("str", "adapter_digest base_revision"),
+    *_fields("int", "prompt_tokens cached_tokens completion_tokens"),
+    *_fields("str", "finish_reason stop_cause"),
+    *_fields("bool", "is_failed"),
+    *_fields("str", "output_sha256 tier"),
+    *_fields("int", "size_bytes slabs duration_ms price_version"),
+    *_fields("int", "prompt_nanousd cached_nanousd completion_nanousd kept_nanousd"),
+    *_fields("int", "hold_nanousd amount_nanousd"),
+    *_fields("str", "amount_usd debit_account credit_account"),
+    *_fields("int", "reverses_entry_id"),
+    *_fields("str", "memo period started_at first_token_at ended_at posted_at engine_id"),
+    *_fields("int", "journal_seq receipt_seq"),
+    *_fields("str", "prev_sha256 signing_key"),
+)
+SEAL = ("sha256", "signature")
+COLUMNS: tuple[str, ...] = (*(field.name for field in FIELDS), *SEAL)
+
+_NAMES = tuple(field.name for field in FIELDS)
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def canonical(receipt: Receipt) -> bytes:
+    """What is hashed: JSON of the fields that have a value, sorted by name, no spaces, UTF-8.
+
+    A field that is added later leaves the receipts of before as they are.
+    """
+    present: dict[str, Value] = {"schema": SCHEMA}
+    for name in _NAMES:
+        if (value := receipt[name]) is not None:
+            present[name] = value
+    return _encode(present).encode()
+
+
+def sha256_of(receipt: Receipt) -> str:
+    return hashlib.sha256(canonical(receipt)).hexdigest()
+
+
+def rfc3339(at_ms: int | None) -> str | None:
+    """UTC, to the millisecond."""
+    if at_ms is None:
+        return None
+    seconds, ms = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
+
+
+def tenant_account(tenant_id: str) -> str:
+    return f"tenant/{tenant_id}"

@@ -1,0 +1,71 @@
+"""The key that receipts and statements are signed with: Ed25519, made on the first start.
+
+Who verifies needs the public key only, so this module imports no database.
+"""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from server.secrets_store import load_or_create_secret
+
+# What is signed says what it is, so that a signature means one thing only.
+_DOMAIN = b"chorale receipt 1\n"
+
+
+class InvalidSigningKey(Exception):
+    """The key's file does not hold 32 bytes in hex."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} must hold an Ed25519 private key of 32 bytes, in hex; restore it, or move it "
+            "away to have a new one made."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PublicKey:
+    """raw: 32 bytes.   key_id: the first 16 hex digits of their sha256."""
+
+    raw: bytes
+
+    @property
+    def key_id(self) -> str:
+        return hashlib.sha256(self.raw).hexdigest()[:16]
+
+    def is_signed(self, sha256: str, signature: str) -> bool:
+        """Whether `signature` (base64) is this key's, of that document hash (hex)."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(
+                base64.b64decode(signature, validate=True), _DOMAIN + sha256.encode()
+            )
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+class Signer:
+    """Signs hashes of documents. seed: the private key's 32 bytes."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = PublicKey(self._key.public_key().public_bytes_raw())
+        self.key_id = self.public.key_id
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> "Signer":
+        """The key in `path`, in hex; made there if there is none. Raises InvalidSigningKey."""
+        try:
+            seed = bytes.fromhex(load_or_create_secret(path))
+            return cls(seed)
+        except ValueError:
+            raise InvalidSigningKey(path) from None
+
+    def sign(self, sha256: str) -> str:
+        """Base64. Ed25519 is deterministic: the same document has one signature."""
+        return base64.b64encode(self._key.sign(_DOMAIN + sha256.encode())).decode()
