@@ -50,11 +50,11 @@ class FakeEngine:
         )
 
 
-def make_settler(database, engine, *, clock_ms=lambda: NOW_MS, **config):
+def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, **config):
     return Settler(
         database,
         SIGNER,
-        Leases(database),
+        leases or Leases(database),
         engine.read_journal,
         engine_ids=lambda: [ENGINE],
         now_ms=lambda conn: clock_ms(),
@@ -224,13 +224,14 @@ def test_a_journal_that_is_gone_is_an_incident_and_voids_nothing(database, other
     hold_requests(database, "r1", expires_at_ms=NOW_MS - 1)
     for i in range(9):
         engine.end(f"stray-{i}")
-    settle(make_settler(database, engine, void_interval_s=10**9))
+    leases = Leases(database)
+    settle(make_settler(database, engine, leases=leases, void_interval_s=10**9))
     database.write_sync(lambda c: c.execute(sa.delete(incidents)))
     hold_requests(database, "r2", expires_at_ms=NOW_MS - 1)
     engine.records, engine.last_seq = [], 9
     for name, value in other.items():
         setattr(engine, name, value)
-    settler = make_settler(database, engine)
+    settler = make_settler(database, engine, leases=leases)
     for _ in range(3):
         assert not settle(settler)
     assert kinds(database) == ["journal_lost"]
