@@ -66,6 +66,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     watching = asyncio.create_task(adapter_watch.watch(gateway))
     proving = asyncio.create_task(gateway.prover.run())
     noting = asyncio.create_task(gateway.failures.run())
+    keeping = asyncio.create_task(gateway.chores.run())
     try:
         yield
     finally:
@@ -73,9 +74,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching.cancel()
         proving.cancel()
         noting.cancel()
+        keeping.cancel()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        tasks = (settling, sweeping, watching, proving, noting)
+        tasks = (settling, sweeping, watching, proving, noting, keeping)
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()

@@ -14,6 +14,7 @@ from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
@@ -53,6 +54,7 @@ class Gateway:
     signer: Signer
     leases: Leases
     failures: Failures
+    chores: Chores
     limiter: Limiter
     metrics: Metrics
     pepper: str
@@ -118,6 +120,8 @@ class Gateway:
             signer=signer,
             leases=leases,
             failures=Failures(database, signer),
+            # (name, turn, seconds between turns): one gateway of those on this database does each.
+            chores=Chores(leases, []),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
