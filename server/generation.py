@@ -110,7 +110,10 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
     request_id = generation.message.request_id
     num_tokens = 0
     try:
-        async with aclosing(gateway.engines.generate(generation.message)) as stream:
+        async with (
+            _unpaid_if_broken(gateway, generation),
+            aclosing(gateway.engines.generate(generation.message)) as stream,
+        ):
             async for output in stream:
                 is_first = num_tokens == 0
                 num_tokens = output.num_prompt_tokens + output.num_completion_tokens
@@ -130,8 +133,6 @@ async def outputs(gateway: Gateway, generation: Generation) -> AsyncGenerator[Re
             code="request_quarantined",
         ) from None
     except EngineDeadError:
-        # It may have ended the request, and synced that, before it died.
-        await gateway.failures.note(request_id)
         raise errors.engine_unavailable() from None
     finally:
         gateway.running.pop(request_id, None)
@@ -340,10 +341,13 @@ def _usage(generation: Generation, final: RequestOutput) -> dict[str, object]:
 
 @asynccontextmanager
 async def _unpaid_if_broken(gateway: Gateway, generation: Generation) -> AsyncGenerator[None, None]:
-    """A fault of our own, where nobody foresaw one: the client gets an error, and pays nothing."""
+    """A dead engine, or a fault that nobody foresaw: the client gets an error, and pays nothing.
+
+    The engine may have ended the request, and synced that, before it died.
+    """
     try:
         yield
-    except ApiError:
+    except (ApiError, RequestRefused, Quarantined):
         raise
     except Exception:
         await gateway.failures.note(generation.message.request_id)

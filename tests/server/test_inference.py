@@ -1,6 +1,7 @@
 """Completions over HTTP, around an engine that says what the test wants it to say."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ import sqlalchemy as sa
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
 from registry.ref import AdapterRef
+from server.answers import Choice
 from server.app import create_app
 from server.auth import create_key
 from server.database import DEFAULT_FILE
@@ -401,6 +403,36 @@ def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
     last = streamed.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
     assert not product.gateway.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [EngineDeadError(), RuntimeError("a bug")])
+@pytest.mark.parametrize("num_outputs", [0, 2])
+def test_an_answer_that_we_broke_is_noted_before_the_client_hears_of_it(
+    product: Product, fault, stream, num_outputs
+) -> None:
+    product.engines.script = lambda message: [*answer_all(message)[:num_outputs], fault]
+    with contextlib.suppress(RuntimeError):  # a server logs it and hangs up
+        answer = product.chat(stream=stream)
+        assert answer.is_error or "error" in answer.text
+    assert product.hold().failed_at_ms is not None
+
+
+def test_a_fault_while_an_answer_is_put_into_words_is_ours(product: Product, monkeypatch) -> None:
+    def break_down(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Choice, "take", break_down)
+    for stream in (False, True):
+        with contextlib.suppress(RuntimeError):
+            product.chat(stream=stream)
+        assert product.hold().failed_at_ms is not None
+
+
+def test_an_answer_that_came_whole_is_not_a_failed_one(product: Product) -> None:
+    for stream in (False, True):
+        assert product.chat(stream=stream).status_code == 200
+        assert product.hold().failed_at_ms is None
 
 
 def test_a_quarantined_request_is_told_to_change(product: Product) -> None:
