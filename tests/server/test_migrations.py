@@ -8,8 +8,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from server.database import Database, DatabaseConfig, MigrationLocked, migration_config
+from server.ledger import adopt_events, post
 from server.ledger_tables import metadata
-from tests.server.factories import insert_holds, make_hold, make_price
+from server.receipt_rows import iterate_receipts, select_receipts
+from server.receipts import sha256_of
+from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(database):
@@ -37,6 +40,53 @@ def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(kind, make_p
     with database.engine.connect() as conn:
         assert set(metadata.tables) <= set(sa.inspect(conn).get_table_names())
     database.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_usage_of_an_older_release_gets_its_entries_in_its_order(kind, make_postgres, tmp_path):
+    url = None if kind == "sqlite" else make_postgres("template1")
+    database = Database(url, data_dir=tmp_path)
+    database.migrate("0002")
+    with database.begin() as conn:
+        conn.execute(
+            sa.text(
+                "INSERT INTO price_versions (price_version, effective_at_ms, prompt_nanousd, "
+                "cached_nanousd, completion_nanousd, created_at_ms) VALUES (1, 0, 2, 1, 3, 0)"
+            )
+        )
+        for event_id in (4, 5, 9):
+            values = _OLD_EVENT | {"event_id": event_id, "request_id": f"r{event_id}"}
+            values |= {"journal_seq": event_id, "ended_at_ms": NOW_MS - event_id}
+            conn.execute(sa.insert(sa.table("usage_events", *map(sa.column, values))), values)
+    database.migrate()
+    adopt = 2
+    while adopt:
+        adopt = database.write_sync(lambda c: adopt_events(c, SIGNER, NOW_MS, limit=2))
+    receipts = database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
+    assert [receipt["request_id"] for receipt in receipts] == ["r4", "r5", "r9"]
+    assert [receipt["entry_id"] for receipt in receipts] == [10, 11, 12]
+    assert {receipt["amount_nanousd"] for receipt in receipts} == {6 * 2 + 1 * 1 + 5 * 3}
+    assert all(receipt["sha256"] == sha256_of(receipt) for receipt in receipts)
+    database.write_sync(lambda c: post(c, SIGNER, "e1", [make_end(20, "new")], NOW_MS))
+    assert database.write_sync(lambda c: adopt_events(c, SIGNER, NOW_MS)) == 0
+    database.close()
+
+
+_OLD_EVENT = {
+    "engine_id": "e1",
+    "tenant_id": "ten_1",
+    "base_revision": "b" * 64,
+    "prompt_tokens": 7,
+    "cached_tokens": 1,
+    "completion_tokens": 5,
+    "finish_reason": "stop",
+    "stop_cause": "eos",
+    "output_sha256": "0" * 64,
+    "price_version": 1,
+    "amount_nanousd": 28,
+    "started_at_ms": NOW_MS - 99,
+    "posted_at_ms": NOW_MS,
+}
 
 
 def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
