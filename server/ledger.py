@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from engine.messages import CANARY, EndRecord, ResidencyRecord
-from server.entries import Draft, post_entries
+from server.entries import Draft, lock_ledger, post_entries
 from server.holds import Hold, lock_holds, note_failed, resolve
 from server.ledger_tables import (
     entries,
@@ -60,6 +60,8 @@ def post(
     The same records again change nothing. A record that does not fit its hold is posted all the
     same, with an incident beside it: usage is never dropped.
     """
+    # Before holds: whoever locks both does it in this order, so nobody waits in a circle.
+    lock_ledger(conn)
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
@@ -93,6 +95,7 @@ def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) 
 
     What is charged for it already is reversed by an entry of its own; that one's receipt.
     """
+    lock_ledger(conn)
     hold = note_failed(conn, request_id, now_ms)
     if hold is None or hold.state != "posted":
         return None
