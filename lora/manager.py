@@ -18,6 +18,7 @@ from lora.errors import Failure, FailureKind
 from lora.eviction import EVERYBODY, Claim, Key
 from lora.host_cache import HostCache
 from lora.loads import Loaded, Loader, LoadQueue
+from lora.residency_meter import ResidencyMeter
 from lora.tier_counts import TierCounts
 from registry.ref import AdapterRef
 
@@ -69,6 +70,7 @@ class AdapterManager:
         self.clock = clock
         self.entries: dict[str, Entry] = {}
         self.counts = TierCounts(0 if arena_is_host else host_cache_bytes, disk_cache_bytes)
+        self.residency = ResidencyMeter(clock)
         self.num_evictions = 0
         self._host = HostCache(host_cache_bytes, self._left_host)
         self._fetches = LoadQueue(max_fetches)
@@ -117,10 +119,9 @@ class AdapterManager:
         before, self._pinned = self._pinned, {}
         for ref in refs:
             entry = self._pinned[ref.object_key] = self._touch(ref, EVERYBODY)
-            entry.is_pinned = True
+            self._set_pinned(entry, True)
         for key in before.keys() - self._pinned.keys():
-            before[key].is_pinned = False
-            self._note_idle(before[key])
+            self._set_pinned(before[key], False)
             self._drop_if_unwanted(before[key])
         self._keep_pinned()
 
@@ -321,8 +322,7 @@ class AdapterManager:
         left = self.max_pinned_slabs
         for key, entry in self._pinned.items():
             num_slabs = entry.num_slabs
-            entry.is_pinned = num_slabs <= left
-            self._note_idle(entry)
+            self._set_pinned(entry, num_slabs <= left)
             if not entry.is_pinned:
                 self._drop_if_unwanted(entry)
                 continue
@@ -392,6 +392,7 @@ class AdapterManager:
                 if key in self._reads or key in self._fetches:
                     continue
                 del self.entries[key]
+                self.residency.forget(key)
                 return
 
     def _end_prefetch(self, entry: Entry) -> None:
@@ -405,7 +406,14 @@ class AdapterManager:
     def _move(self, entry: Entry, tier: Tier) -> None:
         entry.tier = tier
         self._moves.append(self._place_of(entry))
+        self.residency.note(entry)
         self._note_idle(entry)
+
+    def _set_pinned(self, entry: Entry, is_pinned: bool) -> None:
+        if entry.is_pinned != is_pinned:
+            entry.is_pinned = is_pinned
+            self.residency.note(entry)
+            self._note_idle(entry)
 
     def _note_idle(self, entry: Entry) -> None:
         """Keep the arena's order right after any change of tier, users or pins."""

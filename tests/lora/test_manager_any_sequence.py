@@ -1,5 +1,7 @@
 """Requests, prefetches, pins, failures in any order: counts add up, and nobody waits for ever."""
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers, lists, sampled_from
@@ -21,6 +23,8 @@ class ManagerMachine(RuleBasedStateMachine):
         self.loader.slabs = {ref.object_key: i % 3 + 1 for i, ref in enumerate(self.refs)}
         self.joined: dict[str, str] = {}
         self.held: list[str] = []
+        self.was_there_ms: Counter[tuple] = Counter()
+        self.metered_ms: Counter[tuple] = Counter()
 
     @rule(i=integers(0, 5), tenant=sampled_from("tu"), priority=integers(0, 1))
     def join(self, i, tenant, priority):
@@ -84,7 +88,18 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(seconds=integers(1, 10))
     def wait(self, seconds):
+        for key, entry in self.manager.entries.items():
+            tier = "device" if entry.tier == "loading" else entry.tier
+            if tier in ("device", "host", "disk"):
+                stay = key, tier, len(entry.slabs), entry.is_pinned
+                self.was_there_ms[stay] += 1000 * seconds
         self.manager.clock.now += seconds
+
+    @rule()
+    def take_residency(self):
+        for stay, duration_ms in self.manager.residency.take():
+            key = stay.adapter.object_key
+            self.metered_ms[key, stay.tier, stay.slabs, stay.is_pinned] += duration_ms
 
     @invariant()
     def nobody_in_use_was_evicted_and_no_slab_is_lost(self):
@@ -94,7 +109,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.arena.check_integrity()
 
     def teardown(self):
-        """Whoever still waits is served in the end, once nothing fails any more."""
+        """Residency adds up, and whoever still waits is served once nothing fails any more."""
+        self.take_residency()
+        assert self.metered_ms == self.was_there_ms
         self.loader.failures = {}
         manager = self.manager
         while self.held:

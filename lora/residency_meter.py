@@ -1,0 +1,79 @@
+"""How long every adapter was in which tier: what its owner pays for besides tokens."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from lora.entry import Entry
+from registry.ref import AdapterRef
+
+ResidentTier = Literal["device", "host", "disk"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """An adapter in one tier. slabs: of the arena, 0 elsewhere.   size_bytes: that it takes there.
+
+    On its way into the arena it has its slabs already; on its way to disk it is nowhere.
+    """
+
+    adapter: AdapterRef
+    tier: ResidentTier
+    size_bytes: int
+    slabs: int
+    is_pinned: bool
+
+    @classmethod
+    def of(cls, entry: Entry) -> "Stay | None":
+        """Where it is now; None where it takes nothing."""
+        pinned = entry.is_pinned
+        match entry.tier:
+            case "device" | "loading":
+                return cls(entry.ref, "device", entry.packed_bytes, len(entry.slabs), pinned)
+            case "host":
+                assert entry.packed is not None
+                return cls(entry.ref, "host", entry.packed.host_bytes, 0, pinned)
+            case "disk":
+                return cls(entry.ref, "disk", entry.ref.size_bytes, 0, pinned)
+        return None
+
+
+class ResidencyMeter:
+    """Whole milliseconds, cut at the same instants everywhere, so that they add up.
+
+    clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._here: dict[str, tuple[Stay, int]] = {}  # by key, and since when
+        self._spent: Counter[Stay] = Counter()
+
+    def note(self, entry: Entry) -> None:
+        """It moved, or was pinned, or is pinned no more."""
+        now_ms = self._now_ms()
+        self._close(entry.key, now_ms)
+        if stay := Stay.of(entry):
+            self._here[entry.key] = stay, now_ms
+
+    def forget(self, key: str) -> None:
+        """Nobody will say any more where it goes."""
+        self._close(key, self._now_ms())
+
+    def take(self) -> list[tuple[Stay, int]]:
+        """(stay, milliseconds in all) since the last call."""
+        now_ms = self._now_ms()
+        for key, (stay, _) in list(self._here.items()):
+            self._close(key, now_ms)
+            self._here[key] = stay, now_ms
+        spent, self._spent = self._spent, Counter()
+        return [(stay, duration_ms) for stay, duration_ms in spent.items() if duration_ms]
+
+    def _close(self, key: str, now_ms: int) -> None:
+        if here := self._here.pop(key, None):
+            stay, since_ms = here
+            self._spent[stay] += now_ms - since_ms
+
+    def _now_ms(self) -> int:
+        return int(self._clock() * 1000)
