@@ -22,7 +22,7 @@ from server.ledger_tables import (
     usage_rollups,
 )
 from server.rating import FREE, TokenAmounts
-from server.receipt_rows import KEPT_KINDS, receipt_of
+from server.receipt_rows import KEPT_KINDS, NO_EVENT, receipt_of
 from server.receipts import GENESIS, Receipt, sha256_of, tenant_account
 from server.signing import Signer
 from server.tables import tenants
@@ -111,7 +111,7 @@ def post_entries(
             "prev_sha256": chain.sha256,
             "signing_key": signer.key_id,
         }
-        receipt = receipt_of(_Row(row, draft))
+        receipt = receipt_of({**NO_EVENT, **draft.event, **row, "ended_at_ms": draft.at_ms})
         chain.add(receipt, sha256_of(receipt))
         row |= {"sha256": chain.sha256, "signature": signer.sign(chain.sha256)}
         receipts.append(receipt | {"sha256": row["sha256"], "signature": row["signature"]})
@@ -120,22 +120,6 @@ def post_entries(
     _write_chains(conn, chains)
     add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
     return receipts
-
-
-class _Row(Mapping[str, Any]):
-    """An entry's columns over its event's; what neither has is None, as in an outer join."""
-
-    def __init__(self, entry: dict[str, Any], draft: Draft) -> None:
-        self._values = {**draft.event, **entry, "ended_at_ms": draft.at_ms}
-
-    def __getitem__(self, name: str) -> Any:
-        return self._values.get(name)
-
-    def __iter__(self) -> Any:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,11 @@ _OF_BOTH = ("adapter_id", "adapter_version", "adapter_digest")
 _TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 KEPT_KINDS = ("storage", "pinned", "resident")
 
+NO_EVENT: Mapping[str, Any] = dict.fromkeys(
+    (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")
+)
+"""The columns of an event, as an entry without one has them."""
+
 PAGE_SIZE = 1000
 
 

@@ -4,6 +4,7 @@ Its fields are the columns of every export, so a row can be checked by whoever h
 arithmetic of that check, without a database: canonical form, hash, chain, price.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -78,7 +79,13 @@ def rfc3339(at_ms: int | None) -> str | None:
     if at_ms is None:
         return None
     seconds, ms = divmod(at_ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{ms:03d}Z"
+    return f"{_to_the_second(seconds)}.{ms:03d}Z"
+
+
+@functools.lru_cache(maxsize=4096)
+def _to_the_second(seconds: int) -> str:
+    # Neighbours in the ledger share their seconds; formatting each was 6 % of posting.
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def tenant_account(tenant_id: str) -> str:
