@@ -105,6 +105,12 @@ def find_adapter_row(conn: Connection, tenant_id: str, name: str) -> Adapter | N
     return next(iter(_with_aliases(conn, tenant_id, conn.execute(query).all())), None)
 
 
+def owner_of(conn: Connection, adapter_id: str) -> str | None:
+    """Whose adapter this is, also of a deleted one; None if there is none."""
+    query = select(adapters.c.tenant_id).where(adapters.c.adapter_id == adapter_id)
+    return conn.execute(query).scalar()
+
+
 def list_adapters(
     conn: Connection, tenant_id: str, after: str | None, search: str, limit: int
 ) -> list[Adapter]:

@@ -28,7 +28,17 @@ from server.ledger import adopt_events
 from server.limits import RateLimited
 from server.metrics import Metrics
 from server.prices import ensure_price
-from server.routes import adapters, admin, inference, machines, models, sharing, uploads, usage
+from server.routes import (
+    adapters,
+    admin,
+    inference,
+    machines,
+    models,
+    prices,
+    sharing,
+    uploads,
+    usage,
+)
 from server.signing_keys import record_key
 from server.tenants import TenantError
 
@@ -45,7 +55,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
     for module in (inference, models, adapters, sharing, uploads, usage):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    app.include_router(admin.router, prefix="/admin/v1", dependencies=operator)
+    for module in (admin, prices):
+        app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
     app.add_middleware(_BodyLimit, gateway=gateway)

@@ -30,7 +30,7 @@ from server.holds import Hold, open_hold, void_refused
 from server.limits import RateLimits, Reservation
 from server.model_names import resolve_model
 from server.openai import ChatRequest, CompletionRequest
-from server.prices import Price, current_price
+from server.prices import Price, price_for
 from server.rating import amount_nanousd, rated_amounts
 from server.tokenizer import Detokenizer, TemplateError
 
@@ -199,7 +199,10 @@ async def _resolve(
 
     def read(conn: Connection) -> tuple[AdapterRef | None, Price]:
         named = resolve_model(conn, gateway.catalog, identity, asked.model, request_key=request_key)
-        return named.ref if named else None, current_price(conn, now_ms())
+        ref = named.ref if named else None
+        adapter_id = ref.adapter_id if ref else None
+        price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
+        return ref, price
 
     return await gateway.database.read(read)
 

@@ -21,6 +21,9 @@ from server.tables import tenants
 # The owner's part of `owner/name`, so the same alphabet as an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
+STANDARD = "standard"
+"""The plan of a tenant for which none is named."""
+
 
 class TenantError(Exception):
     """Everything this module raises."""
@@ -63,6 +66,7 @@ class Tenant:
     tenant_id: str
     name: str
     status: str
+    plan: str
     limits: TenantLimits
     cache_salt: str = field(repr=False)
     created_at_ms: int
@@ -74,6 +78,7 @@ def create_tenant(
     *,
     now_ms: int,
     limits: TenantLimits | None = None,
+    plan: str = STANDARD,
     actor: str = "operator",
 ) -> Tenant:
     """A new active tenant. Raises InvalidTenant, TenantNameTaken."""
@@ -81,10 +86,12 @@ def create_tenant(
     if not _NAME.fullmatch(name):
         raise InvalidTenant("name", f"A tenant's name matches {_NAME.pattern}.")
     _check_limits(limits)
+    check_plan(plan)
     tenant = Tenant(
         tenant_id=f"ten_{secrets.token_hex(8)}",
         name=name,
         status="active",
+        plan=plan,
         limits=limits,
         cache_salt=secrets.token_hex(16),
         created_at_ms=now_ms,
@@ -95,6 +102,7 @@ def create_tenant(
         "tenant_id": tenant.tenant_id,
         "name": name,
         "status": tenant.status,
+        "plan": plan,
         "cache_salt": tenant.cache_salt,
         "created_at_ms": now_ms,
     }
@@ -173,6 +181,25 @@ def set_limits(
     )
 
 
+def set_plan(
+    conn: Connection, tenant_id: str, plan: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """It pays the plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
+    check_plan(plan)
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(plan=plan)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+    record_audit(
+        conn, at_ms=now_ms, actor=actor, action="tenant.plan", target=tenant_id, detail=plan
+    )
+
+
+def check_plan(plan: str, *, param: str = "plan") -> None:
+    """Any name will do: a plan is what prices and tenants say. Raises InvalidTenant."""
+    if not _NAME.fullmatch(plan):
+        raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
+
+
 def _set_status(conn: Connection, tenant_id: str, status: str) -> None:
     query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(status=status)
     if conn.execute(query).rowcount == 0:
@@ -194,6 +221,7 @@ def _tenant(row: RowMapping) -> Tenant:
         tenant_id=row["tenant_id"],
         name=row["name"],
         status=row["status"],
+        plan=row["plan"],
         limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
         cache_salt=row["cache_salt"],
         created_at_ms=row["created_at_ms"],

@@ -14,7 +14,7 @@ from server.auth import Identity
 from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway
-from server.prices import Price, current_price
+from server.prices import Price, price_for, prices_for
 from server.rating import monthly_storage_nanousd
 from server.routes.sharing import render_pins
 
@@ -123,7 +123,9 @@ async def list_versions(
             limit=limit + 1,
             include_deleted=include_deleted,
         )
-        price = current_price(conn, now_ms())
+        # All of one adapter; without any there is nothing to price.
+        adapter_id = found[0].adapter_id if found else None
+        price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
         shown = [render_version(gateway, version, price) for version in found[:limit]]
         return shown, len(found) > limit
 
@@ -153,7 +155,10 @@ async def restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
         check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
-        return render_version(gateway, restored, current_price(conn, now_ms()))
+        price = price_for(
+            conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=restored.adapter_id
+        )
+        return render_version(gateway, restored, price)
 
     return await gateway.database.write(write)
 
@@ -230,8 +235,11 @@ async def _changed(gateway: Gateway, change: Callable[[Connection], Adapter]) ->
 
 def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[dict[str, Any]]:
     """Of one tenant. canaries: only of the aliases that have one."""
-    pins = render_pins(conn, found)
-    price = current_price(conn, now_ms())
+    if not found:
+        return []
+    ids = [adapter.adapter_id for adapter in found]
+    prices = prices_for(conn, now_ms(), tenant_id=found[0].tenant_id, adapter_ids=ids)
+    pins = render_pins(conn, found[0].tenant_id, prices)
     return [
         {
             "id": adapter.name,
@@ -245,7 +253,8 @@ def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[
                 if (canary := _canary(target))
             },
             "pin": pins.get(adapter.adapter_id),
-            "latest": render_version(gateway, adapter.latest, price) if adapter.latest else None,
+            "latest": adapter.latest
+            and render_version(gateway, adapter.latest, prices[adapter.adapter_id]),
         }
         for adapter in found
     ]

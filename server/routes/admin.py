@@ -1,29 +1,24 @@
-"""The operator's side: tenants, keys, prices, usage of all, residency."""
+"""The operator's side: tenants, keys, usage of all, residency."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from server import auth, errors, prices, tenants
+from server import auth, errors, tenants
 from server.auth import ApiKey
 from server.clock import now_ms
 from server.deps import GatewayDep
 from server.exports import ExportFormat
 from server.gateway import Gateway
-from server.prices import Price
 from server.routes.usage import GroupBy, render_usage, stream_export
 from server.tenants import Tenant, TenantLimits
 
 router = APIRouter()
-
-_MAX_PRICES = 1000
-# A thousand dollars: a million tokens of it still fit 63 bits.
-_Nanousd = Annotated[int | None, Field(ge=0, le=10**12)]
 
 
 class _Limits(BaseModel):
@@ -36,8 +31,15 @@ class _Limits(BaseModel):
     max_adapter_bytes_total: int | None = Field(None, ge=0)
 
 
+class _Changes(_Limits):
+    """plan: which prices it pays, unless there are some for it alone."""
+
+    plan: str | None = None
+
+
 class _NewTenant(_Limits):
     name: str = Field(min_length=1, max_length=64)
+    plan: str = tenants.STANDARD
 
 
 class _NewKey(BaseModel):
@@ -47,24 +49,14 @@ class _NewKey(BaseModel):
     expires_at: int | None = None
 
 
-class _NewPrice(BaseModel):
-    """Nano-dollars, of a token and of a GB (10^9 bytes) for an hour. effective_at: Unix seconds."""
-
-    model_config = ConfigDict(extra="forbid")
-    prompt_nanousd: _Nanousd = None
-    cached_nanousd: _Nanousd = None
-    completion_nanousd: _Nanousd = None
-    storage_nanousd: _Nanousd = None
-    pinned_nanousd: _Nanousd = None
-    effective_at: int | None = Field(None, lt=2**33)
-
-
 @router.post("/tenants", status_code=201)
 async def create_tenant(body: _NewTenant, gateway: GatewayDep) -> dict[str, Any]:
-    limits = TenantLimits(**body.model_dump(exclude={"name"}))
+    limits = TenantLimits(**body.model_dump(exclude={"name", "plan"}))
     return _tenant(
         await gateway.database.write(
-            lambda conn: tenants.create_tenant(conn, body.name, now_ms=now_ms(), limits=limits)
+            lambda conn: tenants.create_tenant(
+                conn, body.name, now_ms=now_ms(), limits=limits, plan=body.plan
+            )
         )
     )
 
@@ -82,13 +74,17 @@ async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
 
 
 @router.patch("/tenants/{tenant}")
-async def set_limits(tenant: str, body: _Limits, gateway: GatewayDep) -> dict[str, Any]:
+async def change_tenant(tenant: str, body: _Changes, gateway: GatewayDep) -> dict[str, Any]:
     """What is not named stays as it is."""
+    named = body.model_dump(exclude_unset=True, exclude={"plan"})
 
     def change(conn: Connection) -> Tenant:
         found = tenants.get_tenant(conn, tenant)
-        limits = dataclasses.replace(found.limits, **body.model_dump(exclude_unset=True))
-        tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
+        if named:
+            limits = dataclasses.replace(found.limits, **named)
+            tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
+        if body.plan is not None:
+            tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
         return tenants.get_tenant(conn, found.tenant_id)
 
     return _tenant(await gateway.database.write(change))
@@ -146,34 +142,6 @@ async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str,
     return {"key_id": key_id, "object": "key.revoked", "revoked": True}
 
 
-@router.get("/prices")
-async def list_prices(gateway: GatewayDep) -> dict[str, Any]:
-    """The newest versions first, also those that are not in effect yet."""
-    found = await gateway.database.read(lambda conn: prices.list_prices(conn, _MAX_PRICES + 1))
-    data = [_price(price) for price in found[:_MAX_PRICES]]
-    return {"object": "list", "data": data, "has_more": len(found) > _MAX_PRICES}
-
-
-@router.post("/prices", status_code=201)
-async def add_price(body: _NewPrice, gateway: GatewayDep) -> dict[str, Any]:
-    """A new version; what is not named costs what it did before."""
-    now = now_ms()
-    if body.effective_at is not None and body.effective_at < now // 1000:
-        raise errors.invalid_request(
-            "effective_at is in the past; a price takes effect now or later.", param="effective_at"
-        )
-    at_ms = max(now, (body.effective_at or 0) * 1000)
-    named = body.model_dump(exclude={"effective_at"}, exclude_none=True)
-
-    def write(conn: Connection) -> Price:
-        before = prices.current_price(conn, at_ms)
-        return prices.add_price(
-            conn, dataclasses.replace(before, **named), effective_at_ms=at_ms, now_ms=now
-        )
-
-    return _price(await gateway.database.write(write))
-
-
 @router.get("/usage")
 async def get_usage(
     gateway: GatewayDep,
@@ -218,15 +186,10 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "tenant_id": tenant.tenant_id,
         "name": tenant.name,
         "status": tenant.status,
+        "plan": tenant.plan,
         **dataclasses.asdict(tenant.limits),
         "created_at": tenant.created_at_ms // 1000,
     }
-
-
-def _price(price: Price) -> dict[str, Any]:
-    values = dataclasses.asdict(price)
-    effective_at_ms = values.pop("effective_at_ms")
-    return {"object": "price", **values, "effective_at": effective_at_ms // 1000}
 
 
 def _key(key: ApiKey) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 whether it is kept resident.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
@@ -16,7 +17,7 @@ from server.auth import Identity
 from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway
-from server.prices import Price, current_price
+from server.prices import Price, price_for
 from server.rating import hourly_pin_nanousd
 from server.tenants import Tenant
 
@@ -81,7 +82,10 @@ async def pin(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str
     def write(conn: Connection) -> dict[str, Any]:
         adapter = _locked(conn, gateway, identity, name)
         made = pins.pin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
-        return _pin(made, current_price(conn, now_ms()))
+        price = price_for(
+            conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter.adapter_id
+        )
+        return _pin(made, price)
 
     return {"id": name, "object": "adapter.pin", **await gateway.database.write(write)}
 
@@ -98,14 +102,12 @@ async def unpin(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[s
     return {"id": name, "object": "adapter.pin.removed", "removed": True}
 
 
-def render_pins(conn: Connection, found: list[Adapter]) -> dict[str, dict[str, Any]]:
-    """{adapter_id: its pin}, of those adapters of one tenant that are pinned."""
-    if not found:
-        return {}
-    ids = [adapter.adapter_id for adapter in found]
-    pinned = pins.find_pins(conn, found[0].tenant_id, ids)
-    price = current_price(conn, now_ms())
-    return {adapter_id: _pin(pin, price) for adapter_id, pin in pinned.items()}
+def render_pins(
+    conn: Connection, tenant_id: str, prices: Mapping[str, Price]
+) -> dict[str, dict[str, Any]]:
+    """{adapter_id: its pin}, of those that are pinned. prices: of the tenant's adapters, by id."""
+    pinned = pins.find_pins(conn, tenant_id, list(prices))
+    return {adapter_id: _pin(pin, prices[adapter_id]) for adapter_id, pin in pinned.items()}
 
 
 def _locked(conn: Connection, gateway: Gateway, identity: Identity, name: str) -> Adapter:

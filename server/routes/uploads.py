@@ -38,7 +38,7 @@ from server.clock import now_ms
 from server.deps import AdaptersKey, GatewayDep
 from server.gateway import Gateway
 from server.limits import retry_headers
-from server.prices import Price, current_price
+from server.prices import Price, price_for
 from server.routes.adapters import limits_of, render_passport, render_version
 
 router = APIRouter()
@@ -300,7 +300,10 @@ async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
         )
 
     def read(conn: Connection) -> tuple[Version | None, Price]:
-        return gateway.uploads.get_version(conn, upload), current_price(conn, now_ms())
+        version = gateway.uploads.get_version(conn, upload)
+        adapter_id = version.adapter_id if version else None
+        tenant_id = upload.tenant_id
+        return version, price_for(conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id)
 
     version, price = await gateway.database.read(read)
     passport = upload.built["passport"] if upload.built else None

@@ -7,7 +7,7 @@ from server.holds import Hold, insert_hold
 from server.prices import Price, ensure_price
 from server.rating import amount_nanousd
 from server.signing import Signer
-from server.tenants import Tenant, TenantLimits, create_tenant
+from server.tenants import STANDARD, Tenant, TenantLimits, create_tenant
 
 NOW_MS = 1_770_000_000_000
 PEPPER = "pepper"
@@ -15,9 +15,13 @@ ENGINE = "engine-1"
 SIGNER = Signer(bytes(range(32)))
 
 
-def make_tenant(database: Database, name: str = "acme", **limits: int | float) -> Tenant:
+def make_tenant(
+    database: Database, name: str = "acme", plan: str = STANDARD, **limits: int | float
+) -> Tenant:
     given = TenantLimits(**limits)
-    return database.write_sync(lambda c: create_tenant(c, name, now_ms=NOW_MS, limits=given))
+    return database.write_sync(
+        lambda c: create_tenant(c, name, now_ms=NOW_MS, limits=given, plan=plan)
+    )
 
 
 def make_key(database: Database, tenant: Tenant, **options: object) -> tuple[ApiKey, str]:
