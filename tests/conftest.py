@@ -1,15 +1,15 @@
 """What tests of several packages share: a real PostgreSQL server, Triton's interpreter."""
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 import sqlalchemy as sa
 
-# Triton reads it where a kernel is defined: tests run kernels in its interpreter.
-os.environ["TRITON_INTERPRET"] = "1"
+from tests import interpreter
+
+interpreter.use()
 
 _numbers = itertools.count()
 

@@ -35,6 +35,10 @@ class Missing:
             raise ModuleNotFoundError(f"no module named {name}", name=name)
 
 sys.meta_path.insert(0, Missing())
+
+from tests import interpreter
+
+interpreter.use()
 runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
 """
 BENCHES = {

@@ -4,7 +4,6 @@ One line a check, the last one says how many passed; the exit status is 1 if any
 """
 
 import argparse
-import os
 import sys
 import time
 import traceback
@@ -13,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
+from tests import interpreter
 
 if TYPE_CHECKING:
     from tests.gpu.setting import Check, Setting
@@ -25,8 +26,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="checks whose names begin so")
     options = parser.parse_args()
     if options.dry:
-        # Triton reads it where a kernel is defined, which is when a check is imported.
-        os.environ["TRITON_INTERPRET"] = "1"
+        # Before a check is imported, which is when its kernels are defined.
+        interpreter.use()
     from tests.gpu import setting
     from tests.gpu.checks import CHECKS
 
