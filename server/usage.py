@@ -1,50 +1,234 @@
-"""Usage as tenants and operators ask for it: sums, and the events behind them, from the ledger.
+"""Usage as tenants and operators ask for it: sums over the ledger's entries, for any time.
 
-Times are Unix milliseconds, [start, end) of when a request ended. tenant_id None is every tenant,
-for the operator only.
+Whole hours come from the roll-ups, that are changed where entries are posted; what a time begins
+and ends with in the middle of an hour comes from the entries themselves. Times are Unix
+milliseconds, [start, end) of when what an entry is for ended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.errors import invalid_request
-from server.ledger_tables import usage_events
+from server.ledger_tables import (
+    entries,
+    kept_events,
+    price_versions,
+    tenant_accounts,
+    usage_events,
+    usage_rollups,
+)
+from server.receipts import tenant_account
 
-Dimension = Literal["tenant", "model", "key", "adapter_digest", "day"]
+Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]
 MAX_GROUPS = 10_000
 
-_DAY_MS = 86_400_000
-_MAX_MS = 2**62
+HOUR_MS = 3_600_000
+WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_MS}
 
-_events = usage_events.c
-_COLUMNS: dict[Dimension, sa.ColumnElement[Any]] = {
-    "tenant": _events.tenant_id,
-    "model": _events.model,
-    "key": _events.key_id,
-    "adapter_digest": _events.adapter_digest,
-    "day": _events.ended_at_ms - _events.ended_at_ms % sa.literal_column(str(_DAY_MS)),
-}
+_MAX_MS = 2**62
+_SUMS = (
+    "num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Whose entries and of what; None is all of them.
+
+    models: names that were asked for; an adapter's stands for its aliases and versions as well.
+    """
+
+    tenant_ids: Collection[str] | None = None
+    key_ids: Collection[str] | None = None
+    models: Collection[str] | None = None
+    kinds: Collection[str] | None = None
+
+
+EVERYTHING = Which()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """What one group used. A dimension that is not grouped by is None; day is `2026-03-02`, UTC."""
+    """What one group used, and what it is charged: corrections, credits and payments included.
 
-    num_requests: int
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    amount_nanousd: int
+    A dimension that is not grouped by is None. at_ms: where its day, hour or minute begins.
+    kept_mb_s: 10^6 bytes for a second.   cached_, completion_amount: parts of the amount.
+    """
+
+    num_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    kept_mb_s: int = 0
+    cached_amount_nanousd: int = 0
+    completion_amount_nanousd: int = 0
+    amount_nanousd: int = 0
     tenant: str | None = None
     model: str | None = None
     key: str | None = None
     adapter_digest: str | None = None
-    day: str | None = None
+    kind: str | None = None
+    at_ms: int | None = None
+
+
+def sum_entries(
+    conn: Connection,
+    start_ms: int,
+    end_ms: int,
+    group_by: Iterable[Dimension] = (),
+    which: Which = EVERYTHING,
+) -> list[UsageSum]:
+    """One row per group, in the order of its dimensions; without any, one row in all.
+
+    At most one of day, hour and minute. Raises ApiError when there are more than MAX_GROUPS: a sum
+    that is cut off is no sum.
+    """
+    group_by = tuple(dict.fromkeys(group_by))
+    # A caller's number may be larger than any column.
+    start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
+    hours, edges = _cut(start_ms, end_ms, in_hours="minute" not in group_by)
+    # One statement, so that both sides are of one moment.
+    rows = sa.union_all(
+        *(_rollup_rows(start, end, group_by, which) for start, end in hours),
+        *(_entry_rows(start, end, group_by, which) for start, end in edges),
+    ).subquery()
+    sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in _SUMS]
+    dimensions = [rows.c[name] for name in group_by]
+    query = sa.select(*dimensions, *sums).group_by(*dimensions).limit(MAX_GROUPS + 1)
+    found = conn.execute(query).mappings().all()
+    if len(found) > MAX_GROUPS:
+        raise invalid_request(
+            f"There are more than {MAX_GROUPS} groups; ask for a shorter time or fewer dimensions.",
+            param="group_by",
+        )
+    # Here, not in SQL: databases disagree on the order of names.
+    ordered = sorted(found, key=lambda row: tuple(row[name] for name in group_by))
+    return [_usage_sum(row, group_by) for row in ordered]
+
+
+Span = tuple[int, int]
+
+
+def _cut(start_ms: int, end_ms: int, *, in_hours: bool) -> tuple[list[Span], list[Span]]:
+    """A time as whole hours, and what is before and after them.
+
+    [start, first)  entries      [first, last)  roll-ups      [last, end)  entries
+    """
+    first = -(-start_ms // HOUR_MS) * HOUR_MS
+    last = end_ms // HOUR_MS * HOUR_MS
+    if first >= last or not in_hours:
+        return [], [(start_ms, end_ms)]
+    edges = [(start_ms, first), (last, end_ms)]
+    return [(first, last)], [(start, end) for start, end in edges if start < end]
+
+
+def _rollup_rows(
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+) -> sa.Select[Any]:
+    sums = usage_rollups.c
+    dimensions = {
+        "tenant": sums.tenant_id,
+        "model": sums.model,
+        "key": sums.key_id,
+        "adapter_digest": sums.adapter_digest,
+        "kind": sums.kind,
+    }
+    values: dict[str, Any] = {name: sums[name] for name in _SUMS if name != "num_requests"}
+    values["num_requests"] = sa.case((sums.kind == "usage", sums.num_entries), else_=0)
+    query = _select(dimensions, sums.hour_ms, values, group_by)
+    query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
+    if which.tenant_ids is not None:
+        query = query.where(sums.tenant_id.in_(which.tenant_ids))
+    return _filter(query, dimensions, which)
+
+
+def _entry_rows(
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+) -> sa.Select[Any]:
+    entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
+    digest = sa.func.coalesce(usage.adapter_digest, kept.adapter_digest, "")
+    dimensions = {
+        "tenant": entry.tenant_id,
+        "model": sa.func.coalesce(usage.model, ""),
+        "key": sa.func.coalesce(usage.key_id, ""),
+        "adapter_digest": digest,
+        "kind": entry.kind,
+    }
+    # What is free has no parts, whatever its tokens cost otherwise.
+    is_paid = entry.amount_nanousd > 0
+    is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
+    values: dict[str, Any] = {
+        "num_requests": sa.case((entry.kind == "usage", 1), else_=0),
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "kept_mb_s": _mb_s(kept.size_bytes, kept.duration_ms),
+        "cached_amount_nanousd": sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
+        "completion_amount_nanousd": sa.case(
+            (is_paid, usage.completion_tokens * price.completion_nanousd)
+        ),
+        "amount_nanousd": sa.case((is_charged, entry.amount_nanousd), else_=-entry.amount_nanousd),
+    }
+    joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
+    joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
+    joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
+    query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
+    # There is no index by time alone: that of each tenant is used, of the few who have entries.
+    tenant_ids = which.tenant_ids
+    whose = sa.select(tenant_accounts.c.tenant_id) if tenant_ids is None else tenant_ids
+    query = query.where(entry.tenant_id.in_(whose), entry.at_ms >= start_ms, entry.at_ms < end_ms)
+    return _filter(query, dimensions, which)
+
+
+def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int]) -> Any:
+    """As `entries.rollup_values`: down to whole ones, entry by entry, and no product overflows."""
+    whole, rest = size_bytes // 10**9, size_bytes % 10**9
+    return whole * duration_ms + rest * duration_ms // 10**9
+
+
+def _select(
+    dimensions: dict[str, Any], at_ms: Any, values: dict[str, Any], group_by: Sequence[Dimension]
+) -> sa.Select[Any]:
+    """Rows that are not summed yet, with the dimensions that are asked for."""
+    columns = []
+    for name in group_by:
+        width_ms = WIDTH_MS.get(name)
+        column = dimensions[name] if width_ms is None else at_ms - at_ms % width_ms
+        columns.append(column.label(name))
+    return sa.select(*columns, *(values[name].label(name) for name in _SUMS))
+
+
+def _filter(query: sa.Select[Any], dimensions: dict[str, Any], which: Which) -> sa.Select[Any]:
+    if which.kinds is not None:
+        query = query.where(dimensions["kind"].in_(which.kinds))
+    if which.key_ids is not None:
+        query = query.where(dimensions["key"].in_(which.key_ids))
+    if which.models is not None:
+        model = dimensions["model"]
+        versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in which.models]
+        query = query.where(sa.or_(model.in_(which.models), *versions))
+    return query
+
+
+def _usage_sum(row: RowMapping, group_by: Sequence[Dimension]) -> UsageSum:
+    # PostgreSQL sums integers as decimals.
+    values: dict[str, Any] = {name: int(row[name]) for name in _SUMS}
+    for name in group_by:
+        if name in WIDTH_MS:
+            values["at_ms"] = int(row[name])
+        else:
+            values[name] = row[name] or None
+    return UsageSum(**values)
+
+
+# ---- single events, for exports ----
+
+_events = usage_events.c
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,39 +237,6 @@ class Cursor:
 
     ended_at_ms: int
     event_id: int
-
-
-def summarize(
-    conn: Connection,
-    tenant_id: str | None,
-    start_ms: int,
-    end_ms: int,
-    group_by: Sequence[Dimension] = (),
-) -> list[UsageSum]:
-    """One row per group, in the order of its dimensions; without any, one row in all.
-
-    Raises ApiError when there are more than MAX_GROUPS: a sum that is cut off is no sum.
-    """
-    group_by = tuple(dict.fromkeys(group_by))
-    columns = [_COLUMNS[dimension].label(dimension) for dimension in group_by]
-    sums = [
-        sa.func.count().label("num_requests"),
-        *(
-            sa.func.coalesce(sa.func.sum(_events[name]), 0).label(name)
-            for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "amount_nanousd")
-        ),
-    ]
-    query = _in_range(sa.select(*columns, *sums), tenant_id, start_ms, end_ms)
-    if columns:
-        # What has no key or adapter comes first, on both databases.
-        order = [column.nulls_first() for column in columns]
-        query = query.group_by(*columns).order_by(*order).limit(MAX_GROUPS + 1)
-    rows = conn.execute(query).mappings().all()
-    if len(rows) > MAX_GROUPS:
-        raise invalid_request(
-            f"There are more than {MAX_GROUPS} groups; ask for a shorter period.", param="group_by"
-        )
-    return [_usage_sum(row, group_by) for row in rows]
 
 
 def newest_event_id(conn: Connection) -> int:
@@ -104,7 +255,11 @@ def page_events(
     limit: int = 1000,
 ) -> list[RowMapping]:
     """At most `limit` events, in the order they ended, by the names of `usage_events`."""
-    query = _in_range(sa.select(usage_events), tenant_id, start_ms, end_ms)
+    start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
+    query = sa.select(usage_events)
+    query = query.where(_events.ended_at_ms >= start_ms, _events.ended_at_ms < end_ms)
+    if tenant_id is not None:
+        query = query.where(_events.tenant_id == tenant_id)
     if after is not None:
         # Spelled out, not as a row value: the planners of both databases then use the index.
         query = query.where(
@@ -119,27 +274,3 @@ def page_events(
 
 def cursor_of(event: RowMapping) -> Cursor:
     return Cursor(event["ended_at_ms"], event["event_id"])
-
-
-def _in_range(
-    query: sa.Select[Any], tenant_id: str | None, start_ms: int, end_ms: int
-) -> sa.Select[Any]:
-    # A caller's number may be larger than any column.
-    start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
-    query = query.where(_events.ended_at_ms >= start_ms, _events.ended_at_ms < end_ms)
-    return query if tenant_id is None else query.where(_events.tenant_id == tenant_id)
-
-
-def _usage_sum(row: RowMapping, group_by: Sequence[Dimension]) -> UsageSum:
-    groups: dict[str, Any] = {dimension: row[dimension] for dimension in group_by}
-    if "day" in groups:
-        groups["day"] = f"{datetime.fromtimestamp(groups['day'] / 1000, UTC):%Y-%m-%d}"
-    # PostgreSQL sums integers as decimals.
-    return UsageSum(
-        num_requests=row["num_requests"],
-        prompt_tokens=int(row["prompt_tokens"]),
-        cached_tokens=int(row["cached_tokens"]),
-        completion_tokens=int(row["completion_tokens"]),
-        amount_nanousd=int(row["amount_nanousd"]),
-        **groups,
-    )

@@ -1,7 +1,7 @@
 """What a tenant used, as sums and as every single event."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
@@ -12,10 +12,11 @@ from server.database import Database
 from server.deps import GatewayDep, UsageKey
 from server.exports import MEDIA_TYPES, ExportFormat
 from server.rating import format_usd
-from server.usage import Dimension, summarize
+from server.usage import EVERYTHING, UsageSum, Which, sum_entries
 
 router = APIRouter()
 
+Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
 GroupBy = Annotated[list[Dimension] | None, Query()]
 
 
@@ -50,28 +51,35 @@ async def render_usage(
 ) -> dict[str, Any]:
     """tenant_id None is all tenants."""
     start_ms, end_ms = parse_range(start, end)
-    sums = await database.read(lambda conn: summarize(conn, tenant_id, start_ms, end_ms, group_by))
-    data = []
-    for total in sums:
-        groups = {dimension: getattr(total, dimension) for dimension in group_by}
-        data.append(
-            groups
-            | {
-                "num_requests": total.num_requests,
-                "prompt_tokens": total.prompt_tokens,
-                "cached_tokens": total.cached_tokens,
-                "completion_tokens": total.completion_tokens,
-                "amount_nanousd": total.amount_nanousd,
-                "amount_usd": format_usd(total.amount_nanousd),
-            }
-        )
+    which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
+    sums = await database.read(lambda conn: sum_entries(conn, start_ms, end_ms, group_by, which))
     return {
         "object": "list",
         "start_time": start_ms // 1000,
         "end_time": end_ms // 1000,
-        "data": data,
+        "data": [_render_sum(total, group_by) for total in sums],
         "has_more": False,
     }
+
+
+def _render_sum(total: UsageSum, group_by: list[Dimension]) -> dict[str, Any]:
+    groups: dict[str, Any] = {}
+    for name in group_by:
+        groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
+    return groups | {
+        "num_requests": total.num_requests,
+        "prompt_tokens": total.prompt_tokens,
+        "cached_tokens": total.cached_tokens,
+        "completion_tokens": total.completion_tokens,
+        "amount_nanousd": total.amount_nanousd,
+        "amount_usd": format_usd(total.amount_nanousd),
+    }
+
+
+def _date(at_ms: int | None) -> str:
+    """`2026-03-02`, UTC."""
+    assert at_ms is not None
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
 def stream_export(

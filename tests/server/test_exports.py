@@ -6,9 +6,8 @@ import json
 import pytest
 
 from server import exports, ledger, usage
-from server.errors import ApiError
 from server.rating import amount_nanousd
-from server.usage import UsageSum, page_events, summarize
+from server.usage import Which, page_events, sum_entries
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
@@ -44,8 +43,9 @@ def use(database, price, *requests):
     database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, records, NOW_MS))
 
 
-def sums(database, tenant_id, group_by=(), period=FOREVER):
-    return database.read_sync(lambda c: summarize(c, tenant_id, *period, group_by))
+def sums(database, tenant_id):
+    which = Which(tenant_ids=[tenant_id])
+    return database.read_sync(lambda c: sum_entries(c, *FOREVER, which=which))
 
 
 def exported(database, format, tenant_id="ten_1", period=FOREVER, **options):
@@ -58,70 +58,6 @@ def exported(database, format, tenant_id="ten_1", period=FOREVER, **options):
 
 def csv_rows(chunks):
     return list(csv.DictReader(io.StringIO(b"".join(chunks).decode(), newline="")))
-
-
-def test_a_tenants_sum_is_its_own(database, price):
-    use(database, price, {}, {"num_cached_tokens": 3}, {"tenant": "ten_2"})
-    amount = amount_nanousd(7, 0, 5, price) + amount_nanousd(7, 3, 5, price)
-    assert sums(database, "ten_1") == [
-        UsageSum(
-            num_requests=2,
-            prompt_tokens=14,
-            cached_tokens=3,
-            completion_tokens=10,
-            amount_nanousd=amount,
-        )
-    ]
-    assert sums(database, None)[0].num_requests == 3
-    assert sums(database, "ten_9")[0].num_requests == 0
-
-
-@pytest.mark.parametrize(
-    ("group_by", "expected"),
-    [
-        (("model",), [("a", 2), ("b", 1)]),
-        (("key",), [("key1", 1), ("key2", 2)]),
-        (("adapter_digest",), [(None, 2), ("d" * 64, 1)]),
-        (("day",), [("2026-02-02", 2), ("2026-02-03", 1)]),
-        (("tenant",), [("ten_1", 3)]),
-        (("model", "model"), [("a", 2), ("b", 1)]),
-    ],
-)
-def test_sums_are_grouped(database, price, group_by, expected):
-    use(
-        database,
-        price,
-        {"model": "a"},
-        {"model": "a", "key": "key2", "adapter_digest": "d" * 64},
-        {"model": "b", "key": "key2", "at_ms": NOW_MS + DAY_MS},
-        {"tenant": "ten_2"},
-    )
-    found = sums(database, "ten_1", group_by)
-    assert [(getattr(row, group_by[0]), row.num_requests) for row in found] == expected
-
-
-def test_groups_add_up_to_the_whole(database, price):
-    models = ["a", "b", "b"]
-    use(database, price, *({"model": m, "key": f"k{i % 2}"} for i, m in enumerate(models * 3)))
-    [whole] = sums(database, "ten_1")
-    groups = sums(database, "ten_1", ("model", "key", "day"))
-    assert len(groups) > 2
-    for name in ("num_requests", "prompt_tokens", "completion_tokens", "amount_nanousd"):
-        assert sum(getattr(group, name) for group in groups) == getattr(whole, name)
-
-
-def test_too_many_groups_are_refused_not_cut_off(database, price, monkeypatch):
-    monkeypatch.setattr(usage, "MAX_GROUPS", 2)
-    use(database, price, {"model": "a"}, {"model": "b"}, {"model": "c"})
-    with pytest.raises(ApiError) as caught:
-        sums(database, "ten_1", ("model",))
-    assert (caught.value.status, caught.value.param) == (400, "group_by")
-
-
-def test_a_period_includes_its_start_and_not_its_end(database, price):
-    use(database, price, {"at_ms": NOW_MS}, {"at_ms": NOW_MS + 10}, {"at_ms": NOW_MS + 20})
-    assert sums(database, "ten_1", period=(NOW_MS, NOW_MS + 20))[0].num_requests == 2
-    assert sums(database, "ten_1", period=(-(2**70), 2**70))[0].num_requests == 3
 
 
 def test_pages_hold_every_event_once_in_the_order_they_ended(database, price):
