@@ -86,39 +86,59 @@ CASES = [
 ]
 
 
+class World:
+    """A model, its adapters, requests for them, and what each request gets when it is alone.
+
+    aborted: ids of the requests that may be cut short.
+    """
+
+    def __init__(self, folder, options):
+        self.model_dir = save_model(folder / "model", **options)
+        dirs = [
+            save_adapter(self.model_dir, folder / "a1", seed=1, r=4, lora_alpha=16),
+            save_adapter(self.model_dir, folder / "a2", seed=2, r=16, use_rslora=True),
+            save_adapter(self.model_dir, folder / "a3", seed=3, alora_invocation_tokens=INVOCATION),
+        ]
+        self.objects: dict[str, bytes] = {}
+        refs = [add_adapter(self.objects, self.model_dir, d, folder) for d in dirs]
+        self.messages = make_requests(random.Random(5), [None, *refs])
+        self.aborted = {message.request_id for message in self.messages[3::6]}
+        models = [merged_model(self.model_dir, d) for d in (None, *dirs)]
+        oracles = dict(zip((None, *refs), models, strict=True))
+        self.expected = {
+            message.request_id: greedy(
+                oracles[message.adapter], list(message.prompt_token_ids), NUM_TOKENS
+            )
+            for message in self.messages
+        }
+
+
+@pytest.fixture(scope="module", params=FAMILIES.values(), ids=FAMILIES.keys())
+def world(request, one_thread, tmp_path_factory):
+    """One for all cases of a family: what is expected takes longer than to do it."""
+    return World(tmp_path_factory.mktemp("oracle"), request.param)
+
+
 @pytest.mark.parametrize(
     ("runner", "num_swap_slots"),
     [pytest.param(runner, slots, id=name) for runner, slots, name in CASES],
 )
-@pytest.mark.parametrize("options", FAMILIES.values(), ids=FAMILIES.keys())
 def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
-    tmp_path, options, num_swap_slots, runner
+    world, tmp_path, num_swap_slots, runner
 ):
-    model_dir = save_model(tmp_path / "model", **options)
-    dirs = [
-        save_adapter(model_dir, tmp_path / "a1", seed=1, r=4, lora_alpha=16),
-        save_adapter(model_dir, tmp_path / "a2", seed=2, r=16, use_rslora=True),
-        save_adapter(model_dir, tmp_path / "a3", seed=3, alora_invocation_tokens=INVOCATION),
-    ]
-    objects: dict[str, bytes] = {}
-    adapters = [None, *(add_adapter(objects, model_dir, d, tmp_path) for d in dirs)]
     core = build_core(
-        model_dir, tmp_path / "engine", objects,
+        world.model_dir, tmp_path / "engine", world.objects,
         num_slabs=26, budget=24, num_swap_slots=num_swap_slots, **runner,
     )  # fmt: skip
-    chance = random.Random(5)
-    messages = make_requests(chance, adapters)
-    aborted = {message.request_id for message in messages[3::6]}
-    outputs = run(core, messages, aborted, chance)
+    outputs = run(core, world.messages, world.aborted, random.Random(6))
 
-    oracles = dict(zip(adapters, (merged_model(model_dir, d) for d in (None, *dirs)), strict=True))
-    for message in messages:
-        expected = greedy(oracles[message.adapter], list(message.prompt_token_ids), NUM_TOKENS)
+    for message in world.messages:
+        expected = world.expected[message.request_id]
         for index in range(message.sampling_params.n):
             answer = [o for o in outputs[message.request_id] if o.index == index]
             tokens = tokens_of(answer)
             was_aborted = answer[-1].finish_reason == "abort"
-            assert was_aborted <= (message.request_id in aborted)
+            assert was_aborted <= (message.request_id in world.aborted)
             assert tokens == (expected[: len(tokens)] if was_aborted else expected)
     stats = core.take_stats()
     assert stats.preemptions > 0
