@@ -1,4 +1,4 @@
-"""One request, two hundred times: the same tokens and logprobs to the last bit.
+"""One request, up to two hundred times: the same tokens and logprobs to the last bit.
 
 What differs from time to time: who else is there, with which adapter; where chunks are cut; whether
 the prompt is found in the cache; preemption, by swap or by computing again; a step in flight; how
@@ -21,9 +21,11 @@ from tests.engine.fakes import make_message
 from tests.engine.real_core import add_adapter, build_core
 from tests.tiny_models import save_adapter, save_model
 
-NUM_RUNS = 25
 NUM_TIMES = 8
-"""That each run makes the request: 200 in all, half greedy and half drawn."""
+"""That each run makes the request, half greedy and half drawn."""
+MANY, FEW = 25, 10
+"""Runs: 200 requests and 80. The slow kernels make 200 in `make soak`."""
+SLOW = [kind for kind in MAKERS if kind != "native"]
 PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
 LOGPROBS = {"logprobs": 4, "max_tokens": 11, "ignore_eos": True}
 GREEDY = SamplingParams(
@@ -163,14 +165,22 @@ def find_patterns(world, make_kernels, num_runs):
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantization"), [*((k, None) for k in MAKERS), ("native", "int8")]
+    ("kind", "quantization", "num_runs"),
+    [
+        ("native", None, MANY),
+        ("native", "int8", MANY),
+        *((kind, None, FEW) for kind in SLOW),
+        *(pytest.param(kind, None, MANY, marks=pytest.mark.soak) for kind in SLOW),
+    ],
 )
-def test_a_request_has_one_bit_pattern_whatever_happens_around_it(world, kind, quantization):
+def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
+    world, kind, quantization, num_runs
+):
     make_kernels = kernels_of(kind, batch_invariant=True, quantization=quantization)
-    patterns, happened = find_patterns(world, make_kernels, NUM_RUNS)
+    patterns, happened = find_patterns(world, make_kernels, num_runs)
     assert {key: len(found) for key, found in patterns.items()} == dict.fromkeys(patterns, 1)
-    assert sum(patterns["greedy", 0].values()) == NUM_RUNS * NUM_TIMES / 2
-    assert sum(patterns["drawn", 0].values()) == NUM_RUNS * NUM_TIMES / 2
+    assert sum(patterns["greedy", 0].values()) == num_runs * NUM_TIMES / 2
+    assert sum(patterns["drawn", 0].values()) == num_runs * NUM_TIMES / 2
     assert len(patterns) == 6
     assert len({next(iter(found)) for found in patterns.values()}) >= 4
     assert len(happened) == 5
