@@ -31,6 +31,7 @@ from server.prices import ensure_price
 from server.routes import (
     adapters,
     admin,
+    billing,
     inference,
     machines,
     models,
@@ -57,6 +58,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, prices):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(billing.router, prefix="/v1", dependencies=tenant)
+    app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
     app.add_middleware(_BodyLimit, gateway=gateway)

@@ -119,6 +119,11 @@ def conflict(message: str, *, code: str = "conflict", param: str | None = None) 
     return ApiError(409, message, code=code, param=param, headers={"x-should-retry": "false"})
 
 
+def idempotency_key_reused() -> ApiError:
+    message = "This Idempotency-Key has posted something else; use a new one for each entry."
+    return ApiError(422, message, code="idempotency_key_reused", param="Idempotency-Key")
+
+
 # ---- limits ----
 
 

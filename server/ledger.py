@@ -106,7 +106,13 @@ def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) 
 
 
 def reverse(
-    conn: Connection, signer: Signer, entry_id: int, *, memo: str, now_ms: int
+    conn: Connection,
+    signer: Signer,
+    entry_id: int,
+    *,
+    memo: str | None,
+    now_ms: int,
+    idempotency_key: str | None = None,
 ) -> Receipt | None:
     """Undo an entry by its opposite, once; None if that was done before, or nothing was charged."""
     row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
@@ -122,6 +128,7 @@ def reverse(
         at_ms=now_ms,
         reverses_entry_id=entry_id,
         memo=memo,
+        idempotency_key=idempotency_key,
     )
     return post_entries(conn, signer, [draft], now_ms)[0]
 

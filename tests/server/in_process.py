@@ -108,12 +108,14 @@ class User:
     name: str
     api_key: str
 
-    def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    def call(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         async def call() -> httpx.Response:
             transport = httpx.ASGITransport(create_app(self.product.gateway))
-            headers = {"authorization": f"Bearer {self.api_key}"}
+            sent = {"authorization": f"Bearer {self.api_key}"} | (headers or {})
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://gateway", headers=headers
+                transport=transport, base_url="http://gateway", headers=sent
             ) as client:
                 return await client.request(method, path, json=body)
 

@@ -62,13 +62,15 @@ FOR_ALL = {
 }  # fmt: skip
 # Nobody's id in them: what a tenant has, and what it wants checked.
 ABOUT_THE_CALLER = {
-    "GET /v1/adapters", "GET /v1/models", "GET /v1/usage", "GET /v1/usage/export",
+    "GET /v1/adapters", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
+    "GET /v1/usage/export",
     "POST /v1/adapters:validate",
 }  # fmt: skip
 OPENS = "POST /v1/adapters/{name}/uploads"
 NAMED_IN_BODY = {"POST /v1/chat/completions", "POST /v1/completions"}
 SCOPE = {
     "adapters": ADAPTERS, "adapters:validate": ADAPTERS, "uploads": ADAPTERS, "usage": USAGE,
+    "balance": USAGE,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
 }  # fmt: skip
 
@@ -113,6 +115,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
     "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
     "POST /admin/v1/prices": {},
+    "POST /admin/v1/tenants/{tenant}/credits": {"amount_usd": "1"},
+    "POST /admin/v1/tenants/{tenant}/payments": {"amount_usd": "1"},
+    "POST /admin/v1/corrections": {"entry_id": 1},
 }
 
 
