@@ -116,7 +116,12 @@ def build_core(
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
     words = [*vocabulary, *[b""] * (model_config.vocab_size - len(vocabulary))]
     scheduler = Scheduler(config.scheduler, layout, adapters, words, config.eos_token_ids, swap)
-    journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+    journal = Journal(
+        data_dir / "journal",
+        engine_id,
+        config.base_revision,
+        max_open=config.max_num_seqs + config.max_waiting,
+    )
     num_slabs = len(backend.slabs)
     logger.info(
         "%d slabs of %d kB, %d KV tokens, %s on %s",
@@ -126,7 +131,13 @@ def build_core(
     reference = MergedModel(StoredWeights(Path(config.model_dir), torch.float32), model_config)
     precision = _PROOF_PRECISION[config.dtype == "float32" and config.quantization is None]
     core = EngineCore(
-        scheduler, runner, journal, reference, precision, config.max_unsettled_records
+        scheduler,
+        runner,
+        journal,
+        reference,
+        precision,
+        max_unsettled=config.max_unsettled_records,
+        residency_interval_s=config.residency_interval_s,
     )
     return core, config
 

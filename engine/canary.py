@@ -44,8 +44,9 @@ _DEADLINE_S = 600.0
 _BATCH = 1
 
 # What the store may still mend; everything else is the adapter's own fault.
+# A full disk ends them as an engine's failure, or, unwritten, without a cause.
 _PASSING = {"adapter_missing", "adapter_loading", "adapter_corrupt", "deadline",
-            "first_token_timeout", "aborted", "gateway_lost"}  # fmt: skip
+            "first_token_timeout", "aborted", "gateway_lost", "engine_failure", None}  # fmt: skip
 
 Logprobs = npt.NDArray[np.float32]
 

@@ -51,6 +51,8 @@ class EngineConfig:
     sliding_window: of the model, filled in by `engine.build`.
     fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
     max_pinned_share: of the arena's slabs, for adapters that the operator pins.
+    residency_interval_s: between journal records of where adapters were.
+    max_unsettled_records: of the journal, that may wait for the settler; then nothing is accepted.
     """
 
     data_dir: str
@@ -88,6 +90,7 @@ class EngineConfig:
     max_fetches: int = 8
     max_pinned_share: float = 0.5
     gateway_timeout_s: float = 10.0
+    residency_interval_s: float = 900.0
     max_unsettled_records: int = 100_000
 
     def __post_init__(self) -> None:

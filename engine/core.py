@@ -1,15 +1,18 @@
 """The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
 from engine.canary import Canary, Reference
-from engine.journal import Journal
+from engine.journal import Journal, JournalFull
 from engine.messages import (
     CANARY,
     AbortRequests,
     AddRequest,
+    EndRecord,
     EngineStats,
     ExtendLease,
     JournalRecords,
@@ -21,11 +24,14 @@ from engine.messages import (
     ReadJournal,
     RequestOutput,
     Residency,
+    ResidencyItem,
     StepOutputs,
     TierStats,
 )
+from engine.request import RequestGroup
 from engine.scheduler import Scheduler
 from lora.manager import Place
+from lora.residency_meter import Stay
 
 FromGateway = (
     AddRequest | AbortRequests | ExtendLease | Prefetch | PinAdapters | ProveAdapter | ReadJournal
@@ -51,8 +57,10 @@ class Runner(Protocol):
 
 
 class EngineCore:
-    """One engine. max_unsettled: end records that may wait for the settler; then nothing is
-    accepted.   reference, precision: see Canary.
+    """One engine. max_unsettled: records that may wait for the settler; then nothing is accepted.
+
+    residency_interval_s: between records of where adapters were.   reference, precision: see
+    Canary.
     """
 
     def __init__(
@@ -63,12 +71,16 @@ class EngineCore:
         reference: Reference | None = None,
         precision: float = 0.005,
         max_unsettled: int = 100_000,
+        residency_interval_s: float = 900.0,
     ) -> None:
         self.scheduler = scheduler
         self.adapters = scheduler.adapters
         self.runner = runner
         self.journal = journal
         self.max_unsettled = max_unsettled
+        self.residency_interval_s = residency_interval_s
+        self._residency_due = scheduler.clock() + residency_interval_s
+        self._residency_since = journal.clock()
         self.canary = Canary(reference, scheduler, self._accept, precision, scheduler.clock)
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
@@ -82,7 +94,14 @@ class EngineCore:
             self.runner.launch(batch)
         finished, tokens = self._collect(must_wait=batch.is_empty)
         result = self.scheduler.update(finished, tokens)
-        return [*self._deliver(finished, self.journal.commit(result)), *self.canary.advance()]
+        if self.scheduler.clock() >= self._residency_due:
+            self._note_residency()
+        try:
+            self.journal.commit(result)
+        except JournalFull as full:
+            result = self._fail_all(result, full.ends)
+        self.journal.make_room()
+        return [*self._deliver(finished, result), *self.canary.advance()]
 
     @property
     def has_work(self) -> bool:
@@ -114,6 +133,13 @@ class EngineCore:
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
         return []
+
+    def close(self) -> None:
+        """No step follows. The journal has all of requests already, not where adapters were."""
+        self._note_residency()
+        with suppress(JournalFull):
+            self.journal.commit(StepResult(0))
+        self.journal.close()
 
     def take_residency(self) -> list[Residency]:
         """Adapters that moved since the last call."""
@@ -183,12 +209,41 @@ class EngineCore:
 
     def _accept(self, message: AddRequest, gateway_id: str = CANARY) -> str | None:
         """Queue a request and journal it; or say in a word why not."""
-        if self.journal.num_unsettled >= self.max_unsettled:
+        if not (self._can_meter and self.journal.has_place):
             return "metering_unavailable"
         refusal = self.scheduler.add(gateway_id, message)
         if refusal is None:
             self.journal.start(self.scheduler.groups[message.request_id])
         return refusal
+
+    @property
+    def _can_meter(self) -> bool:
+        return not self.journal.is_full and self.journal.num_unsettled < self.max_unsettled
+
+    def _note_residency(self) -> None:
+        """Hand the journal where adapters were; while it takes nothing, the time adds up here."""
+        if not self._can_meter:
+            return
+        self._residency_due = self.scheduler.clock() + self.residency_interval_s
+        items = [_item(stay, duration_ms) for stay, duration_ms in self.adapters.residency.take()]
+        self.journal.note_residency(self._residency_since, items)
+        self._residency_since = self.journal.clock()
+
+    def _fail_all(self, result: StepResult, ends: Sequence[EndRecord]) -> StepResult:
+        """The journal is full: nothing of the step leaves, all requests end where it says."""
+        scheduler = self.scheduler
+        groups = [*result.ended, *scheduler.groups.values()]
+        num_sent = {group.request_id: group.num_outputs_sent for group in groups}
+        for _, output in result.outputs:
+            num_sent[output.request_id] -= 1
+        scheduler.abort(list(scheduler.groups), "engine_failure")
+        scheduler.update(Batch(0, ()), StepTokens(()))  # its outputs number on from those that left
+        by_id = {end.request_id: end for end in ends}
+        failed = [
+            (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id)))
+            for g in groups
+        ]
+        return StepResult(result.step, failed)
 
     def _deliver(self, batch: Batch, result: StepResult) -> list[tuple[str, ToGateway]]:
         if batch.rows:
@@ -207,6 +262,37 @@ class EngineCore:
             *((g, StepOutputs(outputs=tuple(outputs))) for g, outputs in by_gateway.items()),
             *result.leases_low,
         ]
+
+
+def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutput:
+    """The one last output of a request; without an end it was never accepted."""
+    return RequestOutput(
+        request_id=group.request_id,
+        seq=seq,
+        finish_reason="error",
+        stop_cause=end.stop_cause if end else None,
+        error="metering_unavailable",
+        num_prompt_tokens=end.num_prompt_tokens if end else 0,
+        num_cached_tokens=end.num_cached_tokens if end else 0,
+        num_completion_tokens=end.num_completion_tokens if end else 0,
+        adapter_digest=group.applied_digest,
+        is_last=True,
+    )
+
+
+def _item(stay: Stay, duration_ms: int) -> ResidencyItem:
+    adapter = stay.adapter
+    return ResidencyItem(
+        object_key=adapter.object_key,
+        adapter_id=adapter.adapter_id,
+        version=adapter.version,
+        digest=adapter.digest,
+        tier=stay.tier,
+        size_bytes=stay.size_bytes,
+        slabs=stay.slabs,
+        duration_ms=duration_ms,
+        is_pinned=stay.is_pinned,
+    )
 
 
 def _residency(place: Place) -> Residency:

@@ -1,53 +1,58 @@
 """What this engine generated, on disk before anybody sees it: the source of every bill.
 
-Append-only segments of lines, `<crc32 hex> <json>`, records numbered without gaps. One `write()` a
-step carries the step's progress before its tokens leave (it survives a killed process); a step that
-ends requests is fdatasynced before their final outputs leave (it survives the machine). On opening,
-every request without an end is ended as `engine_failure` at its last progress. Segments go when
-settled.
+Append-only segments of numbered records. A step's progress is written before its tokens leave (it
+survives a killed process); a step that ends requests is fdatasynced before their final outputs
+leave (it survives the machine). On opening, every request without an end is ended as
+`engine_failure` at its last progress. Segments go when settled.
+
+On a full disk nothing of the step leaves, every open request ends as `engine_failure` in room that
+was reserved for it, and nothing is accepted until that room can be had again.
 """
 
 import hashlib
-import json
-import os
 import struct
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from engine.batch import StepResult
+from engine.journal_files import Disk, DiskFull, JournalFiles
+from engine.journal_records import Position, Record, encode, follow, read_segment, segment_paths
 from engine.messages import (
+    CheckpointRecord,
     EndRecord,
     FinishReason,
     JournalRecords,
     ProgressRecord,
     RequestProgress,
+    ResidencyItem,
+    ResidencyRecord,
     StartRecord,
     StopCause,
 )
 from engine.request import RequestGroup
 
 SEGMENT_BYTES = 16 << 20
-
-Record = StartRecord | ProgressRecord | EndRecord
-_KINDS: dict[str, type[Record]] = {
-    "start": StartRecord,
-    "progress": ProgressRecord,
-    "end": EndRecord,
-}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-class JournalCorrupt(Exception):
-    """A record that was once whole is not any more: usage may be lost, so nothing is guessed."""
+MAX_OPEN = 1088
+"""Requests open at once: 64 that run and 1,024 that wait, as engine.config has it."""
+END_RECORD_BYTES = 1024
+"""That an end takes at most: about 700 with ids and digests as they are now."""
+_LEAST_RESERVE_BYTES = 1 << 20
+_CHECKPOINT_BYTES = 1024
+_RETRY_S = 1.0
+_MAX_ITEMS = 64
+"""Of one residency record: a page of 256 records stays below 6 MB."""
 
 
-class _TornRecord(Exception):
-    """A line whose write was cut off by a crash; only ever the last one."""
+class JournalFull(Exception):
+    """The step could not be written. ends: of every request that was open, and on disk by now."""
+
+    def __init__(self, ends: Sequence[EndRecord]) -> None:
+        self.ends = ends
+        super().__init__("the journal's disk is full: make room, and the engine serves again")
 
 
 @dataclass(slots=True)
@@ -73,42 +78,20 @@ class _Open:
             self.first_token_at = at
 
 
+_Ending = tuple[_Open, FinishReason, StopCause]
+
+
 def output_sha256(token_ids: list[int]) -> str:
     """Hex digest of output ids as uint32, little-endian."""
     return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()
 
 
-def _encode(record: Record) -> bytes:
-    fields = _fields(record)
-    if isinstance(record, ProgressRecord):
-        fields["requests"] = [_fields(progress) for progress in record.requests]
-    body = json.dumps([_NAMES[type(record)], fields], separators=(",", ":")).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
-
-
-def _fields(record: Record | RequestProgress) -> dict[str, Any]:
-    # dataclasses.asdict copies deeply: 0.5 ms of a step of 64 requests.
-    return {name: getattr(record, name) for name in record.__slots__}
-
-
-def _decode(line: bytes) -> Record:
-    checksum, _, body = line.rstrip(b"\n").partition(b" ")
-    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(body):
-        raise _TornRecord
-    name, fields = json.loads(body)
-    if name == "progress":
-        fields["requests"] = tuple(_progress(p) for p in fields["requests"])
-    return _KINDS[name](**fields)
-
-
-def _progress(fields: dict[str, Any]) -> RequestProgress:
-    return RequestProgress(**{**fields, "new_token_ids": tuple(fields["new_token_ids"])})
-
-
 class Journal:
     """One engine's journal in `directory`; opening it recovers and closes what a crash left open.
 
-    clock: Unix seconds.   unsettled end records are kept in memory until the settler has them.
+    clock: Unix seconds.   max_open: requests open at once, whose ends the reserve holds.
+    is_full: there is no reserve, so nothing may be accepted; `make_room` tries to get one.
+    Unsettled records are kept in memory until the settler has them.
     """
 
     def __init__(
@@ -118,31 +101,49 @@ class Journal:
         base_revision: str,
         clock: Callable[[], float] = time.time,
         segment_bytes: int = SEGMENT_BYTES,
+        max_open: int = MAX_OPEN,
+        disk: Disk | None = None,
     ) -> None:
-        self.directory = directory
         self.engine_id = engine_id
         self.base_revision = base_revision
         self.clock = clock
-        self.segment_bytes = segment_bytes
-        self.last_seq = 0
-        self._totals = (0, 0, 0, 0)  # ends, and their prompt, cached and completion tokens
+        self.max_open = max_open
+        self.is_full = False
+        self.files = JournalFiles(
+            directory,
+            segment_bytes=segment_bytes,
+            reserve_bytes=max(
+                _LEAST_RESERVE_BYTES, max_open * END_RECORD_BYTES + _CHECKPOINT_BYTES
+            ),
+            disk=disk or Disk(),
+        )
+        self._position: Position | None = None
         self._open: dict[str, _Open] = {}
-        self._unsettled: deque[EndRecord] = deque()
-        self._segments: deque[tuple[int, Path]] = deque()  # (last seq, file), oldest first
-        self._pending: list[Record] = []
-        directory.mkdir(parents=True, exist_ok=True)
+        self._unsettled: deque[EndRecord | ResidencyRecord] = deque()
+        self._accepted: dict[str, StartRecord] = {}  # to be written with the next step
+        self._residencies: list[ResidencyRecord] = []  # likewise
+        self._tried_at = 0.0
         self._recover()
 
     @property
     def num_unsettled(self) -> int:
         return len(self._unsettled)
 
+    @property
+    def last_seq(self) -> int:
+        return self._now.seq
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the reserve would hold the end of one more request, too."""
+        return len(self._open) + len(self._accepted) < self.max_open
+
     # ---- writing ----
 
     def start(self, request: RequestGroup) -> None:
-        """A request was accepted; its record is written with the next commit, before any token."""
-        record = StartRecord(
-            seq=self._next_seq(),
+        """A request was accepted; its record is written with the next step, before any token."""
+        self._accepted[request.request_id] = StartRecord(
+            seq=0,
             at=self.clock(),
             request_id=request.request_id,
             tenant_id=request.message.tenant_id,
@@ -150,43 +151,67 @@ class Journal:
             num_prompt_tokens=request.num_prompt_tokens,
             token_lease=request.message.token_lease,
         )
-        self._note(record)
+
+    def note_residency(self, started_at: float, items: Sequence[ResidencyItem]) -> None:
+        """Where adapters have been since `started_at`; it is written with the next step."""
+        for first in range(0, len(items), _MAX_ITEMS):
+            page = tuple(items[first : first + _MAX_ITEMS])
+            self._residencies.append(
+                ResidencyRecord(seq=0, at=self.clock(), started_at=started_at, items=page)
+            )
 
     def commit(self, result: StepResult) -> StepResult:
-        """Write a step. When this returns, its outputs may leave. Raises OSError: then they may
-        not.
+        """Write a step. When this returns, its outputs may leave.
+
+        Raises JournalFull: they may not, and every open request has ended. What was accepted since
+        the last step and never written never was. Raises OSError: the engine has to die of it.
         """
-        if result.progress:
-            self._note(
-                ProgressRecord(
-                    seq=self._next_seq(),
-                    at=self.clock(),
-                    step=result.step,
-                    requests=tuple(result.progress),
-                )
-            )
-        for request in result.ended:
-            assert request.finish_reason is not None
-            assert request.stop_cause is not None
-            opened = self._open[request.request_id]
-            assert opened.output_token_ids == request.output_token_ids, (
-                "journal and engine disagree"
-            )
-            self._end(opened, request.finish_reason, request.stop_cause)
-        self._write(sync=bool(result.ended))
+        if self.is_full:
+            assert not result.progress, "it ran what it could not count"
+            return result
+        try:
+            self._write_step(result)
+        except DiskFull as full:
+            self.is_full = True
+            self._accepted.clear()
+            raise JournalFull(self._fail_open()) from full
         return result
 
-    def _end(self, opened: _Open, reason: FinishReason, cause: StopCause) -> None:
-        start, ids = opened.start, opened.output_token_ids
-        number, prompt, cached, completion = self._totals
-        self._note(
-            EndRecord(
-                seq=self._next_seq(),
+    def _write_step(self, result: StepResult) -> None:
+        """Raises DiskFull: what of it is written is whole, and known."""
+        records: list[Record] = [*self._accepted.values(), *self._residencies]
+        if result.progress:
+            requests = tuple(result.progress)
+            records.append(
+                ProgressRecord(seq=0, at=self.clock(), step=result.step, requests=requests)
+            )
+        # The settler may read a residency at once; it must not be ahead of the disk.
+        self._write(records, sync=bool(self._residencies))
+        self._accepted.clear()
+        self._residencies.clear()
+        if result.ended:
+            self._write(self._ends(map(self._ending, result.ended)), sync=True)
+
+    def _ending(self, request: RequestGroup) -> _Ending:
+        assert request.finish_reason is not None
+        assert request.stop_cause is not None
+        opened = self._open[request.request_id]
+        assert opened.output_token_ids == request.output_token_ids, "journal and engine disagree"
+        return opened, request.finish_reason, request.stop_cause
+
+    def _ends(self, endings: Iterable[_Ending]) -> list[EndRecord]:
+        """Their records, as the next ones."""
+        ends, position = [], self._now
+        for opened, reason, cause in endings:
+            start, ids = opened.start, opened.output_token_ids
+            position = position.ended(opened.num_prompt_tokens, opened.num_cached_tokens, len(ids))
+            end = EndRecord(
+                seq=position.seq,
                 at=self.clock(),
-                number=number + 1,
-                total_prompt_tokens=prompt + opened.num_prompt_tokens,
-                total_cached_tokens=cached + opened.num_cached_tokens,
-                total_completion_tokens=completion + len(ids),
+                number=position.number,
+                total_prompt_tokens=position.prompt_tokens,
+                total_cached_tokens=position.cached_tokens,
+                total_completion_tokens=position.completion_tokens,
                 request_id=start.request_id,
                 tenant_id=start.tenant_id,
                 adapter_digest=start.adapter_digest,
@@ -200,113 +225,112 @@ class Journal:
                 started_at=start.at,
                 first_token_at=opened.first_token_at,
             )
-        )
+            ends.append(end)
+        return ends
 
-    def _next_seq(self) -> int:
-        self.last_seq += 1
-        return self.last_seq
+    def _fail_open(self) -> list[EndRecord]:
+        """End all that is open as `engine_failure`, in the reserve's room. Raises DiskFull."""
+        ends = self._ends((opened, "error", "engine_failure") for opened in self._open.values())
+        self._begin_segment(ends, in_reserve=True)
+        return ends
 
-    def _note(self, record: Record) -> None:
-        self._pending.append(record)
-        self._apply(record)
-
-    def _write(self, *, sync: bool) -> None:
-        if not self._pending:
+    def _write(self, records: Sequence[Record], *, sync: bool) -> None:
+        """Append records, numbered, all or none. Raises DiskFull."""
+        if not records:
             return
-        data = memoryview(b"".join(_encode(record) for record in self._pending))
-        while data:
-            data = data[os.write(self._file, data) :]
-        if sync:
-            os.fdatasync(self._file)
-        self._pending = []
-        self._segments[-1] = (self.last_seq, self._segments[-1][1])
-        if os.fstat(self._file).st_size >= self.segment_bytes:
-            os.fdatasync(self._file)
-            os.close(self._file)
+        if self.files.is_long:
             self._begin_segment()
+        numbered = [replace(r, seq=seq) for seq, r in enumerate(records, self.last_seq + 1)]
+        self.files.append(b"".join(map(encode, numbered)), sync=sync)
+        for record in numbered:
+            self._apply(record)
+
+    def _begin_segment(self, ends: Sequence[EndRecord] = (), *, in_reserve: bool = False) -> None:
+        now = self._now
+        checkpoint = CheckpointRecord(
+            seq=now.seq,
+            at=self.clock(),
+            number=now.number,
+            total_prompt_tokens=now.prompt_tokens,
+            total_cached_tokens=now.cached_tokens,
+            total_completion_tokens=now.completion_tokens,
+        )
+        records: list[Record] = [checkpoint, *ends]
+        self.files.begin(now.seq + 1, b"".join(map(encode, records)), in_reserve=in_reserve)
+        for record in records:
+            self._apply(record)
+
+    # ---- a full disk ----
+
+    def make_room(self) -> None:
+        """Where there is none, try to have some: at most once a second."""
+        if not self.is_full:
+            return
+        if not self._tried_at <= (now := self.clock()) < self._tried_at + _RETRY_S:
+            self._tried_at = now
+            with suppress(DiskFull):
+                self._reserve()
+
+    def _reserve(self) -> None:
+        """Have the reserve, and nothing open that nobody goes on with. Raises DiskFull."""
+        self.is_full = True
+        self.files.allocate_reserve()
+        if self._open or not self.files.has_segment:
+            self._fail_open()
+            self.files.allocate_reserve()
+        self.is_full = False
 
     # ---- the settler's side ----
 
     def read(self, settled_seq: int, limit: int) -> JournalRecords:
-        """End records after `settled_seq`; what lies before it is deleted."""
+        """What is to be posted after `settled_seq`; what lies before it is deleted."""
         while self._unsettled and self._unsettled[0].seq <= settled_seq:
             self._unsettled.popleft()
-        self._delete_settled(settled_seq)
+        # A segment stays while a request that began in it is open.
+        oldest_open = min((o.start.seq for o in self._open.values()), default=self.last_seq + 1)
+        self.files.delete_through(min(settled_seq, oldest_open - 1))
         records = tuple(record for record, _ in zip(self._unsettled, range(limit), strict=False))
         return JournalRecords(
             engine_id=self.engine_id,
             records=records,
             last_seq=self.last_seq,
             complete=len(records) == len(self._unsettled),
-            open_request_ids=tuple(self._open),
+            open_request_ids=(*self._open, *self._accepted),
         )
-
-    def _delete_settled(self, settled_seq: int) -> None:
-        """Drop whole segments, but never the one in use, nor one that an open request began in."""
-        oldest_open = min((o.start.seq for o in self._open.values()), default=self.last_seq + 1)
-        while len(self._segments) > 1 and self._segments[0][0] <= min(settled_seq, oldest_open - 1):
-            self._segments.popleft()[1].unlink()
 
     # ---- recovery ----
 
     def _recover(self) -> None:
-        paths = sorted(self.directory.glob("*.journal"))
-        # A segment is named for its first record, so that numbers go on when all else is deleted.
-        self.last_seq = int(paths[0].stem) - 1 if paths else 0
-        for path in paths:
-            for record in self._read_segment(path):
-                if record.seq != self.last_seq + 1:
-                    raise JournalCorrupt(f"{path.name}: record {record.seq} after {self.last_seq}")
-                self.last_seq = record.seq
+        """Read what an earlier life left, and close it; without room for that, be full."""
+        for path in segment_paths(self.files.directory):
+            before, size_bytes = self.last_seq, 0
+            for record, end in read_segment(path.read_bytes(), path.name):
                 self._apply(record)
-            self._segments.append((self.last_seq, path))
-        self._begin_segment()
-        for opened in list(self._open.values()):
-            self._end(opened, "error", "engine_failure")
-        self._write(sync=True)
-
-    def _read_segment(self, path: Path) -> Iterator[Record]:
-        """The records of a file; a torn last line is cut off, other damage is JournalCorrupt."""
-        data = path.read_bytes()
-        end = 0
-        for line in data.splitlines(keepends=True):
-            try:
-                record = _decode(line)
-            except _TornRecord:
-                if end + len(line) < len(data):
-                    raise JournalCorrupt(f"{path.name}: damaged at byte {end}") from None
-                os.truncate(path, end)
-                return
-            yield record
-            end += len(line)
-
-    def _begin_segment(self) -> None:
-        path = self.directory / f"{self.last_seq + 1:020d}.journal"
-        self._file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-        if not self._segments or self._segments[-1][1] != path:
-            self._segments.append((self.last_seq, path))
-        directory = os.open(self.directory, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+                size_bytes = end
+            self.files.found(path, size_bytes, before)
+        with suppress(DiskFull):
+            self._reserve()
 
     def _apply(self, record: Record) -> None:
-        """What a record means for what is open and what is unsettled."""
-        if isinstance(record, StartRecord):
-            self._open[record.request_id] = _Open(record)
-        elif isinstance(record, ProgressRecord):
-            for progress in record.requests:
-                # A request that has ended may have begun in a segment that is settled and deleted.
-                if opened := self._open.get(progress.request_id):
-                    opened.add(progress, record.at)
-        else:
-            self._open.pop(record.request_id, None)
-            self._totals = (
-                record.number,
-                record.total_prompt_tokens,
-                record.total_cached_tokens,
-                record.total_completion_tokens,
-            )
-            self._unsettled.append(record)
+        """What a record means for what is open and what is unsettled. Raises JournalCorrupt."""
+        self._position = follow(self._position, record)
+        match record:
+            case StartRecord():
+                self._open[record.request_id] = _Open(record)
+            case ProgressRecord():
+                for progress in record.requests:
+                    # One that has ended may have begun in a segment that is settled and deleted.
+                    if opened := self._open.get(progress.request_id):
+                        opened.add(progress, record.at)
+            case EndRecord():
+                self._open.pop(record.request_id, None)
+                self._unsettled.append(record)
+            case ResidencyRecord():
+                self._unsettled.append(record)
+
+    @property
+    def _now(self) -> Position:
+        return self._position or Position()
 
     def close(self) -> None:
-        os.close(self._file)
+        self.files.close()

@@ -306,6 +306,21 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """The first of a segment: what came before it, which may have been deleted.
+
+    seq: of the last record before it, it has none of its own.   The others: as of its last end.
+    """
+
+    seq: int
+    at: float
+    number: int
+    total_prompt_tokens: int
+    total_cached_tokens: int
+    total_completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartRecord:
     """A request was accepted. at: Unix seconds on the engine's clock."""
 

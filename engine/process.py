@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import signal
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -58,9 +59,15 @@ def engine_identity(directory: Path) -> tuple[str, int]:
     """(engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
     path = directory / "identity"
     engine_id, epoch = path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0)
-    temporary = path.with_suffix(".part")
-    temporary.write_text(f"{engine_id} {int(epoch) + 1}\n")
-    temporary.rename(path)
+    line = f"{engine_id} {int(epoch) + 1:010d}\n"
+    if path.exists():
+        # In place: on a full disk there is no room for another file, and an engine has to start.
+        with path.open("r+") as file:
+            file.write(line)
+    else:
+        temporary = path.with_suffix(".part")
+        temporary.write_text(line)
+        temporary.rename(path)
     return engine_id, int(epoch) + 1
 
 
@@ -92,6 +99,7 @@ class EngineProcess:
         self._gateways: dict[str, _Gateway] = {}
         self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
         self._stats_due = self._integrity_due = 0.0
+        self._is_stopping = False
         socket_path.unlink(missing_ok=True)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -103,9 +111,10 @@ class EngineProcess:
         os.chmod(socket_path, 0o600)
 
     def run(self) -> None:
-        """Until every gateway is gone."""
+        """Until every gateway is gone, or SIGTERM."""
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
         has_computed = has_work = False
-        while not self._is_deserted():
+        while not self._is_stopping and not self._is_deserted():
             had_work, has_work = has_work, self.core.has_work
             self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
             num_steps = self.core.num_steps
@@ -116,7 +125,13 @@ class EngineProcess:
             self._drop_silent()
             if had_work and not has_work:
                 self._check_integrity()
-        logger.info("no gateway for %.0f s: exiting", self.gateway_timeout_s)
+        reason = "asked to stop" if self._is_stopping else "no gateway any more"
+        logger.info("%s: exiting", reason)
+        self.core.close()
+
+    def stop(self) -> None:
+        """After this step; its successor ends what was not finished."""
+        self._is_stopping = True
 
     def _check_integrity(self) -> None:
         """Now that nobody waits for a step; seldom, since somebody may come meanwhile."""

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -35,7 +36,11 @@ class SlowRunner(FakeRunner):
 
 
 def main() -> None:
-    config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    serve(EngineConfig(**json.loads(Path(sys.argv[1]).read_text())))
+
+
+def serve(config: EngineConfig, **journal_options: Any) -> None:
+    """Until every gateway is gone."""
     step_tokens = config.max_num_batched_tokens or 128
     config = replace(config, max_num_batched_tokens=step_tokens, max_sum_ranks_per_step=1024)
     data_dir = Path(config.data_dir)
@@ -46,7 +51,7 @@ def main() -> None:
         vocabulary = read_vocabulary(Path(config.vocabulary_path))
         vocabulary += [b"?"] * (256 - len(vocabulary))
         scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
-        journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+        journal = Journal(data_dir / "journal", engine_id, config.base_revision, **journal_options)
         runner = SlowRunner(TokenMeter(data_dir / "meter"))
         core = EngineCore(
             scheduler,

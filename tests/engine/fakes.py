@@ -320,17 +320,24 @@ def make_scheduler(
 
 
 def make_core(
-    directory: Path, scheduler: Scheduler | None = None, lag: int = 0, **limits: object
+    directory: Path,
+    scheduler: Scheduler | None = None,
+    lag: int = 0,
+    journal: Journal | None = None,
+    residency_interval_s: float = 900.0,
+    **limits: object,
 ) -> EngineCore:
     """The core around a FakeRunner; what the loader places overwrites what the runner has there."""
-    journal = Journal(directory / "journal", "eng-1", "base-1")
+    journal = journal or Journal(directory / "journal", "eng-1", "base-1")
     scheduler = scheduler or make_scheduler(**limits)  # type: ignore[arg-type]
     window = scheduler.config.sliding_window
     runner = FakeRunner(TokenMeter(directory / "meter"), lag, window)
     loader = scheduler.adapters.loader
     assert isinstance(loader, FakeLoader)
     loader.on_place = runner.overwrite
-    return EngineCore(scheduler, runner, journal, FakeReference())
+    return EngineCore(
+        scheduler, runner, journal, FakeReference(), residency_interval_s=residency_interval_s
+    )
 
 
 def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:

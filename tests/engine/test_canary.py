@@ -20,6 +20,7 @@ from tests.engine.fakes import (
     make_scheduler,
     tokens_of,
 )
+from tests.engine.small_disk import SmallDisk, make_journal
 
 
 @pytest.fixture
@@ -181,6 +182,17 @@ def test_a_missing_file_says_nothing_about_the_adapter(tmp_path, ask):
     core = make_core(tmp_path)
     (tmp_path / "object").unlink()
     assert verdict(core, ask()) == "unavailable"
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 4, 5])
+def test_a_full_disk_says_nothing_about_the_adapter(tmp_path, ask, num_steps):
+    disk = SmallDisk(tmp_path / "journal")
+    core = make_core(tmp_path, journal=make_journal(tmp_path, disk))
+    assert core.handle("gw", ask()) == []
+    for _ in range(num_steps):
+        assert core.step() == []
+    disk.fill()
+    assert run(core)[0]["p1"][1].verdict == "unavailable"
 
 
 def test_an_engine_without_a_reference_proves_nothing(tmp_path, ask):

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -43,6 +44,20 @@ def test_an_abort_is_counted_up_to_the_last_token_generated(tmp_path):
     core.step()
     (record,) = core.journal.read(0, 10).records
     assert (record.stop_cause, record.num_completion_tokens) == ("aborted", 6)
+
+
+def test_a_lost_gateways_requests_are_counted_up_to_the_last_token_generated(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("silent", make_message("r1", max_tokens=50))
+    core.handle("other", make_message("r2", max_tokens=50))
+    received = [o for _ in range(4) for _, m in core.step() for o in m.outputs]
+    core.scheduler.abort_gateway("silent")
+    core.step()
+    (record,) = core.journal.read(0, 10).records
+    tokens = tokens_of([output for output in received if output.request_id == "r1"])
+    assert (record.request_id, record.finish_reason) == ("r1", "error")
+    assert (record.stop_cause, record.num_prompt_tokens) == ("gateway_lost", 9)
+    assert (record.num_completion_tokens, record.output_sha256) == (4, output_sha256(tokens))
 
 
 def test_progress_is_written_before_the_tokens_leave(tmp_path):
@@ -143,6 +158,37 @@ def test_a_full_disk_keeps_tokens_from_leaving_and_loses_none_that_left(tmp_path
     assert (record.num_completion_tokens, record.output_sha256) == (3, output_sha256(sent))
 
 
+def test_totals_go_on_when_all_ends_are_settled_and_deleted(tmp_path):
+    core = make_core(tmp_path)
+    core.journal.files.segment_bytes = 600
+    for i in range(4):
+        core.handle("gw", make_message(f"r{i}", prompt_len=7, max_tokens=3))
+        run_until_idle(core)
+    last = core.journal.read(0, 10).records[-1]
+    assert (last.number, last.total_prompt_tokens, last.total_completion_tokens) == (4, 28, 12)
+    core.handle("gw", make_message("killed", prompt_len=1, max_tokens=99))
+    for _ in range(9):
+        core.step()
+    core.journal.read(last.seq, 10)
+    assert all(b'"end"' not in path.read_bytes() for path in segments(tmp_path))
+    (end,) = reopen(tmp_path).read(last.seq, 10).records
+    assert (end.number, end.total_prompt_tokens, end.total_completion_tokens) == (5, 29, 21)
+
+
+def test_an_end_says_what_all_before_it_come_to(tmp_path):
+    core = make_core(tmp_path)
+    for i in range(5):
+        core.handle("gw", make_message(f"r{i}", prompt_len=7 + i, max_tokens=3 + i))
+    run_until_idle(core)
+    ends = core.journal.read(0, 10).records
+    for before, end in pairwise(ends):
+        assert end.number == before.number + 1
+        assert end.total_prompt_tokens == before.total_prompt_tokens + end.num_prompt_tokens
+        assert end.total_cached_tokens == before.total_cached_tokens + end.num_cached_tokens
+        step = end.total_completion_tokens - before.total_completion_tokens
+        assert step == end.num_completion_tokens
+
+
 def test_reading_is_paged_and_says_when_it_is_complete(tmp_path):
     core = make_core(tmp_path)
     for i in range(5):
@@ -154,13 +200,19 @@ def test_reading_is_paged_and_says_when_it_is_complete(tmp_path):
     assert (len(page.records), page.complete) == (2, True)
 
 
-def test_an_engine_whose_settler_is_gone_accepts_nothing_more(tmp_path):
-    core = make_core(tmp_path)
-    core.max_unsettled = 1
-    core.handle("gw", make_message("r1"))
-    run_until_idle(core)
-    ((_, refused),) = core.handle("gw", make_message("r2"))
+def test_while_the_settler_is_away_streams_end_normally_and_then_everything_settles(tmp_path):
+    core = make_core(tmp_path, max_num_seqs=2)
+    core.max_unsettled = 3
+    for i in range(6):
+        core.handle("gw", make_message(f"r{i}"))
+    outputs = run_until_idle(core)
+    assert [each[-1].finish_reason for each in outputs.values()] == ["length"] * 6
+    ((_, refused),) = core.handle("gw", make_message("new"))
     assert refused.outputs[0].error == "metering_unavailable"
+    first = core.journal.read(0, 4)
+    second = core.journal.read(first.records[-1].seq, 4)
+    assert [r.request_id for r in first.records + second.records] == list(outputs)
+    assert core.handle("gw", make_message("new")) == []
 
 
 def test_the_runners_own_meter_agrees_with_the_journal(tmp_path):
@@ -172,6 +224,14 @@ def test_the_runners_own_meter_agrees_with_the_journal(tmp_path):
     prompt, sampled, _, _ = TokenMeter.read(tmp_path / "meter")
     assert prompt == sum(r.num_prompt_tokens for r in records)
     assert sampled == sum(r.num_completion_tokens for r in records)
+
+
+def test_a_request_is_open_from_the_moment_it_is_accepted(tmp_path):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message())
+    assert core.journal.read(0, 10).open_request_ids == ("r1",)
+    run_until_idle(core)
+    assert core.journal.read(0, 10).open_request_ids == ()
 
 
 def test_another_engines_settled_position_deletes_nothing_here(tmp_path):

@@ -15,8 +15,10 @@ import zmq
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, RequestRefused
-from engine.messages import Heartbeat, Hello
+from engine.journal_records import read_records
+from engine.messages import Heartbeat, Hello, ResidencyRecord
 from engine.meter import TokenMeter
+from engine.process import engine_identity
 from engine.wire import encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 
@@ -192,6 +194,29 @@ def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_pa
     assert process.poll() is None
 
 
+def test_an_engine_that_is_asked_to_stop_writes_where_adapters_were(engine, tmp_path):
+    process = engine()
+
+    async def run():
+        async with connected(tmp_path) as client:
+            await collect(client, make_message(adapter=make_adapter()))
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, START_S) == 0
+
+    asyncio.run(run())
+    *_, record = read_records(tmp_path / "engine" / "journal")
+    assert isinstance(record, ResidencyRecord)
+    assert "device" in {item.tier for item in record.items}
+
+
+def test_an_identity_lasts_and_its_file_stays_where_it_is(tmp_path):
+    engine_id, epoch = engine_identity(tmp_path)
+    inode = (tmp_path / "identity").stat().st_ino
+    for i in range(1, 12):
+        assert engine_identity(tmp_path) == (engine_id, epoch + i)
+    assert (tmp_path / "identity").stat().st_ino == inode, "on a full disk there is no other"
+
+
 def test_only_one_engine_runs_on_a_data_directory(engine, tmp_path):
     engine()
 
@@ -214,6 +239,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
             while not (journal := await other.read_journal(other.welcome.engine_id, 0, 10)).records:
                 await asyncio.sleep(0.05)
             assert journal.records[0].stop_cause == "gateway_lost"
+            assert journal.records[0].num_completion_tokens > 0
             # When it speaks again it is told that the engine does not know it any more.
             await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
