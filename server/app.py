@@ -21,7 +21,7 @@ from server import adapter_watch, errors
 from server.auth import AuthError, record_key_use
 from server.clock import now_ms
 from server.database import DatabaseError
-from server.deps import authenticate, require_admin
+from server.deps import authenticate, require_admin, usage_reader
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.ledger import adopt_events
@@ -35,6 +35,7 @@ from server.routes import (
     inference,
     machines,
     models,
+    organization,
     prices,
     sharing,
     uploads,
@@ -60,6 +61,8 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
+    # For both: what is read depends on whose key it is.
+    app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
     app.include_router(machines.router)
     _handle_errors(app)
     app.add_middleware(_BodyLimit, gateway=gateway)

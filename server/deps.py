@@ -63,8 +63,23 @@ async def require_admin(gateway: GatewayDep, bearer: Bearer) -> None:
     """Only the operator's admin key."""
     if bearer is None:
         raise errors.missing_api_key()
-    if not hmac.compare_digest(bearer.credentials.encode(), gateway.admin_key.encode()):
+    if not _is_admin(gateway, bearer):
         raise errors.invalid_api_key()
+
+
+async def usage_reader(gateway: GatewayDep, bearer: Bearer) -> str | None:
+    """The tenant whose usage a key reads; None, which is every tenant's, for the admin key."""
+    if bearer is not None and _is_admin(gateway, bearer):
+        return None
+    identity = await authenticate(gateway, bearer)
+    return (await _Scoped(auth.USAGE)(identity)).tenant_id
+
+
+UsageReader = Annotated[str | None, Depends(usage_reader)]
+
+
+def _is_admin(gateway: Gateway, bearer: HTTPAuthorizationCredentials) -> bool:
+    return hmac.compare_digest(bearer.credentials.encode(), gateway.admin_key.encode())
 
 
 async def limited_body(request: Request, gateway: GatewayDep) -> bytes:
