@@ -37,7 +37,9 @@ from server.routes import (
     models,
     organization,
     prices,
+    receipts,
     sharing,
+    statements,
     uploads,
     usage,
 )
@@ -55,10 +57,15 @@ def create_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
-    for module in (inference, models, adapters, sharing, uploads, usage):
+    # First of the two: its path would be an id's of the other.
+    app.include_router(receipts.public_router, prefix="/v1")
+    for module in (
+        inference, models, adapters, sharing, uploads, usage, receipts, statements,
+    ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, prices):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
     # For both: what is read depends on whose key it is.

@@ -114,6 +114,12 @@ def not_found(message: str, *, code: str = "not_found", param: str | None = None
     return ApiError(404, message, code=code, param=param)
 
 
+def receipt_pending(retry_after_s: float) -> ApiError:
+    message = "This request is not settled yet; its receipt comes with its end."
+    headers = retry_headers(retry_after_s)
+    return ApiError(404, message, code="receipt_pending", headers=headers)
+
+
 def conflict(message: str, *, code: str = "conflict", param: str | None = None) -> ApiError:
     # Our 409s need another request, not the same again; the client would retry without this.
     return ApiError(409, message, code=code, param=param, headers={"x-should-retry": "false"})

@@ -59,11 +59,13 @@ ANSWER = "1234"
 
 FOR_ALL = {
     "GET /", "GET /health", "GET /ready", "GET /metrics", "GET /openapi.json", "HEAD /openapi.json",
+    "GET /v1/receipts/keys",
 }  # fmt: skip
 # Nobody's id in them: what a tenant has, and what it wants checked.
 ABOUT_THE_CALLER = {
     "GET /v1/adapters", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
     "GET /v1/usage/export",
+    "GET /v1/statements", "GET /v1/statements/{period}",
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
     "GET /v1/organization/costs",
 }  # fmt: skip
@@ -72,6 +74,7 @@ FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
 OPENS = "POST /v1/adapters/{name}/uploads"
 NAMED_IN_BODY = {"POST /v1/chat/completions", "POST /v1/completions"}
 SCOPE = {
+    "receipts": USAGE, "statements": USAGE,
     "adapters": ADAPTERS, "adapters:validate": ADAPTERS, "uploads": ADAPTERS, "usage": USAGE,
     "organization": USAGE,
     "balance": USAGE,
@@ -79,18 +82,20 @@ SCOPE = {
 }  # fmt: skip
 
 OPERATOR = [route for route in ROUTES if " /admin/v1/" in route]
-TENANT = [route for route in ROUTES if " /v1/" in route]
+TENANT = [route for route in ROUTES if " /v1/" in route and route not in FOR_ALL]
 NAMING = [route for route in TENANT if route not in ABOUT_THE_CALLER and route != OPENS]
 
 # ---- what there is, of a tenant called acme ----
 
 SUBJECTS = {
+    "request_id": ["used", "chatcmpl-used", "entry_1"],
     "name": ["pirate", "ghost", "shared"],
     "upload_id": [f"up_{digit * 32}" for digit in "123456"],
     "answer_id": [f"chatcmpl-{ANSWER}"],
     "model": ["pirate", "acme/pirate", "acme/pirate@1", "acme/pirate@beta", "acme/ghost", "ghost"],
 }
 ABSENT = {
+    "request_id": "unused",
     "name": "parrot",
     "upload_id": f"up_{'0' * 32}",
     "answer_id": "chatcmpl-9999",
@@ -103,6 +108,7 @@ DETAILS = {
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
     "key_id": ["nobodys"],
+    "period": ["2026-02"],
 }
 DECLARED = {
     name: {"size_bytes": 2, "sha256": "0" * 64}
@@ -119,6 +125,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
     "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
     "POST /admin/v1/prices": {},
+    "POST /admin/v1/statements": {"period": "2026-01"},
     "POST /admin/v1/tenants/{tenant}/credits": {"amount_usd": "1"},
     "POST /admin/v1/tenants/{tenant}/payments": {"amount_usd": "1"},
     "POST /admin/v1/corrections": {"entry_id": 1},
@@ -377,7 +384,7 @@ def test_what_a_tenant_has_reads_the_same_whatever_others_have(
     empty: World, tmp_path: Path
 ) -> None:
     asked = [
-        ("GET", path + query_of(path), None)
+        ("GET", path.replace("{period}", "2026-02") + query_of(path), None)
         for method, _, path in (route.partition(" ") for route in sorted(ABOUT_THE_CALLER))
         if method == "GET"
     ]
