@@ -32,6 +32,7 @@ from server.routes import (
     adapters,
     admin,
     billing,
+    exports,
     inference,
     machines,
     models,
@@ -70,6 +71,8 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
     # For both: what is read depends on whose key it is.
     app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
+    app.include_router(exports.router, prefix="/v1", dependencies=tenant)
+    app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
     app.add_middleware(_BodyLimit, gateway=gateway)

@@ -2,15 +2,20 @@
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from server.exports import focus
 from server.exports.checked import check_receipt, receipt_of_cells
+from server.exports.cloud_events import cloud_event
+from server.exports.formats import FormatUnavailable
 from server.receipts import Receipt
 
 MAX_LINE_BYTES = 1 << 20
 """Hundreds of times a receipt: what is longer is no export."""
+
+_PARQUET = b"PAR1"
 
 
 class ExportUnreadable(Exception):
@@ -25,8 +30,10 @@ class ExportUnreadable(Exception):
 def read_export(source: Path | BinaryIO) -> Iterator[Receipt]:
     """Its receipts in the order of the file, the format told from its first bytes.
 
-    They have the fields and types of receipts; whether they are true is for who checks them. A file
-    that is handed in stays open; Parquet needs one that can seek. Raises ExportUnreadable, OSError.
+    They have the fields and types of receipts; whether they are true is for who checks them. Of
+    CloudEvents and FOCUS all that is beside the receipt is what its receipt makes it. A file that
+    is handed in stays open; Parquet needs one that can seek.
+    Raises ExportUnreadable, FormatUnavailable, OSError.
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -36,66 +43,138 @@ def read_export(source: Path | BinaryIO) -> Iterator[Receipt]:
 
 
 def _read(file: BinaryIO) -> Iterator[Receipt]:
-    lines = _Lines(file)
-    first = next(lines, None)
-    if first is None:
+    head = file.read(len(_PARQUET))
+    if head == _PARQUET:
+        file.seek(0)
+        yield from _read_parquet(file)
         return
-    lines.put_back(first)
-    if first.startswith(b"{"):
+    lines = _Lines(file, head)
+    if head.startswith(b"{"):
         yield from _read_json(lines)
-    else:
+    elif head:
         yield from _read_csv(lines)
 
 
 class _Lines:
-    """Lines with their ends, counted. number: of the last one given. Raises ExportUnreadable."""
+    """Texts of lines with their ends, counted. number: of the last one given.
 
-    def __init__(self, file: BinaryIO) -> None:
+    head: what was read of the first one. Raises ExportUnreadable.
+    """
+
+    def __init__(self, file: BinaryIO, head: bytes) -> None:
         self._file = file
-        self._first: bytes | None = None
+        self._head = head
         self.number = 0
-
-    def put_back(self, line: bytes) -> None:
-        self._first = line
-        self.number -= 1
 
     def __iter__(self) -> "_Lines":
         return self
 
-    def __next__(self) -> bytes:
-        line, self._first = self._first, None
-        if line is None and not (line := self._file.readline(MAX_LINE_BYTES + 1)):
+    def __next__(self) -> str:
+        is_ended = self._head.endswith(b"\n")
+        line = self._head + (b"" if is_ended else self._file.readline(MAX_LINE_BYTES + 1))
+        self._head = b""
+        if not line:
             raise StopIteration
         self.number += 1
         if len(line) > MAX_LINE_BYTES:
             raise ExportUnreadable(self.number, f"it has more than {MAX_LINE_BYTES} bytes")
-        return line
-
-    def texts(self) -> Iterator[str]:
-        for line in self:
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                raise ExportUnreadable(self.number, f"it is no UTF-8, {error}") from error
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise ExportUnreadable(self.number, f"it is no UTF-8, {error}") from error
 
 
 def _read_json(lines: _Lines) -> Iterator[Receipt]:
-    for text in lines.texts():
+    for text in lines:
         try:
-            yield check_receipt(json.loads(text))
-        except (ValueError, RecursionError) as error:
+            value = json.loads(text, object_pairs_hook=_unique)
+            yield _receipt_of_event(value) if "specversion" in value else check_receipt(value)
+        except (TypeError, ValueError, RecursionError) as error:
             raise ExportUnreadable(lines.number, str(error)) from error
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name is there twice")
+    return values
+
+
+def _receipt_of_event(event: dict[str, Any]) -> Receipt:
+    receipt = check_receipt(event.get("data"))
+    expected = cloud_event(receipt)
+    for name in {*event, *expected} - {"data"}:
+        if event.get(name) != expected.get(name):
+            raise ValueError(f"{name} is {event.get(name)!r:.80}, not {expected.get(name)!r:.80}")
+    return receipt
+
+
 def _read_csv(lines: _Lines) -> Iterator[Receipt]:
-    line, names = 1, None
+    rows = _csv_rows(lines)
+    _, names = next(rows, (1, []))
+    if tuple(names) == focus.COLUMNS:
+        yield from _read_focus(rows)
+        return
+    for line, cells in rows:
+        try:
+            receipt = receipt_of_cells(names, cells)
+        except ValueError as error:
+            raise ExportUnreadable(line, str(error)) from error
+        yield receipt
+
+
+def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the line where each begins: a text may hold newlines."""
+    line = 1
     try:
-        # A text may hold newlines: the line that an error names is the one where its row begins.
-        for cells in csv.reader(lines.texts(), strict=True):
-            if names is None:
-                names = cells
-            else:
-                yield receipt_of_cells(names, cells)
+        for cells in csv.reader(lines, strict=True):
+            yield line, cells
             line = lines.number + 1
-    except (ValueError, csv.Error) as error:
+    except csv.Error as error:
         raise ExportUnreadable(line, str(error)) from error
+
+
+def _read_focus(rows: Iterator[tuple[int, list[str]]]) -> Iterator[Receipt]:
+    """Receipts, once all their rows are what they should be."""
+    for line, cells in rows:
+        try:
+            receipt = _receipt_of_focus(cells)
+            expected = focus.focus_cells(receipt)
+            _compare(cells, expected[0] if expected else [])
+            for wanted in expected[1:]:
+                line, cells = next(rows, (line + 1, []))
+                _compare(cells, wanted)
+        except (ValueError, ArithmeticError, RecursionError) as error:
+            raise ExportUnreadable(line, str(error)) from error
+        yield receipt
+
+
+def _receipt_of_focus(cells: Sequence[str]) -> Receipt:
+    text = cells[-1] if len(cells) == len(focus.COLUMNS) else ""
+    if not text:
+        raise ValueError("it belongs to no receipt before it")
+    return check_receipt(json.loads(text, object_pairs_hook=_unique))
+
+
+def _compare(cells: Sequence[str], expected: Sequence[str]) -> None:
+    if len(cells) != len(expected):
+        raise ValueError(f"it has {len(cells)} cells, where the receipt makes {len(expected)}")
+    for name, found, wanted in zip(focus.COLUMNS, cells, expected, strict=True):
+        if found != wanted:
+            raise ValueError(f"{name} is {found!r:.80}, the receipt makes it {wanted!r:.80}")
+
+
+def _read_parquet(file: BinaryIO) -> Iterator[Receipt]:
+    try:
+        from pyarrow import ArrowException
+
+        from server.exports import parquet
+    except ImportError as error:
+        raise FormatUnavailable("parquet", "parquet") from error
+    row = 1
+    try:
+        for values in parquet.read(file):
+            yield check_receipt(values)
+            row += 1
+    except (ValueError, OSError, ArrowException) as error:
+        raise ExportUnreadable(row, str(error)) from error

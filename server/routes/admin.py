@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -13,9 +12,8 @@ from server import auth, errors, tenants
 from server.auth import ApiKey
 from server.clock import now_ms
 from server.deps import GatewayDep
-from server.exports import ExportFormat
 from server.gateway import Gateway
-from server.routes.usage import GroupBy, render_usage, stream_export
+from server.routes.usage import GroupBy, render_usage
 from server.tenants import Tenant, TenantLimits
 
 router = APIRouter()
@@ -150,16 +148,6 @@ async def get_usage(
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
     return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
-
-
-@router.get("/usage/export")
-async def export_usage(
-    gateway: GatewayDep,
-    format: ExportFormat = "csv",
-    start: str | None = None,
-    end: str | None = None,
-) -> StreamingResponse:
-    return stream_export(gateway.database, None, format, start, end)
 
 
 @router.get("/residency")

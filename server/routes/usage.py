@@ -1,16 +1,14 @@
-"""What a tenant used, as sums and as every single event."""
+"""What a tenant used, as sums."""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from fastapi.responses import StreamingResponse
 
-from server import errors, exports
+from server import errors
 from server.clock import now_ms
 from server.database import Database
 from server.deps import GatewayDep, UsageKey
-from server.exports import MEDIA_TYPES, ExportFormat
 from server.rating import format_usd
 from server.usage import EVERYTHING, UsageSum, Which, sum_entries
 
@@ -29,17 +27,6 @@ async def get_usage(
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
     return await render_usage(gateway.database, identity.tenant_id, start, end, group_by or [])
-
-
-@router.get("/usage/export")
-async def export_usage(
-    gateway: GatewayDep,
-    identity: UsageKey,
-    format: ExportFormat = "csv",
-    start: str | None = None,
-    end: str | None = None,
-) -> StreamingResponse:
-    return stream_export(gateway.database, identity.tenant_id, format, start, end)
 
 
 async def render_usage(
@@ -80,21 +67,6 @@ def _date(at_ms: int | None) -> str:
     """`2026-03-02`, UTC."""
     assert at_ms is not None
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
-
-
-def stream_export(
-    database: Database,
-    tenant_id: str | None,
-    format: ExportFormat,
-    start: str | None,
-    end: str | None,
-) -> StreamingResponse:
-    start_ms, end_ms = parse_range(start, end)
-    return StreamingResponse(
-        exports.stream(database, format, tenant_id, start_ms, end_ms),
-        media_type=MEDIA_TYPES[format],
-        headers={"content-disposition": f'attachment; filename="usage.{format}"'},
-    )
 
 
 def parse_range(start: str | None, end: str | None) -> tuple[int, int]:

@@ -1,139 +1,229 @@
+"""What an export has in it: every entry of its time, once, the same in five formats."""
+
 import asyncio
-import csv
 import io
+import itertools
 import json
+from decimal import Decimal
 
 import pytest
+import sqlalchemy as sa
 
-from server import exports, ledger, usage
-from server.rating import amount_nanousd
-from server.usage import Which, page_events, sum_entries
-from tests.server.factories import (
-    ENGINE,
-    NOW_MS,
-    SIGNER,
-    insert_holds,
-    make_end,
-    make_hold,
-    make_price,
-)
+from server.exports import pages
+from server.exports.csv_rows import cell, parse_cell
+from server.exports.formats import FORMATS, open_encoder
+from server.exports.pages import Range, last_entry_id, read_page
+from server.exports.reading import read_export
+from server.exports.stream import stream
+from server.ledger_tables import entries, tenant_accounts, usage_events
+from server.receipt_rows import Place, sealed_receipt, select_receipts
+from server.receipts import COLUMNS
+from tests.server.export_ledger import TEXTS, exported, fill, use
+from tests.server.factories import NOW_MS
 
-DAY_MS = 86_400_000
-FOREVER = (0, 2**62)
-
-
-@pytest.fixture
-def price(database):
-    return make_price(database)
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+METERS = ("Prompt Tokens", "Cached Prompt Tokens", "Completion Tokens")
 
 
-def use(database, price, *requests):
-    """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
-    first = 1 + (database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)))
-    records = []
-    for seq, given in enumerate(requests, first):
-        fields = dict(given)
-        request_id = fields.pop("request_id", f"r{seq}")
-        who = {"tenant_id": fields.pop("tenant", "ten_1"), "model": fields.pop("model", "base")}
-        insert_holds(
-            database, make_hold(price, request_id, key_id=fields.pop("key", "key1"), **who)
-        )
-        at = fields.pop("at_ms", NOW_MS + seq) / 1000
-        records.append(make_end(seq, request_id, tenant_id=who["tenant_id"], at=at, **fields))
-    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, records, NOW_MS))
+def read(chunks):
+    return list(read_export(io.BytesIO(b"".join(chunks))))
 
 
-def sums(database, tenant_id):
-    which = Which(tenant_ids=[tenant_id])
-    return database.read_sync(lambda c: sum_entries(c, *FOREVER, which=which))
+def ledger_of(database, *where):
+    """What an export should have, by one plain query."""
+    query = select_receipts().where(*where)
+    query = query.order_by(entries.c.tenant_id, entries.c.receipt_seq)
+    return database.read_sync(
+        lambda conn: [sealed_receipt(dict(row)) for row in conn.execute(query).mappings()]
+    )
 
 
-def exported(database, format, tenant_id="ten_1", period=FOREVER, **options):
+def sums_of(database, tenant_id):
+    """Tokens and money by SQL alone: [prompt, cached, completion, amount], and payments."""
+    amount = sa.case(
+        (entries.c.debit_account == f"tenant/{tenant_id}", entries.c.amount_nanousd),
+        else_=-entries.c.amount_nanousd,
+    )
+    cash = sa.or_(entries.c.debit_account.like("cash%"), entries.c.credit_account.like("cash%"))
+
+    def query(conn):
+        own = entries.c.tenant_id == tenant_id
+        tokens = conn.execute(
+            sa.select(*(sa.func.sum(usage_events.c[name]) for name in COUNTS)).where(
+                usage_events.c.tenant_id == tenant_id
+            )
+        ).one()
+        total = conn.scalar(sa.select(sa.func.sum(amount)).where(own))
+        paid = conn.scalar(sa.select(sa.func.coalesce(sa.func.sum(amount), 0)).where(own, cash))
+        return [int(each) for each in (*tokens, total)], int(paid)
+
+    return database.read_sync(query)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_five_formats_and_the_ledger_have_the_same_tokens_and_totals(database, seed):
+    fill(database, seed, 40)
+    for tenant_id in ("ten_1", "ten_2"):
+        sums, paid = sums_of(database, tenant_id)
+        receipts = ledger_of(database, entries.c.tenant_id == tenant_id)
+        for format in FORMATS:
+            found = read(exported(database, format, tenant_id))
+            wanted = [r for r in receipts if format != "focus" or not is_paid(r)]
+            assert found == wanted, format
+            totals = [sum(r[name] or 0 for r in found) for name in (*COUNTS, "amount_nanousd")]
+            assert totals == [*sums[:3], sums[3] - (paid if format == "focus" else 0)], format
+        assert charges(exported(database, "focus", tenant_id)) == [*sums[:3], sums[3] - paid]
+
+
+def is_paid(receipt):
+    return "cash" in receipt["debit_account"] + receipt["credit_account"]
+
+
+def charges(chunks):
+    """As `sums_of`, from the cells of FOCUS alone."""
+    import csv
+
+    rows = list(csv.DictReader(io.StringIO(b"".join(chunks).decode(), newline="")))
+    tokens = [
+        sum(int(row["ConsumedQuantity"]) for row in rows if row["SkuMeter"] == meter)
+        for meter in METERS
+    ]
+    cost = sum(Decimal(row["BilledCost"]) for row in rows)
+    return [tokens[0] + tokens[1], tokens[1], tokens[2], int(cost * 10**9)]
+
+
+def test_all_tenants_follow_one_another_each_in_its_own_order(database):
+    fill(database, 3, 30)
+    found = read(exported(database, "jsonl", page_size=4))
+    assert found == ledger_of(database)
+    places = [(r["tenant_id"], r["receipt_seq"]) for r in found]
+    assert places == sorted(set(places))
+    assert {tenant_id for tenant_id, _ in places} == {"ten_1", "ten_2"}
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 500])
+def test_a_time_includes_its_start_and_not_its_end(sqlite_database, page_size):
+    database = sqlite_database
+    for number in range(12):  # not in the order of their times
+        use(database, f"ten_{number % 3}", at_ms=NOW_MS + number * 7 % 12)
+    for start, end in itertools.combinations(range(0, 13, 3), 2):
+        start_ms, end_ms = NOW_MS + start, NOW_MS + end
+        for tenant_id in (None, "ten_1"):
+            found = read(
+                exported(
+                    database, "jsonl", tenant_id, start_ms=start_ms, end_ms=end_ms,
+                    page_size=page_size,
+                )
+            )  # fmt: skip
+            within = [entries.c.at_ms >= start_ms, entries.c.at_ms < end_ms]
+            own = [] if tenant_id is None else [entries.c.tenant_id == tenant_id]
+            assert found == ledger_of(database, *within, *own)
+
+
+def test_what_is_posted_during_an_export_is_not_in_it(database):
+    use(database, count=2)
+
     async def run():
-        stream = exports.stream(database, format, tenant_id, *period, **options)
-        return [chunk async for chunk in stream]
+        within = Range.clamped("ten_1", 0, 2**70, database.read_sync(
+            lambda conn: last_entry_id(conn, "ten_1")
+        ))  # fmt: skip
+        chunks = stream(database, open_encoder("jsonl"), within, page_size=1)
+        first = [await anext(chunks), await anext(chunks)]
+        await asyncio.to_thread(use, database, "ten_1", 3)
+        return [*first, *[chunk async for chunk in chunks]]
 
-    return asyncio.run(run())
-
-
-def csv_rows(chunks):
-    return list(csv.DictReader(io.StringIO(b"".join(chunks).decode(), newline="")))
-
-
-def test_pages_hold_every_event_once_in_the_order_they_ended(database, price):
-    use(database, price, *({"at_ms": NOW_MS + 10 - i // 2} for i in range(9)))
-    pages, after = [], None
-    while True:
-        page = database.read_sync(
-            lambda c, after=after: page_events(c, "ten_1", *FOREVER, after=after, limit=2)
-        )
-        if not page:
-            break
-        pages += page
-        after = usage.cursor_of(page[-1])
-    keys = [(event["ended_at_ms"], event["event_id"]) for event in pages]
-    assert keys == sorted(set(keys))
-    assert len(keys) == 9
+    assert len(read(asyncio.run(run()))) == 2
+    assert len(read(exported(database, "jsonl", page_size=1))) == 5
 
 
-def test_the_exports_sums_are_the_ledgers(database, price):
-    use(database, price, *({"num_completion_tokens": i} for i in range(12)), {"tenant": "ten_2"})
-    [whole] = sums(database, "ten_1")
-    rows = csv_rows(exported(database, "csv", page_size=5))
-    lines = b"".join(exported(database, "jsonl", page_size=5)).splitlines()
-    for found in (rows, [json.loads(line) for line in lines]):
-        assert len(found) == whole.num_requests == 12
-        assert sum(int(r["completion_tokens"]) for r in found) == whole.completion_tokens
-        assert sum(int(r["amount_nanousd"]) for r in found) == whole.amount_nanousd
-        assert {r["tenant_id"] for r in found} == {"ten_1"}
-    operators = csv_rows(exported(database, "csv", tenant_id=None))
-    assert {row["tenant_id"] for row in operators} == {"ten_1", "ten_2"}
+def test_an_export_of_nothing_is_a_header(database):
+    for format in FORMATS:
+        assert read(exported(database, format, "nobody")) == []
+    assert b"".join(exported(database, "csv")).decode() == ",".join(COLUMNS) + "\r\n"
+    assert b"".join(exported(database, "jsonl")) == b""
 
 
-def test_an_exported_row_says_what_ran_and_what_it_cost(database, price):
-    use(database, price, {"model": "acme-bot", "at_ms": NOW_MS + 1234, "num_completion_tokens": 9})
-    [row] = csv_rows(exported(database, "csv"))
-    assert tuple(row) == exports.COLUMNS
-    amount = amount_nanousd(7, 0, 9, price)
-    assert (row["amount_nanousd"], row["amount_usd"]) == (str(amount), f"0.{amount:09d}")
+def test_a_page_is_one_short_read_of_a_stretch_however_little_is_in_it(sqlite_database):
+    """Two entries of the time, with two hundred others between: no read walks through them."""
+    database = sqlite_database
+    for at_ms, count in ((1000, 1), (NOW_MS, 200), (1000, 1)):
+        use(database, count=count, at_ms=at_ms)
+    within = Range.clamped("ten_1", 0, 2000, 2**62)
+
+    def read_all(conn):
+        place = Place()
+        while place is not None:
+            page = read_page(conn, within, place, 10)
+            yield [r["receipt_seq"] for r in page.receipts]
+            place = page.next
+
+    assert database.read_sync(lambda conn: list(read_all(conn))) == [[1], [202], []]
+
+
+def test_many_tenants_without_anything_take_several_reads(sqlite_database, monkeypatch):
+    monkeypatch.setattr(pages, "MAX_STEPS", 4)
+    database = sqlite_database
+    names = [f"ten_{number}" for number in range(6)]
+    for name in names:
+        use(database, name, at_ms=1000)
+    use(database, names[-1], at_ms=NOW_MS)
+    within = Range.clamped(None, NOW_MS, 2**70, 2**70)
+    page = database.read_sync(lambda conn: read_page(conn, within, Place()))
+    assert (page.receipts, page.next) == ((), Place(names[3]))
+    found = read(exported(database, "jsonl", start_ms=NOW_MS))
+    assert [r["tenant_id"] for r in found] == [names[-1]]
+
+
+def test_every_query_of_a_page_is_answered_by_an_index_and_no_sort(sqlite_database):
+    """So a day of a long history is found as quickly as one of a short."""
+    plans = []
+
+    def explain(conn, cursor, statement, parameters, context, many):
+        if statement.startswith("SELECT"):
+            raw = conn.connection.driver_connection
+            plans.append(
+                [row[3] for row in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+            )
+
+    use(sqlite_database, count=3)
+    sa.event.listen(sqlite_database.engine, "after_cursor_execute", explain)
+    within = Range.clamped("ten_1", NOW_MS, NOW_MS + 9, 2**62)
+    assert len(sqlite_database.read_sync(lambda c: read_page(c, within, Place())).receipts) == 3
+    by_time, by_seq = plans
+    # The times' index has all that is asked: no entry is read to find the first.
+    assert by_time == [
+        "SEARCH entries USING COVERING INDEX ix_entries_tenant_at"
+        " (tenant_id=? AND at_ms>? AND at_ms<?)"
+    ]
+    assert "(tenant_id=? AND receipt_seq>? AND receipt_seq<?)" in by_seq[0]
+    assert not any("SCAN" in step or "TEMP B-TREE" in step for step in by_seq)
+
+
+@pytest.mark.parametrize("text", [None, "", *TEXTS])
+def test_a_cell_is_no_formula_and_comes_back_as_it_was(text):
+    written = cell(text)
+    assert parse_cell(written) == text
+    assert not written.startswith(("=", "+", "@", "\t", "\r"))
+    assert not written.startswith("-") or float(written) < 0
+
+
+def test_a_file_of_csv_or_json_lines_has_every_column(sqlite_database):
+    use(sqlite_database, model="=bot", num_completion_tokens=9, at_ms=NOW_MS + 1234)
+    [line] = b"".join(exported(sqlite_database, "jsonl")).splitlines()
+    row = json.loads(line)
+    assert tuple(row) == COLUMNS
+    assert (row["model"], row["adapter_digest"], row["is_failed"]) == ("=bot", None, False)
     assert row["ended_at"] == "2026-02-02T02:40:01.234Z"
-    assert (row["model"], row["adapter_digest"]) == ("acme-bot", "")
-    [line] = exported(database, "jsonl")
-    parsed = json.loads(line)
-    assert tuple(parsed) == exports.COLUMNS
-    assert (parsed["amount_nanousd"], parsed["adapter_digest"]) == (amount, None)
+    header, line = b"".join(exported(sqlite_database, "csv")).decode().splitlines()
+    cells = dict(zip(header.split(","), line.split(","), strict=True))
+    assert tuple(cells) == COLUMNS
+    assert (cells["model"], cells["adapter_digest"], cells["is_failed"]) == ("'=bot", "", "false")
 
 
-def test_a_model_name_cannot_become_a_formula(database, price):
-    names = ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", 'say "hi",\nnow', "plain"]
-    use(database, price, *({"model": name} for name in names))
-    models = [row["model"] for row in csv_rows(exported(database, "csv"))]
-    assert models == [*("'" + name for name in names[:6]), *names[6:]]
-    lines = b"".join(exported(database, "jsonl")).splitlines()
-    assert [json.loads(line)["model"] for line in lines] == names
-
-
-def test_an_export_is_streamed_a_page_at_a_time(database, price):
-    use(database, price, *({} for _ in range(7)))
-    chunks = exported(database, "csv", page_size=3)
-    assert [chunk.count(b"\r\n") for chunk in chunks] == [1, 3, 3, 1]
-    assert all(exported(database, "jsonl", page_size=3))
-
-
-def test_an_empty_export_is_a_header(database, price):
-    assert csv_rows(exported(database, "csv")) == []
-    assert b"".join(exported(database, "csv")).startswith(b"event_id,request_id,tenant_id")
-    assert exported(database, "jsonl") == []
-
-
-def test_what_is_posted_during_an_export_is_not_in_it(database, price):
-    use(database, price, {}, {})
-
-    async def run():
-        stream = exports.stream(database, "jsonl", "ten_1", *FOREVER, page_size=1)
-        first = await anext(stream)
-        await asyncio.to_thread(use, database, price, {}, {})
-        return [first, *[chunk async for chunk in stream]]
-
-    assert len(asyncio.run(run())) == 2
-    assert len(exported(database, "jsonl", page_size=1)) == 4
+def test_pages_agree_with_what_balances_say(database):
+    fill(database, 5, 25)
+    balances = database.read_sync(lambda conn: conn.execute(sa.select(tenant_accounts)).all())
+    for account in balances:
+        found = read(exported(database, "csv", account.tenant_id))
+        assert sum(r["amount_nanousd"] for r in found) == -account.balance_nanousd
+        assert found[-1]["sha256"] == account.receipt_sha256

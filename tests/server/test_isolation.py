@@ -38,6 +38,7 @@ from server.auth import ADAPTERS, INFERENCE, SCOPES, USAGE, create_key, revoke_k
 from server.database import DEFAULT_FILE
 from server.holds import insert_hold
 from server.ledger_tables import metadata
+from server.scheduled import put_schedule
 from server.tenants import suspend_tenant
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
@@ -63,6 +64,7 @@ FOR_ALL = {
 }  # fmt: skip
 # Nobody's id in them: what a tenant has, and what it wants checked.
 ABOUT_THE_CALLER = {
+    "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
     "GET /v1/adapters", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
     "GET /v1/usage/export",
     "GET /v1/statements", "GET /v1/statements/{period}",
@@ -108,6 +110,7 @@ DETAILS = {
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
     "key_id": ["nobodys"],
+    "format": ["csv"],
     "period": ["2026-02"],
 }
 DECLARED = {
@@ -119,6 +122,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters/{name}/versions/{version}/prove": {},
     "POST /v1/adapters:validate": {"files": DECLARED},
     "PUT /v1/adapters/{name}/aliases/{alias}": {"version": 1},
+    "PUT /v1/usage/exports/{format}": {"interval": "day"},
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "POST /v1/completions": {"prompt": "x"},
     "POST /admin/v1/tenants": {"name": "new"},
@@ -230,6 +234,7 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     hold = make_hold(price, "used", tenant_id=tenant_id)
     insert_hold(conn, hold)
     ledger.post(conn, SIGNER, ENGINE, [make_end(1, "used", tenant_id=tenant_id)], NOW_MS)
+    put_schedule(conn, tenant_id, "csv", 3600, NOW_MS)
 
 
 def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:

@@ -1,0 +1,156 @@
+"""A ledger with entries of every kind and texts of every sort, posted as real ones are."""
+
+import asyncio
+import random
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server import ledger
+from server.database import Database
+from server.entries import Draft, post_entries
+from server.exports.formats import ExportFormat, open_encoder
+from server.exports.pages import Range, last_entry_id, place_of_entry
+from server.exports.stream import stream
+from server.ledger_tables import entries, kept_events
+from server.prices import ensure_price
+from server.rating import kept_amount
+from server.receipt_rows import KEPT_KINDS, Place
+from server.receipts import tenant_account
+from tests.server.factories import ENGINE, NOW_MS, SIGNER, insert_holds, make_end, make_hold
+
+TEXTS = (
+    "base", "pirate@3", "=1+1", "+1", "-1", "-1a", "@SUM(A1)", "\tx", "\rx", "'", "''quoted",
+    'say "hi",\nnow', "crlf\r\nhere", "né 語 🦜", " padded ", "a,b;c", "null", "true", "0",
+)  # fmt: skip
+_ENDS = (
+    ("stop", "eos"), ("length", "max_tokens"), ("length", "budget"), ("abort", "client"),
+    ("error", "engine_failure"), ("error", "gateway_lost"), ("error", "deadline"),
+)  # fmt: skip
+
+
+def use(database: Database, tenant_id: str = "ten_1", count: int = 1, **fields: Any) -> None:
+    """Hold and post requests. fields: of the end records; model, key_id: of the holds."""
+    price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    asked = {name: fields.pop(name) for name in ("model", "key_id") if name in fields}
+    at_ms = fields.pop("at_ms", None)
+    first = 1 + database.read_sync(lambda conn: ledger.settled_seq(conn, ENGINE))
+    seqs = range(first, first + count)
+    holds = [make_hold(price, f"r{seq}", tenant_id=tenant_id, **asked) for seq in seqs]
+    insert_holds(database, *holds)
+    records = []
+    for seq in seqs:
+        ended_ms = NOW_MS + seq if at_ms is None else at_ms
+        records.append(make_end(seq, f"r{seq}", tenant_id=tenant_id, at=ended_ms / 1000, **fields))
+    database.write_sync(lambda conn: ledger.post(conn, SIGNER, ENGINE, records, NOW_MS))
+
+
+def fill(database: Database, seed: int, count: int) -> None:
+    """That many steps of one seed, each an entry or a few."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        tenant_id = chance.choice(("ten_1", "ten_2"))
+        step = chance.choice((_use, _use, _use, _keep, _give, _correct))
+        step(database, chance, tenant_id)
+
+
+def _use(database: Database, chance: random.Random, tenant_id: str) -> None:
+    prompt = chance.choice((0, 1, 7, 4096))
+    reason, cause = chance.choice(_ENDS)
+    use(
+        database,
+        tenant_id,
+        chance.randrange(1, 4),
+        model=chance.choice(TEXTS),
+        at_ms=NOW_MS + chance.randrange(10**9),
+        num_prompt_tokens=prompt,
+        num_cached_tokens=chance.randrange(prompt + 1),
+        num_completion_tokens=chance.choice((0, 1, 5, 999)),
+        adapter_digest=chance.choice((None, "d" * 64)),
+        finish_reason=reason,
+        stop_cause=cause,
+        first_token_at=chance.choice((None, NOW_MS / 1000 + 0.5)),
+    )
+
+
+def _keep(database: Database, chance: random.Random, tenant_id: str) -> None:
+    kind: Any = chance.choice(KEPT_KINDS)
+    size_bytes, duration_ms = chance.randrange(1, 10**10), chance.randrange(1, 10**7)
+    at_ms = NOW_MS + chance.randrange(10**9)
+    event = {
+        "adapter_id": "ada_1", "adapter_version": 3, "adapter_digest": "d" * 64, "tier": "device",
+        "size_bytes": size_bytes, "slabs": 2, "started_at_ms": at_ms - duration_ms,
+        "duration_ms": duration_ms,
+    }  # fmt: skip
+
+    def write(conn: Connection) -> None:
+        price = ensure_price(conn, NOW_MS)
+        unit = getattr(price, f"{kind}_nanousd")
+        draft = Draft.charge(
+            kind,
+            tenant_id,
+            kept_amount(size_bytes, duration_ms, unit),
+            at_ms=at_ms,
+            price_version=price.price_version,
+            event=event | {f"{kind}_nanousd": unit},
+        )
+        [receipt] = post_entries(conn, SIGNER, [draft], NOW_MS)
+        entry_id = receipt["entry_id"]
+        values = event | {"event_id": entry_id, "source": "test", "source_id": str(entry_id)}
+        conn.execute(sa.insert(kept_events).values(tenant_id=tenant_id, **values))
+
+    database.write_sync(write)
+
+
+def _give(database: Database, chance: random.Random, tenant_id: str) -> None:
+    kind, account = chance.choice((("credit", "expense/credit"), ("payment", "cash/payment")))
+    draft = Draft(
+        kind=kind,  # type: ignore[arg-type]
+        tenant_id=tenant_id,
+        debit_account=account,
+        credit_account=tenant_account(tenant_id),
+        amount_nanousd=chance.randrange(10**12),
+        at_ms=NOW_MS + chance.randrange(10**9),
+        memo=chance.choice((None, "", *TEXTS)),
+    )
+    database.write_sync(lambda conn: post_entries(conn, SIGNER, [draft], NOW_MS))
+
+
+def _correct(database: Database, chance: random.Random, tenant_id: str) -> None:
+    """Of anything, if there is anything."""
+
+    def write(conn: Connection) -> None:
+        query = sa.select(entries.c.entry_id).where(entries.c.kind != "correction")
+        if ids := conn.scalars(query).all():
+            memo, now_ms = chance.choice(TEXTS), NOW_MS + chance.randrange(10**9)
+            ledger.reverse(conn, SIGNER, chance.choice(ids), memo=memo, now_ms=now_ms)
+
+    database.write_sync(write)
+
+
+def exported(
+    database: Database,
+    format: ExportFormat,
+    tenant_id: str | None = None,
+    *,
+    start_ms: int = 0,
+    end_ms: int = 2**62,
+    after: int | None = None,
+    through: int | None = None,
+    page_size: int = 7,
+) -> list[bytes]:
+    """The chunks of an export, or of what follows entry `after` of it."""
+
+    def begin(conn: Connection) -> tuple[int, Place | None]:
+        last = last_entry_id(conn, tenant_id) if through is None else through
+        return last, None if after is None else place_of_entry(conn, tenant_id, after)
+
+    last, place = database.read_sync(begin)
+    within = Range.clamped(tenant_id, start_ms, end_ms, last)
+
+    async def run() -> list[bytes]:
+        chunks = stream(database, open_encoder(format), within, place, page_size=page_size)
+        return [chunk async for chunk in chunks]
+
+    return asyncio.run(run())
