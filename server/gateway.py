@@ -19,8 +19,6 @@ from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
 from server.failures import Failures
-from server.kept import INTERVAL_S as KEPT_INTERVAL_S
-from server.kept import Kept
 from server.leases import Leases
 from server.limits import Limiter
 from server.metrics import Metrics
@@ -98,7 +96,6 @@ class Gateway:
             database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
         )
         statements = Statements(database, signer)
-        kept = Kept(database, signer)
         metrics = Metrics(engines, settler)
 
         async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
@@ -131,7 +128,6 @@ class Gateway:
             chores=Chores(
                 leases,
                 [
-                    ("kept", kept.turn, KEPT_INTERVAL_S),
                     ("statements", statements.turn, 600.0),
                 ],
             ),
