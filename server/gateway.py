@@ -19,6 +19,8 @@ from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
 from server.failures import Failures
+from server.kept import INTERVAL_S as KEPT_INTERVAL_S
+from server.kept import Kept
 from server.leases import Leases
 from server.limits import Limiter
 from server.metrics import Metrics
@@ -28,7 +30,6 @@ from server.settings import Settings
 from server.settler import Settler
 from server.signing import Signer
 from server.spool import Spool
-from server.statements import Statements
 from server.tokenizer import Tokenizer
 
 
@@ -55,7 +56,6 @@ class Gateway:
     signer: Signer
     leases: Leases
     failures: Failures
-    statements: Statements
     chores: Chores
     limiter: Limiter
     metrics: Metrics
@@ -95,7 +95,7 @@ class Gateway:
         settler = Settler(
             database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
         )
-        statements = Statements(database, signer)
+        kept = Kept(database, signer)
         metrics = Metrics(engines, settler)
 
         async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
@@ -123,14 +123,8 @@ class Gateway:
             signer=signer,
             leases=leases,
             failures=Failures(database, signer),
-            statements=statements,
             # (name, turn, seconds between turns): one gateway of those on this database does each.
-            chores=Chores(
-                leases,
-                [
-                    ("statements", statements.turn, 600.0),
-                ],
-            ),
+            chores=Chores(leases, [("kept", kept.turn, KEPT_INTERVAL_S)]),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from engine.messages import CANARY, EndRecord, ResidencyRecord
 from server.entries import Draft, lock_ledger, post_entries
 from server.holds import Hold, lock_holds, note_failed, resolve
+from server.kept_events import drafts_of, insert_events, residency_stretches
 from server.ledger_tables import (
     entries,
     incidents,
@@ -55,7 +56,7 @@ def post(
     records: Sequence[EndRecord | ResidencyRecord],
     now_ms: int,
 ) -> PostResult:
-    """Post what a journal says, oldest first, in this one transaction.
+    """Post what a journal says in this one transaction: ends, oldest first, then residency.
 
     The same records again change nothing. A record that does not fit its hold is posted all the
     same, with an incident beside it: usage is never dropped.
@@ -64,17 +65,20 @@ def post(
     lock_ledger(conn)
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
+    stays = [record for record in records if isinstance(record, ResidencyRecord)]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
     by_id = lock_holds(conn, [record.request_id for record in fresh])
     prices = _prices(conn, {hold.price_version for hold in by_id.values()})
-    drafts = []
+    drafts: list[Draft] = []
     for record in fresh:
         hold = by_id.get(record.request_id)
         draft = _draft(engine_id, record, hold, prices.get(hold.price_version) if hold else None)
         drafts.append(draft)
         incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
-    receipts = post_entries(conn, signer, drafts, now_ms)
-    _insert_events(conn, drafts, receipts, now_ms)
+    kept = drafts_of(conn, residency_stretches(conn, engine_id, stays)) if stays else []
+    receipts = post_entries(conn, signer, [*drafts, *kept], now_ms)
+    _insert_events(conn, drafts, receipts[: len(drafts)], now_ms)
+    insert_events(conn, kept, receipts[len(drafts) :])
     open_ids = [hold.request_id for hold in by_id.values() if hold.state == "open"]
     resolved = resolve(conn, open_ids, "posted", now_ms)
     assert resolved == len(open_ids), "a locked hold changed under its lock"

@@ -61,13 +61,12 @@ def price_for(
 ) -> Price:
     """What applies then to a tenant that uses an adapter; without any, the default.
 
-    plan: the tenant's own where it is not named. `ensure_price` has seen to it that there is one.
+    plan: the tenant's own where it is not named. Before the first price of all, it is that one.
     """
     asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": plan, "adapter_id": adapter_id}
     newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
     in_effect = [price for price in newest if not price.ends_by(at_ms)]
-    assert in_effect, "no price version is in effect: ensure_price was not called"
-    return min(in_effect, key=lambda price: SCOPES.index(price.scope))
+    return min(in_effect or [_first_price(conn)], key=lambda price: SCOPES.index(price.scope))
 
 
 def prices_for(
@@ -165,6 +164,15 @@ def get_prices(conn: Connection, numbers: Collection[int]) -> dict[int, Price]:
     """Those of the versions that there are, by number."""
     query = sa.select(price_versions).where(price_versions.c.price_version.in_(numbers))
     return {row.price_version: _price(row) for row in conn.execute(query)}
+
+
+def _first_price(conn: Connection) -> Price:
+    columns = price_versions.c
+    query = sa.select(price_versions).where(columns.scope == "default")
+    query = query.order_by(columns.effective_at_ms, columns.price_version).limit(1)
+    row = conn.execute(query).first()
+    assert row is not None, "there is no price: ensure_price was not called"
+    return _price(row)
 
 
 def _price(row: sa.Row[Any]) -> Price:
