@@ -30,6 +30,7 @@ from server.settings import Settings
 from server.settler import Settler
 from server.signing import Signer
 from server.spool import Spool
+from server.statements import Statements
 from server.tokenizer import Tokenizer
 
 
@@ -56,6 +57,7 @@ class Gateway:
     signer: Signer
     leases: Leases
     failures: Failures
+    statements: Statements
     chores: Chores
     limiter: Limiter
     metrics: Metrics
@@ -95,6 +97,7 @@ class Gateway:
         settler = Settler(
             database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
         )
+        statements = Statements(database, signer)
         kept = Kept(database, signer)
         metrics = Metrics(engines, settler)
 
@@ -123,8 +126,15 @@ class Gateway:
             signer=signer,
             leases=leases,
             failures=Failures(database, signer),
+            statements=statements,
             # (name, turn, seconds between turns): one gateway of those on this database does each.
-            chores=Chores(leases, [("kept", kept.turn, KEPT_INTERVAL_S)]),
+            chores=Chores(
+                leases,
+                [
+                    ("kept", kept.turn, KEPT_INTERVAL_S),
+                    ("statements", statements.turn, 600.0),
+                ],
+            ),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
