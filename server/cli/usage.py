@@ -4,7 +4,7 @@ import sys
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.rating import format_usd
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -32,6 +33,7 @@ class Dimension(StrEnum):
     model = "model"
     key = "key"
     adapter_digest = "adapter_digest"
+    kind = "kind"
     day = "day"
 
 
@@ -61,7 +63,7 @@ def show_usage(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Requests, tokens and money in a time."""
+    """Requests, tokens and money in a time: charges, less what was credited or paid."""
     groups = [dimension.value for dimension in group_by or []]
     params = {"start": start, "end": end, "group_by": groups}
     with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
@@ -70,7 +72,8 @@ def show_usage(
         show_json(found["data"])
     elif found["data"]:
         shown = groups or (["tenant"] if all_tenants else [])
-        show_table((*shown, *_SUMS), found["data"])
+        total = [_total(found["data"], shown[0])] if shown else []
+        show_table((*shown, *_SUMS), [*found["data"], *total])
     else:
         say("Nothing was used in this time.")
 
@@ -108,6 +111,13 @@ def export_usage(
         except OSError as error:
             raise CommandFailed(f"{output}: {error.strerror}") from error
     say(f"Written to {output}.")
+
+
+def _total(rows: list[dict[str, Any]], first_column: str) -> dict[str, Any]:
+    """The last line of a table."""
+    counts = {name: sum(row[name] for row in rows) for name in _SUMS if name != "amount_usd"}
+    amount_usd = format_usd(sum(row["amount_nanousd"] for row in rows))
+    return {first_column: "total", **counts, "amount_usd": amount_usd}
 
 
 def _connect(

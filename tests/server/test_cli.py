@@ -14,6 +14,18 @@ def list_of(*items):
     return 200, {"object": "list", "data": list(items), "has_more": False}
 
 
+def used(dimension, value, count):
+    return {
+        dimension: value,
+        "num_requests": 3,
+        "prompt_tokens": count,
+        "cached_tokens": 4,
+        "completion_tokens": 5,
+        "amount_nanousd": count,
+        "amount_usd": f"0.{count:09d}",
+    }
+
+
 def events_of(*texts):
     chunks = [{"choices": [{"delta": {"content": text}}]} for text in texts]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
@@ -26,8 +38,8 @@ ANSWERS = {
     ("GET", "/admin/v1/tenants/nobody"): (404, {"error": {"message": SENTENCE, "code": "x"}}),
     ("POST", "/admin/v1/tenants/acme/keys"): (201, {"key_id": "k1", "api_key": "sk-secret"}),
     ("GET", "/admin/v1/tenants/acme/keys"): list_of({"key_id": "k1", "revoked_at": 5}),
-    ("GET", "/admin/v1/usage"): list_of({"tenant": "ten_1", "num_requests": 4}),
-    ("GET", "/v1/usage"): list_of({"model": "json", "num_requests": 3, "prompt_tokens": 12345}),
+    ("GET", "/admin/v1/usage"): list_of(used("tenant", "ten_1", 1), used("tenant", "ten_2", 2)),
+    ("GET", "/v1/usage"): list_of(used("model", "json", 12345)),
     ("GET", "/v1/usage/export"): (200, b"event_id,model\n1,json\n"),
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
     ("POST", "/v1/chat/completions"): events_of("He", "llo"),
@@ -63,8 +75,7 @@ def test_a_server_that_is_not_there_is_one_line_and_exit_1(run):
     [
         (("tenants", "list"), [TENANT]),
         (("keys", "list", "acme"), [{"key_id": "k1", "revoked_at": 5}]),
-        (("usage", "show"), [{"model": "json", "num_requests": 3, "prompt_tokens": 12345}]),
-        (("usage", "show", "--all-tenants"), [{"tenant": "ten_1", "num_requests": 4}]),
+        (("usage", "show"), [used("model", "json", 12345)]),
     ],
 )
 def test_every_listing_is_also_json_and_nothing_else(run, command, data):
@@ -76,7 +87,15 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
 def test_a_table_in_a_pipe_keeps_a_row_on_one_line(run):
     result = run("usage", "show", "--group-by", "model")
     row = next(line for line in result.stdout.splitlines() if line.startswith("json"))
-    assert row.split() == ["json", "3", "12,345", "-", "-", "-"]
+    assert row.split() == ["json", "3", "12,345", "4", "5", "0.000012345"]
+
+
+def test_a_table_of_usage_ends_with_its_total(run, api):
+    lines = run("usage", "show", "--all-tenants").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["tenant", "ten_1", "ten_2", "total"]
+    assert lines[-1].split() == ["total", "6", "3", "8", "10", "0.000000003"]
+    run("usage", "show", "--group-by", "kind", "--group-by", "day")
+    assert "group_by=kind&group_by=day" in api.asked()[-1][1]
 
 
 def test_operators_and_tenants_use_their_own_keys(run, api):
