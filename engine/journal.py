@@ -10,6 +10,7 @@ was reserved for it, and nothing is accepted until that room can be had again.
 """
 
 import hashlib
+import logging
 import struct
 import time
 from collections import deque
@@ -34,6 +35,8 @@ from engine.messages import (
     StopCause,
 )
 from engine.request import RequestGroup
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 << 20
 MAX_OPEN = 1088
@@ -172,7 +175,7 @@ class Journal:
         try:
             self._write_step(result)
         except DiskFull as full:
-            self.is_full = True
+            self._note_full(full)
             self._accepted.clear()
             raise JournalFull(self._fail_open()) from full
         return result
@@ -270,10 +273,17 @@ class Journal:
             self._tried_at = now
             with suppress(DiskFull):
                 self._reserve()
+                logger.info("the journal has room again: serving")
+
+    def _note_full(self, full: DiskFull) -> None:
+        self.is_full = True
+        logger.error(
+            "no room in %s (%s): requests are refused until %d bytes are free",
+            self.files.directory, full, self.files.reserve_bytes,
+        )  # fmt: skip
 
     def _reserve(self) -> None:
         """Have the reserve, and nothing open that nobody goes on with. Raises DiskFull."""
-        self.is_full = True
         self.files.allocate_reserve()
         if self._open or not self.files.has_segment:
             self._fail_open()
@@ -308,8 +318,10 @@ class Journal:
                 self._apply(record)
                 size_bytes = end
             self.files.found(path, size_bytes, before)
-        with suppress(DiskFull):
+        try:
             self._reserve()
+        except DiskFull as full:
+            self._note_full(full)
 
     def _apply(self, record: Record) -> None:
         """What a record means for what is open and what is unsettled. Raises JournalCorrupt."""
