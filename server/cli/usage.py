@@ -40,6 +40,9 @@ class Dimension(StrEnum):
 class ExportFormat(StrEnum):
     csv = "csv"
     jsonl = "jsonl"
+    parquet = "parquet"
+    focus = "focus"
+    cloudevents = "cloudevents"
 
 
 Start = Annotated[str | None, typer.Option(help="ISO date or Unix seconds; this month's first.")]
@@ -81,33 +84,53 @@ def show_usage(
 @app.command("export")
 def export_usage(
     start: Start = None,
-    end: End = None,
-    format: Annotated[ExportFormat, typer.Option()] = ExportFormat.csv,
+    end: Annotated[
+        str | None, typer.Option(help="ISO date or Unix seconds, not included; without: no end.")
+    ] = None,
+    format: Annotated[
+        ExportFormat,
+        typer.Option(help="focus is FOCUS 1.2. All but parquet go on where a connection broke."),
+    ] = ExportFormat.csv,
     output: Annotated[
-        Path | None, typer.Option(help="A file; without it the export goes to stdout.")
+        Path | None,
+        typer.Option(
+            help="A file; without it the export goes to stdout. What broke off lies beside it as "
+            ".part, and the same command goes on from there; parquet begins again."
+        ),
     ] = None,
     all_tenants: AllTenants = False,
+    tenant: Annotated[
+        str | None, typer.Option(help="With --all-tenants: of this one only, by id or name.")
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Every single request of a time, as the ledger has it."""
-    params = {"start": start, "end": end, "format": format.value}
+    """Every entry of the ledger for a time, each a signed receipt that can be checked offline."""
+    from server.client.exports import download_export
+    from server.client.patience import Patience
+
+    if tenant is not None and not all_tenants:
+        raise CommandFailed("--tenant is the operator's: give --all-tenants with it.", 2)
+    params = {"start": start, "end": end, "tenant": tenant}
+    path = f"{_prefix(all_tenants)}/usage/export"
     with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
-        chunks = client.download(f"{_prefix(all_tenants)}/usage/export", params)
         if output is None:
-            for chunk in chunks:
+            for chunk in client.download(path, {**params, "format": format.value}):
                 sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
             return
-        # Under another name until it is whole: half an export must not look like one.
-        draft = output.with_name(output.name + ".part")
         try:
-            with draft.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-            draft.rename(output)
+            download_export(
+                client,
+                path,
+                params,
+                format.value,
+                output,
+                patience=Patience(),
+                on_resume=lambda entry_id: say(f"Going on behind entry {entry_id}."),
+            )
         except OSError as error:
             raise CommandFailed(f"{output}: {error.strerror}") from error
     say(f"Written to {output}.")

@@ -14,7 +14,7 @@ ClientError
 
 import ipaddress
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -123,10 +123,16 @@ class Client:
                 return items
             after = items[-1][key]
 
-    def download(self, path: str, params: dict[str, Any]) -> Iterator[bytes]:
-        """The answer's bytes as they come."""
+    def download(
+        self,
+        path: str,
+        params: dict[str, Any],
+        on_headers: Callable[[Mapping[str, str]], None] = lambda _: None,
+    ) -> Iterator[bytes]:
+        """The answer's bytes as they come. on_headers: told what comes before them."""
         with self._answers(), self._http.stream("GET", path, params=_given(params)) as answer:
             _check_stream(answer)
+            on_headers(answer.headers)
             yield from answer.iter_bytes()
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:

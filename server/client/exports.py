@@ -1,0 +1,105 @@
+"""An export as a file on this machine: what broke off goes on, now or when it is asked again."""
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from server.client.http import ApiRefused, Client, ClientError
+from server.client.patience import Patience
+from server.exports.formats import ExportFormat
+from server.exports.resuming import Whole, whole_part
+
+_THROUGH = "x-chorale-export-through"
+
+
+def download_export(
+    client: Client,
+    path: str,
+    params: Mapping[str, Any],
+    format: ExportFormat,
+    output: Path,
+    *,
+    patience: Patience,
+    on_resume: Callable[[int], None],
+) -> None:
+    """Write the export to `output`, which appears when it is whole.
+
+    params: the API's, without the format. Without a start it begins with the month in which it was
+    asked for first. on_resume: told the entry that it goes on behind. Raises ClientError, OSError;
+    what came so far stays for the next time.
+    """
+    draft = _Draft(output, {"server": client.base_url, "path": path, "format": format, **params})
+    failures = 0
+    while True:
+        size_bytes = draft.size_bytes()
+        try:
+            draft.fetch(client, on_resume)
+        except ClientError as error:
+            if isinstance(error, ApiRefused) and error.param == "after":
+                draft.discard()  # the ledger is another one than it was
+                continue
+            failures = 1 if draft.size_bytes() > size_bytes else failures + 1
+            patience.pause(error, failures)
+        else:
+            draft.finish()
+            return
+
+
+class _Draft:
+    """What came so far. Beside it lies what was asked for: only the same export is continued."""
+
+    def __init__(self, output: Path, asked: dict[str, Any]) -> None:
+        self._output = output
+        self._asked = asked
+        self._path = output.with_name(output.name + ".part")
+        self._note = output.with_name(output.name + ".part.json")
+
+    def size_bytes(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def fetch(self, client: Client, on_resume: Callable[[int], None]) -> None:
+        """Everything behind what came whole."""
+        note = self._read_note()
+        asked = dict(self._asked)
+        path, format = asked.pop("path"), asked["format"]
+        del asked["server"]
+        with self._path.open("a+b") as file:
+            file.seek(0)
+            whole = whole_part(file, format) if note["through"] else Whole()
+            file.truncate(whole.size_bytes)
+            params = asked | {"start": note["start"]}
+            if whole.entry_id is not None:
+                params |= {"after": whole.entry_id, "through": note["through"]}
+                on_resume(whole.entry_id)
+
+            def note_headers(headers: Mapping[str, str]) -> None:
+                self._write_note(note | {"through": headers.get(_THROUGH)})
+
+            for chunk in client.download(path, params, note_headers):
+                file.write(chunk)
+
+    def discard(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        self._path.rename(self._output)
+        self._note.unlink()
+
+    def _read_note(self) -> dict[str, Any]:
+        """Of the draft that is there, if it is of this export; otherwise a new one of none."""
+        try:
+            note: dict[str, Any] = json.loads(self._note.read_text())
+            if note["asked"] == self._asked:
+                return note
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            pass
+        self.discard()
+        start = self._asked.get("start") or f"{datetime.now(UTC):%Y-%m}-01"
+        return {"asked": self._asked, "start": start, "through": None}
+
+    def _write_note(self, note: dict[str, Any]) -> None:
+        draft = self._note.with_name(self._note.name + ".new")
+        draft.write_text(json.dumps(note))
+        draft.rename(self._note)
