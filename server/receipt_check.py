@@ -1,7 +1,8 @@
 """Whether receipts are true: checked by whoever has them, with the public keys and nothing else.
 
-What is checked is what a receipt says: two files that are read as the same receipts are equally
-good (the line ends of a CSV, say, are no part of any receipt).
+What is checked is what receipts say, so what says nothing of them may differ: of Parquet statistics
+and offsets that a reader of rows does not need (a third of a small file), of CSV line ends, of JSON
+spaces and how an escape is spelled. Any other byte that changes is found.
 """
 
 from collections.abc import Iterator, Mapping

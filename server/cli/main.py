@@ -2,7 +2,7 @@
 
 import typer
 
-from server.cli import adapters, chat, demo, keys, serve, tenants, usage
+from server.cli import adapters, chat, demo, keys, receipts, serve, statements, tenants, usage
 from server.cli.terminal import OneLineErrors
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(usage.app, name="usage")
+app.add_typer(receipts.app, name="receipts")
+app.add_typer(statements.app, name="statements")
 app.command("chat")(chat.chat)
 
 

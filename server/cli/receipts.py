@@ -1,0 +1,237 @@
+"""`chorale receipts`: checks receipts, exports and statements; needs no server and no database."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from server.cli.connection import Json
+from server.cli.terminal import CommandFailed, say, show, show_json
+
+if TYPE_CHECKING:
+    from server.receipt_check import Gap, ReceiptCheck, TenantSummary
+    from server.signing import PublicKey
+
+app = typer.Typer(no_args_is_help=True, help="Receipts: what was charged, and whether it is true.")
+
+MAX_DOCUMENT_BYTES = 16 << 20
+_SHOWN = 20
+
+
+@app.callback()
+def receipts() -> None:
+    """A group, though there is one command."""
+
+
+@app.command("verify")
+def verify(
+    file: Annotated[Path, typer.Argument(help="An export, a receipt or a statement.")],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="A public key in hex, or the file of /v1/receipts/keys; repeatable."),
+    ] = None,
+    statement: Annotated[
+        Path | None, typer.Option(help="The statement that the receipts must come to.")
+    ] = None,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="The file has all receipts from the first.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check receipts offline: hashes, signatures, chain, every amount. Exit code 1: not all hold.
+
+    2: a file cannot be read. `--statement`: their sums against a month's statement as well.
+    """
+    from server.receipt_check import ReceiptCheck
+
+    keys = _read_keys(key or [])
+    stated = None if statement is None else _read_statement(statement)
+    check = ReceiptCheck(keys, is_complete=complete, statement=stated and stated["statement"])
+    if stated is not None:
+        _check_statement(check, stated, keys)
+    document = _read_document(file)
+    if document is None:
+        _check_export(check, file)
+    elif document["object"] == "receipt":
+        _check_receipt(check, document)
+    elif document["object"] == "statement" and stated is None:
+        _check_statement(check, _issued(file, document), keys)
+    else:
+        raise CommandFailed(f"{file} is neither an export nor a receipt nor a statement.", 2)
+    check.finish()
+    _report(check, json)
+    if check.num_findings:
+        raise typer.Exit(1)
+
+
+# ---- what is read ----
+
+
+def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
+    """By key id. Raises CommandFailed."""
+    from server.signing import PublicKey
+
+    texts: list[str] = []
+    for text in given:
+        if Path(text).is_file():
+            document = _read_document(Path(text)) or {}
+            if not isinstance(listed := document.get("data"), list):
+                raise CommandFailed(f"{text} is no answer of /v1/receipts/keys.", 2)
+            texts += [str(_get(item, "public_key")) for item in listed]
+        else:
+            texts.append(text)
+    if not texts:
+        raise CommandFailed("Give the public key: --key HEX, or the file of /v1/receipts/keys.", 2)
+    try:
+        keys = [PublicKey(bytes.fromhex(text)) for text in texts]
+    except ValueError:
+        raise CommandFailed("A public key is 32 bytes in hex; there is no such file.", 2) from None
+    if any(len(key.raw) != 32 for key in keys):
+        raise CommandFailed("A public key is 32 bytes in hex.", 2)
+    return {key.key_id: key for key in keys}
+
+
+def _read_document(path: Path) -> dict[str, Any] | None:
+    """An answer of the API that was kept; None if the file is none. Raises CommandFailed."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}.", 2) from None
+    if len(content) > MAX_DOCUMENT_BYTES:
+        return None
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and "object" in document else None
+
+
+def _read_statement(path: Path) -> dict[str, Any]:
+    return _issued(path, _read_document(path) or {})
+
+
+def _issued(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    """A statement with its seal. Raises CommandFailed."""
+    names = {"object", "status", "statement", "sha256", "signature"}
+    is_issued = document.get("object") == "statement" and document.get("status") == "issued"
+    if not is_issued or document.keys() != names or not isinstance(document["statement"], dict):
+        raise CommandFailed(f"{path} is no issued statement: /v1/statements/PERIOD gives one.", 2)
+    return document
+
+
+# ---- what is checked ----
+
+
+def _check_export(check: "ReceiptCheck", path: Path) -> None:
+    from server.exports.formats import FormatUnavailable
+    from server.exports.reading import ExportUnreadable, read_export
+
+    try:
+        for row, receipt in enumerate(read_export(path), start=1):
+            check.add(row, receipt)
+    except (ExportUnreadable, FormatUnavailable, OSError) as error:
+        raise CommandFailed(f"{path}: {error}", 2) from None
+    if not check.num_receipts:
+        raise CommandFailed(f"{path}: there is no receipt in it.", 2)
+
+
+def _check_receipt(check: "ReceiptCheck", document: dict[str, Any]) -> None:
+    """One receipt as the API answers it. Row 1; the corrections are the rows after it."""
+    names = {"object", "receipt", "corrections", "verified_with"}
+    receipt, corrections = document.get("receipt"), document.get("corrections")
+    if (
+        document.keys() != names
+        or not isinstance(receipt, dict)
+        or not isinstance(corrections, list)
+    ):
+        raise CommandFailed("It is no receipt as the API answers it.", 2)
+    for fields in (receipt, *corrections):
+        _check_names(fields)
+    check.add(1, receipt)
+    if document["verified_with"] != receipt["signing_key"]:
+        check.note("verified_with", "it is not the key that the receipt names")
+    for row, correction in enumerate(corrections, start=2):
+        check.add_reversal(row, receipt, correction)
+
+
+def _check_names(fields: Any) -> None:
+    from server.receipts import COLUMNS
+
+    if not isinstance(fields, dict) or fields.keys() != set(COLUMNS):
+        raise CommandFailed("A receipt has other fields than it must have.", 2)
+
+
+def _check_statement(
+    check: "ReceiptCheck", document: dict[str, Any], keys: Mapping[str, "PublicKey"]
+) -> None:
+    from server.receipt_check import statement_faults
+
+    sealed = document["statement"], document["sha256"], document["signature"]
+    for field, message in statement_faults(*sealed, keys):
+        check.note(f"statement.{field}" if field else "statement", message)
+
+
+# ---- what is said ----
+
+
+def _report(check: "ReceiptCheck", as_json: bool) -> None:
+    from server.rating import format_usd
+
+    if as_json:
+        show_json(
+            {
+                "is_good": not check.num_findings,
+                "num_receipts": check.num_receipts,
+                "num_findings": check.num_findings,
+                "findings": [asdict(finding) for finding in check.findings],
+                "gaps": [asdict(gap) for gap in check.gaps],
+                "tenants": {id: _sums(tenant) for id, tenant in check.tenants.items()},
+            }
+        )
+        return
+    for finding in check.findings[:_SHOWN]:
+        show(str(finding))
+    if check.num_findings > _SHOWN:
+        show(f"and {check.num_findings - _SHOWN} more findings: --json has up to 1,000")
+    for tenant_id, tenant in list(check.tenants.items())[:_SHOWN]:
+        tokens = ", ".join(f"{name} {count:,}" for name, count in tenant.tokens.items())
+        amounts = ", ".join(
+            f"{kind} {format_usd(amount)}" for kind, amount in sorted(tenant.amounts.items())
+        )
+        seqs = f"{tenant.first_seq} to {tenant.last_seq}"
+        show(f"{tenant_id}: {tenant.num_receipts:,} receipts, {seqs}")
+        show(f"  {tokens}")
+        show(f"  {amounts}; total {format_usd(tenant.total_nanousd)} USD")
+    for gap in check.gaps[:_SHOWN]:
+        show(_gap(gap))
+    if check.num_findings:
+        say(f"[red]{check.num_findings} findings[/red] in {check.num_receipts:,} receipts.")
+    elif not check.num_receipts:
+        say("The statement holds: hash, signature, sums.")
+    else:
+        say(f"All {check.num_receipts:,} receipts hold: hash, signature, chain, amounts.")
+
+
+def _gap(gap: "Gap") -> str:
+    which = f"{gap.first_seq} to {gap.last_seq}" if gap.num_receipts > 1 else f"{gap.first_seq}"
+    return f"{gap.tenant_id}: {gap.num_receipts:,} receipts of other periods are not here: {which}"
+
+
+def _sums(tenant: "TenantSummary") -> dict[str, Any]:
+    return {
+        "num_receipts": tenant.num_receipts,
+        "num_missing": tenant.num_missing,
+        "first_seq": tenant.first_seq,
+        "last_seq": tenant.last_seq,
+        **tenant.tokens,
+        "amounts_nanousd": tenant.amounts,
+        "total_nanousd": tenant.total_nanousd,
+    }
+
+
+def _get(item: object, name: str) -> object:
+    return item.get(name) if isinstance(item, dict) else None
