@@ -151,7 +151,7 @@ class ScheduledExports:
     async def _write_object(self, schedule: Schedule, first: int, last: int) -> None:
         """The receipts first to last, which are there: a chain has no gaps."""
         key = f"{prefix_of(schedule)}{first:012d}-{last:012d}.{INFO[schedule.format].extension}"
-        encoder = open_encoder(schedule.format)
+        encoder = await asyncio.to_thread(open_encoder, schedule.format)
         with tempfile.NamedTemporaryFile(dir=self._work_dir, prefix="export-") as file:
             await asyncio.to_thread(file.write, encoder.begin())
             for seq in range(first, last + 1, PAGE_SIZE):
