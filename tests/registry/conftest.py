@@ -1,5 +1,7 @@
+import shutil
+
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, delete, event
 
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
@@ -23,22 +25,36 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
     """An empty database with our tables. Everything that needs SQL comes through here."""
-    if request.param == "sqlite":
-        engine = create_engine(f"sqlite:///{tmp_path / 'registry.db'}")
-        event.listen(engine, "connect", _check_foreign_keys)
-    else:
+    if request.param == "postgresql":
         engine = request.getfixturevalue("registry_postgres")
-        metadata.drop_all(engine)
-    metadata.create_all(engine)
+        with engine.begin() as conn:
+            for table in reversed(metadata.sorted_tables):
+                conn.execute(delete(table))
+        yield engine
+        return
+    path = tmp_path / "registry.db"
+    shutil.copy(request.getfixturevalue("registry_sqlite"), path)
+    engine = create_engine(f"sqlite:///{path}")
+    event.listen(engine, "connect", _check_foreign_keys)
     yield engine
-    if request.param == "sqlite":
-        engine.dispose()
+    engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def registry_sqlite(tmp_path_factory):
+    """A file with the tables: 1 ms to copy, 20 to make."""
+    path = tmp_path_factory.mktemp("registry") / "registry.db"
+    engine = create_engine(f"sqlite:///{path}")
+    metadata.create_all(engine)
+    engine.dispose()
+    return path
 
 
 @pytest.fixture(scope="session")
 def registry_postgres(make_postgres):
-    """One database for all tests: to make one takes longer than to empty it."""
+    """One database for all tests: 2 ms to empty its tables, 60 to make them again."""
     engine = create_engine(make_postgres("template1"))
+    metadata.create_all(engine)
     yield engine
     engine.dispose()
 
