@@ -35,6 +35,16 @@ def check_receipt(values: object) -> Receipt:
     return dict.fromkeys(COLUMNS) | dict(values)
 
 
+def check_header(names: list[str]) -> None:
+    """Of a CSV. Raises ValueError."""
+    if unknown := [name for name in names if name not in _TYPES]:
+        raise ValueError(f"it is no header of an export, there is no column {unknown[0]!r:.80}")
+    if missing := [name for name in _REQUIRED if name not in names]:
+        raise ValueError(f"it is no header of an export, {missing[0]} is missing")
+    if len(set(names)) != len(names):
+        raise ValueError("it has a column twice")
+
+
 def receipt_of_cells(names: list[str], cells: list[str]) -> Receipt:
     """Of a CSV row. Raises ValueError."""
     if len(names) != len(cells):

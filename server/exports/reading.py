@@ -3,11 +3,12 @@
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from server.exports import focus
-from server.exports.checked import check_receipt, receipt_of_cells
+from server.exports.checked import check_header, check_receipt, receipt_of_cells
 from server.exports.cloud_events import cloud_event
 from server.exports.formats import FormatUnavailable
 from server.receipts import Receipt
@@ -86,11 +87,10 @@ class _Lines:
 
 def _read_json(lines: _Lines) -> Iterator[Receipt]:
     for text in lines:
-        try:
+        with _named(lines.number):
             value = json.loads(text, object_pairs_hook=_unique)
-            yield _receipt_of_event(value) if "specversion" in value else check_receipt(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ExportUnreadable(lines.number, str(error)) from error
+            receipt = _receipt_of_event(value) if "specversion" in value else check_receipt(value)
+        yield receipt
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,12 +115,21 @@ def _read_csv(lines: _Lines) -> Iterator[Receipt]:
     if tuple(names) == focus.COLUMNS:
         yield from _read_focus(rows)
         return
+    with _named(1):
+        check_header(names)
     for line, cells in rows:
-        try:
+        with _named(line):
             receipt = receipt_of_cells(names, cells)
-        except ValueError as error:
-            raise ExportUnreadable(line, str(error)) from error
         yield receipt
+
+
+@contextmanager
+def _named(line: int) -> Iterator[None]:
+    """ExportUnreadable of that line for what is wrong with a receipt or with a number."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise ExportUnreadable(line, str(error)) from error
 
 
 def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
@@ -137,15 +146,14 @@ def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
 def _read_focus(rows: Iterator[tuple[int, list[str]]]) -> Iterator[Receipt]:
     """Receipts, once all their rows are what they should be."""
     for line, cells in rows:
-        try:
+        with _named(line):
             receipt = _receipt_of_focus(cells)
-            expected = focus.focus_cells(receipt)
-            _compare(cells, expected[0] if expected else [])
-            for wanted in expected[1:]:
-                line, cells = next(rows, (line + 1, []))
+            first, *others = focus.focus_cells(receipt) or [[]]
+            _compare(cells, first)
+        for wanted in others:
+            line, cells = next(rows, (line + 1, []))
+            with _named(line):
                 _compare(cells, wanted)
-        except (ValueError, ArithmeticError, RecursionError) as error:
-            raise ExportUnreadable(line, str(error)) from error
         yield receipt
 
 
