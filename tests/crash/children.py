@@ -1,0 +1,132 @@
+"""The sweep's processes: the real engine process around a FakeRunner, and the real gateway."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import uvicorn
+
+from engine.config import EngineConfig
+from server.app import create_app
+from server.database import Database
+from server.failures import Failures
+from server.gateway import Gateway
+from server.leases import Leases
+from server.ledger_tables import usage_events
+from server.settings import Settings
+from server.settler import Settler, SettlerConfig
+from tests.crash import points
+from tests.crash.points import Kill, PointedApp, PointedDisk, Points
+from tests.engine import fake_engine
+
+DEMO = Path(__file__).parents[2] / "demo" / "model"
+STEP_S = 0.002
+SILENCE_S = 0.6
+"""After which the engine ends a gateway's requests: 10 s for everybody else."""
+LEASE_S = 0.5
+_SEGMENT_BYTES = 3000
+"""Some ten steps, so that segments begin and go in every run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process from its start to its end.
+
+    waits_for_post: its failures are noted only when the request is in the ledger already.
+    """
+
+    process: str
+    folder: str
+    database_url: str
+    kill: Kill | None
+    waits_for_post: bool = False
+
+    @classmethod
+    def decode(cls, text: bytes) -> "Life":
+        fields = json.loads(text)
+        fields["kill"] = Kill(**fields["kill"]) if fields["kill"] else None
+        return cls(**fields)
+
+    def live(self) -> None:
+        folder = Path(self.folder)
+        points = Points(self.kill, folder / "killed")
+        if self.process == "engine":
+            _run_engine(folder, points)
+        else:
+            _run_gateway(folder, self, points)
+
+
+def socket_of(folder: Path) -> Path:
+    return folder / "http.sock"
+
+
+def settings_for(folder: Path, database_url: str) -> Settings:
+    return Settings(
+        model=str(DEMO),
+        model_name="base",
+        data_dir=folder,
+        database_url=database_url,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_waiting=2,
+        threads=1,
+    )
+
+
+def _run_engine(folder: Path, pointed: Points) -> None:
+    written = json.loads((folder / "engine.json").read_text())
+    config = EngineConfig(**written | {"data_dir": str(folder / "engine")})
+    archive = folder / "archive"
+    archive.mkdir(exist_ok=True)
+    points.point_journal_files(pointed, archive)
+    points.point_engine_socket(pointed)
+    os.environ["FAKE_STEP_S"] = str(STEP_S)
+    fake_engine.serve(
+        replace(config, gateway_timeout_s=SILENCE_S),
+        segment_bytes=_SEGMENT_BYTES,
+        disk=PointedDisk(pointed),
+    )
+
+
+def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
+    gateway = Gateway.build(settings_for(folder, life.database_url), DEMO, "the-operator")
+    # A dead gateway's leases end soon: 10 s for everybody else.
+    leases = Leases(gateway.database, LEASE_S)
+    settler = Settler(
+        gateway.database,
+        gateway.signer,
+        leases,
+        gateway.engines.read_journal,
+        engine_ids=gateway.engines.engine_ids,
+        config=SettlerConfig(poll_s=0.03, void_interval_s=0.05),
+    )
+    gateway = replace(gateway, leases=leases, settler=settler)
+    if life.waits_for_post:
+        gateway = replace(gateway, failures=LateFailures(gateway.database, gateway.signer))
+    points.point_gateway_socket(pointed)
+    points.point_commits(pointed, gateway.database.engine)
+    config = uvicorn.Config(
+        PointedApp(create_app(gateway), gateway, pointed),
+        uds=str(socket_of(folder)),
+        log_level="warning",
+        access_log=False,
+        ws="none",
+    )
+    uvicorn.Server(config).run()
+
+
+class LateFailures(Failures):
+    """Notes a failure only when the request has been posted, as after a database was away."""
+
+    def __init__(self, database: Database, *others: Any) -> None:
+        super().__init__(database, *others)
+        self._posts = database
+
+    async def note(self, request_id: str) -> None:
+        query = sa.select(usage_events.c.event_id).where(usage_events.c.request_id == request_id)
+        while await self._posts.read(lambda conn: conn.scalar(query)) is None:
+            pass
+        await super().note(request_id)

@@ -1,0 +1,126 @@
+"""One run: a plan is carried out on a world, and what it left is checked."""
+
+import asyncio
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.base_model import BaseModel
+from registry.catalog import Catalog
+from registry.tables import metadata
+from server.auth import create_key
+from server.clock import now_ms
+from server.database import DEFAULT_FILE, Database
+from server.gateway import Gateway
+from server.launch import prepare
+from server.secrets_store import load_or_create_secret
+from server.tenants import create_tenant
+from tests.crash.checks import Books, all_wrong
+from tests.crash.children import DEMO, settings_for
+from tests.crash.load import Seen, send_all
+from tests.crash.nursery import Nursery
+from tests.crash.plans import Plan
+from tests.crash.world import World
+from tests.registry.publishing import publish
+
+_TENANTS = ("acme", "globex")
+_LOG_CHARACTERS = 4000
+
+
+@dataclass
+class Result:
+    """killed_at: failpoints.   deaths: of processes.   wrong: what should not be.
+
+    num_expired: holds that nobody had used when all was quiet.   The rest: rows of the ledger.
+    """
+
+    seed: int
+    killed_at: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    seen: list[Seen] = field(default_factory=list)
+    num_expired: int = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+    holds: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+
+def furnish(folder: Path) -> None:
+    """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
+    settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    prepare(settings)
+    gateway = Gateway.build(settings, DEMO, "the-operator")
+    gateway.database.migrate()
+    gateway.database.close()
+    asyncio.run(gateway.engines.close())
+
+
+def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> Result:
+    """database_url: of a PostgreSQL database that this run may empty; None for SQLite.
+
+    Call it in a process of its own, without threads: it forks.
+    """
+    shutil.copytree(furnished, folder)
+    nursery = Nursery(folder / "log")
+    result = Result(plan.seed)
+    try:
+        database = Database(database_url, data_dir=folder, exclusive=False)
+        world = World(folder, database, nursery, plan.kills, plan.waits_for_post)
+        try:
+            if database_url:
+                database.write_sync(_empty)
+            asyncio.run(_carry_out(plan, world, result))
+        except Exception as error:
+            result.wrong.append(f"the run itself failed: {error!r}")
+        result.killed_at, result.deaths = world.killed_at(), world.deaths
+        database.close()
+    finally:
+        nursery.close()
+    if result.wrong:
+        log = folder / "log"
+        result.wrong.append(log.read_text()[-_LOG_CHARACTERS:] if log.exists() else "no log")
+    return result
+
+
+async def _carry_out(plan: Plan, world: World, result: Result) -> None:
+    api_keys = _make_customers(world)
+    async with world.alive():
+        timed = [asyncio.create_task(_kill_at(world, *each)) for each in plan.timed]
+        socket = world.folder / "http.sock"
+        result.seen += await send_all(socket, api_keys, plan.asks)
+        await asyncio.gather(*timed)
+        result.seen += await send_all(socket, api_keys, plan.then)
+        result.num_expired = await world.rest()
+    books = Books.of(world)
+    result.wrong += all_wrong(world, books, result.seen)
+    result.events, result.holds, result.entries = books.events, books.holds, books.entries
+
+
+async def _kill_at(world: World, process: str, at_s: float) -> None:
+    await asyncio.sleep(at_s)
+    world.kill(process)
+
+
+def _make_customers(world: World) -> list[str]:
+    """Two tenants, each with an adapter of one name; their API keys."""
+    base = BaseModel.load(DEMO, "base", world.folder / "cache")
+    pepper = load_or_create_secret(world.folder / "secrets" / "pepper")
+    api_keys = []
+
+    def make(conn: Connection) -> None:
+        for name in _TENANTS:
+            tenant_id = create_tenant(conn, name, now_ms=now_ms()).tenant_id
+            publish(Catalog(base), conn, tenant_id, content=name)
+            api_keys.append(create_key(conn, tenant_id, "a key", pepper, now_ms=now_ms())[1])
+
+    world.database.write_sync(make)
+    return api_keys
+
+
+def _empty(conn: Connection) -> None:
+    for table in reversed(metadata.sorted_tables):
+        conn.execute(sa.delete(table))

@@ -1,0 +1,174 @@
+"""One gateway and one engine on one database: started, killed, started again, brought to rest."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from engine.journal_records import Record, read_records
+from engine.messages import EndRecord, StartRecord
+from engine.meter import TokenMeter
+from server.database import Database
+from server.ledger_tables import holds, usage_events
+from tests.crash.children import Life, socket_of
+from tests.crash.nursery import Nursery
+from tests.crash.points import READY_PATH, Kill
+
+T = TypeVar("T")
+
+PROCESSES = ("engine", "gateway")
+_LOOK_S = 0.02
+_LIMIT_S = 40.0
+"""Of everything that is waited for: far above what it takes, so that it only ends what hangs."""
+_MAX_LIVES = 20
+
+
+@dataclass
+class World:
+    """folder: made by `furnish`.   kills: by process, one for each life, as far as they go.
+
+    deaths: of processes that were killed.   cut_steps: (prompt tokens, sampled tokens) of the last
+    step of each engine that died.
+    """
+
+    folder: Path
+    database: Database
+    nursery: Nursery
+    kills: dict[str, list[Kill]]
+    waits_for_post: bool = False
+    deaths: list[str] = field(default_factory=list)
+    cut_steps: list[tuple[int, int]] = field(default_factory=list)
+    _pids: dict[str, int] = field(default_factory=dict)
+    _keepers: list[asyncio.Task[None]] = field(default_factory=list)
+    _lives: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PROCESSES, 0))
+
+    # ---- its life ----
+
+    @contextlib.asynccontextmanager
+    async def alive(self) -> AsyncIterator[None]:
+        """Both processes, each started again whenever it is dead; then killed."""
+        self._keepers = keepers = [asyncio.create_task(self._keep(each)) for each in PROCESSES]
+        try:
+            await self.until(self._is_ready)
+            yield
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+            for process in PROCESSES:
+                self.kill(process)
+            await asyncio.gather(*keepers, return_exceptions=True)
+
+    def kill(self, process: str) -> None:
+        if pid := self._pids.get(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Raises TimeoutError, and AssertionError where a process does not stay alive."""
+        async with asyncio.timeout(_LIMIT_S):
+            while not await asyncio.to_thread(condition):
+                for keeper in self._keepers:
+                    if keeper.done():
+                        keeper.result()
+                await asyncio.sleep(_LOOK_S)
+
+    async def rest(self) -> int:
+        """Until nothing runs and all that ended is posted. Then holds that are left expire, and go;
+        how many.
+        """
+        for _ in range(2):  # what a dead gateway had sent may arrive after the first look
+            await self.until(self._is_quiet)
+        num_expired = self.database.write_sync(_expire)
+        await self.until(self._has_no_open_hold)
+        return num_expired
+
+    async def _keep(self, process: str) -> None:
+        while True:
+            life = self._lives[process]
+            assert life < _MAX_LIVES, f"the {process} does not stay alive"
+            self._lives[process] += 1
+            kills = self.kills.get(process, [])
+            kill = kills[life] if life < len(kills) else None
+            url = self.database.url.render_as_string(hide_password=False)
+            pid = self.nursery.start(
+                Life(process, str(self.folder), url, kill, self.waits_for_post)
+            )
+            self._pids[process] = pid
+            await _death(pid)
+            self.deaths.append(process)
+            if process == "engine" and self.meter.exists():
+                self.cut_steps.append(TokenMeter.read(self.meter)[2:])
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._http.get(READY_PATH).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    @functools.cached_property
+    def _http(self) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(socket_of(self.folder)), verify=False)
+        return httpx.Client(transport=transport, base_url="http://chorale")
+
+    # ---- what there is ----
+
+    @property
+    def meter(self) -> Path:
+        return self.folder / "engine" / "meter"
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "engine" / "journal"
+
+    def killed_at(self) -> list[str]:
+        """The failpoints at which processes died."""
+        mark = self.folder / "killed"
+        return mark.read_text().split() if mark.exists() else []
+
+    def records(self) -> list[Record]:
+        """The journal from its first record on, read as one would who has only its files."""
+        for path in (self.folder / "archive").glob("*.journal"):
+            path.rename(self.journal / path.name)
+        return list(read_records(self.journal))
+
+    def _is_quiet(self) -> bool:
+        if not self._is_ready():
+            return False
+        records = list(read_records(self.journal))
+        started = {r.request_id for r in records if isinstance(r, StartRecord)}
+        ended = {r.request_id for r in records if isinstance(r, EndRecord)}
+        posted = set(self._read(lambda conn: conn.scalars(sa.select(usage_events.c.request_id))))
+        return started <= ended <= posted
+
+    def _has_no_open_hold(self) -> bool:
+        query = sa.select(sa.func.count()).where(holds.c.state == "open")
+        return self._read(lambda conn: conn.scalars(query)) == [0]
+
+    def _read(self, fn: Callable[[Connection], Iterable[T]]) -> list[T]:
+        return self.database.read_sync(lambda conn: list(fn(conn)))
+
+
+def _expire(conn: Connection) -> int:
+    query = sa.update(holds).where(holds.c.state == "open").values(expires_at_ms=0)
+    return conn.execute(query).rowcount
+
+
+async def _death(pid: int) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    watched = os.pidfd_open(pid)
+    loop.add_reader(watched, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(watched)
+        os.close(watched)
