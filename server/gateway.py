@@ -14,6 +14,8 @@ from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from server.auditor import INTERVAL_S as AUDIT_INTERVAL_S
+from server.auditor import Auditor
 from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
@@ -58,6 +60,7 @@ class Gateway:
     leases: Leases
     failures: Failures
     statements: Statements
+    auditor: Auditor
     chores: Chores
     limiter: Limiter
     metrics: Metrics
@@ -100,6 +103,7 @@ class Gateway:
         statements = Statements(database, signer)
         kept = Kept(database, signer)
         metrics = Metrics(engines, settler)
+        auditor = Auditor(database, metrics)
 
         async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
             proof = await engines.prove(adapter, object_path)
@@ -127,12 +131,14 @@ class Gateway:
             leases=leases,
             failures=Failures(database, signer),
             statements=statements,
+            auditor=auditor,
             # (name, turn, seconds between turns): one gateway of those on this database does each.
             chores=Chores(
                 leases,
                 [
                     ("kept", kept.turn, KEPT_INTERVAL_S),
                     ("statements", statements.turn, 600.0),
+                    ("audit", auditor.turn, AUDIT_INTERVAL_S),
                 ],
             ),
             limiter=Limiter(),

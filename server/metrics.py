@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.messages import TierStats
 from registry.proof import Proof
+from server.audit.report import Report
 from server.engines import Engines
 from server.settler import Settler
 
@@ -106,8 +107,32 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.audit_difference = Gauge(
+            "chorale_audit_difference_nanousd",
+            "What events are worth by their prices, less what was charged, by the last audit",
+            registry=self._registry,
+        )
+        self.audit_findings = Gauge(
+            "chorale_audit_findings",
+            "Differences that the last audit found, by check",
+            ["check"],
+            registry=self._registry,
+        )
+        self.audit_success = Gauge(
+            "chorale_audit_last_success_timestamp_seconds",
+            "When the last audit that found no difference was made; 0: none by this gateway",
+            registry=self._registry,
+        )
+
     def note_proof(self, proof: Proof) -> None:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
+
+    def note_audit(self, report: Report) -> None:
+        self.audit_difference.set(report.difference_nanousd)
+        for name, result in report.checks.items():
+            self.audit_findings.labels(name).set(result.num_findings)
+        if not report.num_findings:
+            self.audit_success.set(report.at_ms / 1000)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -1,0 +1,123 @@
+"""`chorale audit`: what the ledger says in one place against what it says in another."""
+
+import json as json_of
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from server.cli.connection import DEFAULT_DATA_DIR, DataDir, Json
+from server.cli.terminal import CommandFailed, say, show, show_json, show_table, stderr
+
+if TYPE_CHECKING:
+    from server.audit.report import Progress, Report
+    from server.database import Database
+
+STATEMENT_TIMEOUT_S = 600.0
+"""Nobody waits for this reader; a gateway's own statements have 5 s."""
+
+
+def audit(
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    database_url: Annotated[
+        str | None, typer.Option(help="Another database; without it the data directory's own.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="ISO date: row by row only what was posted since then.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check journal, ledger, receipts and statements against one another. Changes nothing.
+
+    Runs beside a gateway. Ends with 1 if anything differs.
+    """
+    from server.audit.report import report_body
+    from server.audit.run import audit as run_audit
+    from server.database import DatabaseError
+
+    engine_dir = data_dir / "engine"
+    has_engine = (engine_dir / "identity").exists()
+    since_ms = 0 if since is None else _at_ms(since)
+    try:
+        with _opened(data_dir, database_url) as database, _telling() as tell:
+            report = database.read_sync(
+                lambda conn: run_audit(
+                    conn,
+                    engine_dir=engine_dir if has_engine else None,
+                    since_ms=since_ms,
+                    progress=tell,
+                )
+            )
+    except DatabaseError as error:
+        raise CommandFailed(str(error)) from error
+    if json:
+        show_json(report_body(report))
+    else:
+        _show(report, has_engine=has_engine)
+    if report.num_findings:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _opened(data_dir: Path, url: str | None) -> "Iterator[Database]":
+    """The database beside its gateway. Raises CommandFailed where there is none."""
+    from server.database import DEFAULT_FILE, Database, DatabaseConfig
+
+    url = url or _url_of_gateway(data_dir)
+    file = data_dir / DEFAULT_FILE
+    if url is None and not file.exists():
+        raise CommandFailed(f"There is no {file}; give --data-dir or --database-url.", exit_code=2)
+    config = DatabaseConfig(statement_timeout_s=STATEMENT_TIMEOUT_S)
+    database = Database(url, data_dir=data_dir, exclusive=False, config=config)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _url_of_gateway(data_dir: Path) -> str | None:
+    """What `chorale serve` was started with."""
+    path = data_dir / "gateway.json"
+    if not path.exists():
+        return None
+    url: str | None = json_of.loads(path.read_text())["settings"].get("database_url")
+    return url
+
+
+@contextmanager
+def _telling() -> "Iterator[Progress]":
+    """How far it is, on a terminal."""
+    with stderr().status("Auditing ...") as status:
+        yield lambda check, num_rows: status.update(f"Auditing {check}: {num_rows:,} rows")
+
+
+def _at_ms(text: str) -> int:
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(f"--since {text} is no ISO date.", exit_code=2) from None
+    return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _show(report: "Report", *, has_engine: bool) -> None:
+    rows = [
+        {"check": name, "rows": result.num_rows, "findings": result.num_findings}
+        for name, result in report.checks.items()
+    ]
+    show_table(("check", "rows", "findings"), rows)
+    for finding in report.findings:
+        compared = f" (expected {finding.expected}, found {finding.found})"
+        is_compared = (finding.expected, finding.found) != (None, None)
+        show(f"{finding.check}: {finding.subject}: {finding.detail}{compared * is_compared}")
+    if (num_unnamed := report.num_findings - len(report.findings)) > 0:
+        show(f"... and {num_unnamed:,} more findings")
+    for kind, count in report.incidents.items():
+        show(f"on record: {count:,} incidents {kind}")
+    show(f"difference {report.difference_nanousd:,} nano-dollars")
+    for note in report.notes:
+        say(note)
+    if not has_engine:
+        say("No engine's files are here: journals were checked by their numbers and totals.")
