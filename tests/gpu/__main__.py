@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="without a GPU, on tiny shapes")
     parser.add_argument("--seed", type=int, help="else the clock's; 0 for a dry run")
-    parser.add_argument("--only", default="", help="checks whose names begin so")
+    parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
     options = parser.parse_args()
     if options.dry:
         # Before a check is imported, which is when its kernels are defined.
@@ -38,9 +38,10 @@ def main() -> int:
     if not options.dry and not torch.cuda.is_available():
         parser.error("torch finds no CUDA device here; --dry needs none")
     make = partial(setting.dry if options.dry else setting.on_gpu, seed)
-    named = {name: check for name, check in CHECKS.items() if name.startswith(options.only)}
+    starts = tuple(options.only)
+    named = {name: check for name, check in CHECKS.items() if name.startswith(starts)}
     if not named:
-        parser.error(f"there is no check whose name begins with {options.only}")
+        parser.error(f"there is no check whose name begins with {' or '.join(starts)}")
     # A device for each: what one has captured does not outlive it.
     failed = sum(not passes(name, check, make) for name, check in named.items())
     say(f"{len(named) - failed} passed, {failed} failed")
