@@ -165,7 +165,10 @@ def _expire(conn: Connection) -> int:
 async def _death(pid: int) -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    watched = os.pidfd_open(pid)
+    try:
+        watched = os.pidfd_open(pid)
+    except ProcessLookupError:  # already
+        return
     loop.add_reader(watched, ended.set)
     try:
         await ended.wait()
