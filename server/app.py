@@ -40,6 +40,7 @@ from server.routes import (
     prices,
     receipts,
     sharing,
+    simulate,
     statements,
     uploads,
     usage,
@@ -69,6 +70,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(simulate.router, prefix="/admin/v1", dependencies=operator)
     # For both: what is read depends on whose key it is.
     app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
     app.include_router(exports.router, prefix="/v1", dependencies=tenant)

@@ -2,7 +2,18 @@
 
 import typer
 
-from server.cli import adapters, chat, demo, keys, receipts, serve, statements, tenants, usage
+from server.cli import (
+    adapters,
+    chat,
+    demo,
+    keys,
+    receipts,
+    serve,
+    simulate,
+    statements,
+    tenants,
+    usage,
+)
 from server.cli.terminal import OneLineErrors
 
 app = typer.Typer(
@@ -21,6 +32,7 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")
+app.command("simulate")(simulate.simulate)
 app.command("chat")(chat.chat)
 
 

@@ -11,6 +11,7 @@ from registry.adapter_rows import owner_of
 from server import errors, prices, tenants
 from server.clock import now_ms
 from server.deps import GatewayDep
+from server.errors import ApiError
 from server.prices import Price, Scope
 
 router = APIRouter()
@@ -110,12 +111,13 @@ def _look_up(conn: Connection, scope: Scope, scope_id: str, at_ms: int) -> tuple
         case "adapter":
             owner_id = owner_of(conn, scope_id)
             if owner_id is None:
-                raise errors.not_found(
-                    f"There is no adapter with the id {scope_id!r}.",
-                    code="adapter_not_found",
-                    param="scope_id",
-                )
+                raise adapter_not_found(scope_id, param="scope_id")
             return scope_id, prices.price_for(conn, at_ms, tenant_id=owner_id, adapter_id=scope_id)
+
+
+def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
+    message = f"There is no adapter with the id {adapter_id!r}."
+    return errors.not_found(message, code="adapter_not_found", param=param)
 
 
 def _price(price: Price) -> dict[str, Any]:
