@@ -1,6 +1,7 @@
 """OpenAI's usage and costs over HTTP: shapes, filters, groups, pages, whose usage it is."""
 
 import itertools
+import json
 import shutil
 from urllib.parse import urlencode
 
@@ -85,6 +86,11 @@ def test_requests_are_counted_in_the_buckets_in_which_they_ended(acme):
     assert {sums[name] for name in dimensions} == {None}
     assert second[0]["num_model_requests"] == 1
     assert third == []
+
+
+def test_a_bucket_in_which_nothing_was_asked_is_empty_whatever_was_charged(product, acme):
+    post_payment(product.gateway.database, "credit", acme.tenant_id, (MIDNIGHT + 5) * 1000)
+    assert results(ask(acme, COMPLETIONS, end_time=MIDNIGHT + DAY)) == [[]]
 
 
 def test_minutes_and_days_are_buckets_as_well(acme):
@@ -272,6 +278,25 @@ def test_more_groups_than_an_answer_may_have_are_refused(acme, monkeypatch):
     use(acme, (5, {"model": "a"}), (6, {"model": "b"}), (DAY, {"model": "a"}))
     answer = acme.call("GET", path(COMPLETIONS, start_time=MIDNIGHT, group_by="model"))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "group_by")
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, DAY), (6, HOUR + 1), (7, 8), (HOUR, 2 * HOUR)])
+def test_simple_usage_is_what_the_export_of_the_same_time_adds_up_to(product, acme, start, end):
+    database = product.gateway.database
+    use(acme, (5, {}), (6, {"finish_reason": "error"}), (HOUR, {}), (2 * HOUR, {}))
+    post_kept(
+        database, "storage", acme.tenant_id, (MIDNIGHT + 7) * 1000, 10**9, 3_600_000, "d" * 64
+    )
+    post_payment(database, "credit", acme.tenant_id, (MIDNIGHT + HOUR) * 1000, 7)
+    post_payment(database, "payment", acme.tenant_id, (MIDNIGHT + 9) * 1000, 7)
+    period = f"start={MIDNIGHT + start}&end={MIDNIGHT + end}"
+    [whole] = acme.call("GET", f"/v1/usage?{period}").json()["data"]
+    export = acme.call("GET", f"/v1/usage/export?format=jsonl&{period}").text
+    rows = [json.loads(line) for line in export.splitlines()]
+    assert rows
+    assert sum(row["amount_nanousd"] for row in rows) == whole["amount_nanousd"]
+    for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+        assert sum(row[name] or 0 for row in rows) == whole[name]
 
 
 def test_simple_usage_is_all_entries_by_any_dimension(product, acme):
