@@ -31,6 +31,7 @@ from server.prices import ensure_price
 from server.routes import (
     adapters,
     admin,
+    audit,
     billing,
     exports,
     inference,
@@ -65,7 +66,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         inference, models, adapters, sharing, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, prices):
+    for module in (admin, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)

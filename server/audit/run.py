@@ -51,7 +51,10 @@ def audit(
 
 
 def audit_sums(conn: Connection) -> Report:
-    """The sums only, of all time but for roll-ups: of two days. 1.5 s for a million events."""
+    """The sums only, of all time but for roll-ups: of two days.
+
+    0.14 s of a processor for 60,000 events on SQLite, where everything takes 14 s.
+    """
     scope = _begin(conn, 0, lambda check, num_rows: None)
     scope.since_ms = scope.now_ms - _RECENT_MS
     _run(scope, _SUMS)

@@ -34,6 +34,8 @@ def audit(
 
     Runs beside a gateway. Ends with 1 if anything differs.
     """
+    from sqlalchemy.exc import DBAPIError
+
     from server.audit.report import report_body
     from server.audit.run import audit as run_audit
     from server.database import DatabaseError
@@ -53,6 +55,9 @@ def audit(
             )
     except DatabaseError as error:
         raise CommandFailed(str(error)) from error
+    except DBAPIError as error:
+        # Such as that of a release with other tables.
+        raise CommandFailed(str(error.orig).strip().partition("\n")[0]) from error
     if json:
         show_json(report_body(report))
     else:

@@ -4,6 +4,7 @@ import typer
 
 from server.cli import (
     adapters,
+    audit,
     chat,
     demo,
     keys,
@@ -32,6 +33,7 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")
+app.command("audit")(audit.audit)
 app.command("simulate")(simulate.simulate)
 app.command("chat")(chat.chat)
 
