@@ -1,0 +1,47 @@
+"""Streams one export of a data directory, and prints what it took.
+
+python export_child.py DATA_DIR FORMAT -> rows, peak MB behind the first 100,000, peak MB
+"""
+
+import asyncio
+import resource
+import sys
+from pathlib import Path
+
+from server.database import Database
+from server.exports.formats import open_encoder
+from server.exports.pages import Range
+from server.exports.stream import stream
+
+
+class Counting:
+    """An encoder that counts what it is given."""
+
+    def __init__(self, format):
+        self.encoder = open_encoder(format)
+        self.begin, self.end = self.encoder.begin, self.encoder.end
+        self.rows = 0
+        self.begun_mb = 0.0
+
+    def add(self, receipts):
+        self.rows += len(receipts)
+        if self.rows <= 100_000:
+            self.begun_mb = peak_mb()
+        return self.encoder.add(receipts)
+
+
+def peak_mb():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+async def main(data_dir, format):
+    database = Database(data_dir=Path(data_dir))
+    encoder = Counting(format)
+    async for _ in stream(database, encoder, Range.clamped(None, 0, 2**62, 2**62)):
+        pass
+    database.close()
+    sys.stdout.write(f"{encoder.rows} {encoder.begun_mb} {peak_mb()}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
