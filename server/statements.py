@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from server.clock import database_now_ms
 from server.database import Database
-from server.entries import lock_ledger, month_of, next_month
+from server.entries import lock_ledger, next_month
 from server.ledger_tables import entries, holds, statements, tenant_accounts
 from server.receipt_rows import PAGE_SIZE, Place, read_receipts, select_receipts
 from server.receipts import Receipt, rfc3339, tenant_account
@@ -224,12 +224,11 @@ def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tupl
     account = tenant_accounts.c.tenant_id
     query = sa.select(account).where(account > after_tenant_id).order_by(account)
     tenant_ids = list(conn.scalars(query.limit(_TENANTS_PER_PAGE)))
-    this_month = month_of(now_ms)
     due = [
         (tenant_id, period)
         for tenant_id in tenant_ids
         for period in open_periods(conn, tenant_id)
-        if period < this_month and _is_settled(conn, tenant_id, end_of(period), now_ms)
+        if _is_settled(conn, tenant_id, end_of(period), now_ms)
     ]
     return due, tenant_ids[-1] if len(tenant_ids) == _TENANTS_PER_PAGE else ""
 

@@ -110,6 +110,8 @@ def test_until_it_is_settled_a_client_is_told_to_come_again(acme):
         answer = acme.call("GET", f"/v1/receipts/{name}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_pending")
         assert answer.headers["retry-after"] == "1"
+        others = acme.product.user(f"not-{name}").call("GET", f"/v1/receipts/{name}")
+        assert others.json()["error"]["code"] == "receipt_not_found"
     write(acme.product, lambda conn: holds.void_refused(conn, "abc", NOW_MS))
     answer = acme.call("GET", "/v1/receipts/abc")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_not_found")

@@ -31,11 +31,11 @@ def set_time(product, now_ms):
     product.gateway = dataclasses.replace(product.gateway, statements=issuing)
 
 
-def use(user, number):
+def use(user, number, at_ms=NOW_MS):
     def post(conn):
         hold = make_hold(get_price(conn, 1), f"r{number}", tenant_id=user.tenant_id)
         holds.insert_hold(conn, hold)
-        end = make_end(number, f"r{number}", tenant_id=user.tenant_id)
+        end = make_end(number, f"r{number}", tenant_id=user.tenant_id, at=at_ms / 1000)
         ledger.post(conn, user.product.gateway.signer, ENGINE, [end], NOW_MS)
 
     user.product.gateway.database.write_sync(post)
@@ -84,6 +84,16 @@ def test_months_are_listed_with_what_they_came_to(product):
         "sha256": get(acme, f"/{MONTH}")["sha256"],
     }
     assert issued["total_usd"] == "0.000004050"
+
+
+def test_open_months_come_first_and_the_newest_of_all(product):
+    acme = product.user("acme")
+    use(acme, 1)
+    issue(product)
+    for number, month in ((2, "2026-02"), (3, "2026-03")):
+        use(acme, number, end_of(month))
+    found = [(listed["period"], listed["status"]) for listed in get(acme)["data"]]
+    assert found == [("2026-04", "open"), ("2026-03", "open"), ("2026-02", "issued")]
 
 
 def test_the_operator_issues_for_all_or_for_one_and_once(product, monkeypatch):

@@ -1,4 +1,5 @@
 import itertools
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -289,6 +290,20 @@ def test_a_receipt_that_is_not_there_is_not_on_the_statement(sqlite_book):
     fields = {finding.field for finding in check.findings}
     assert {"num_entries", "receipts_sha256", "total_nanousd", "totals", "lines"} <= fields
     assert [(gap.first_seq, gap.last_seq) for gap in check.gaps] == [(2, 2)]
+
+
+def test_a_copy_of_the_figures_is_added_to_alone():
+    """A write may run twice: the second begins where the first one did."""
+    receipts, figures = seal(make_rows(2, 40, ["ten_1"])), StatementFigures()
+    for receipt in receipts[:20]:
+        figures.add(receipt)
+    before, copy = json.dumps(figures.document()), figures.copy()
+    for receipt in receipts[20:]:
+        copy.add(receipt)
+    assert json.dumps(figures.document()) == before
+    for receipt in receipts[20:]:
+        figures.add(receipt)
+    assert figures.document() == copy.document()
 
 
 def test_lines_beyond_the_limit_are_summed_without_their_names(monkeypatch):
