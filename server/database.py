@@ -8,7 +8,6 @@ DatabaseError
 """
 
 import asyncio
-import fcntl
 import os
 import queue
 import random
@@ -29,6 +28,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 import migrations
+from server.database_file import FileLock, SameFile
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Database:
     ) -> None:
         self._config = config or DatabaseConfig()
         self.url = _normalize(url or f"sqlite:///{data_dir / DEFAULT_FILE}")
-        self._lock: _FileLock | None = None
+        self._lock: FileLock | None = None
         if self.is_sqlite:
             folder = Path(str(self.url.database)).parent
             folder.mkdir(parents=True, exist_ok=True)
@@ -275,7 +275,7 @@ class Database:
         if not self.is_sqlite:
             yield
             return
-        lock = _FileLock(Path(str(self.url.database)).with_name("migrate.lock"))
+        lock = FileLock(Path(str(self.url.database)).with_name("migrate.lock"))
         deadline = time.monotonic() + self._config.migration_timeout_s
         while not lock.acquire():
             if time.monotonic() > deadline:
@@ -378,54 +378,41 @@ def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
         }
         return sa.create_engine(url, connect_args=arguments, **pool)
     engine = sa.create_engine(url, connect_args={"timeout": config.busy_timeout_s}, **pool)
-    sa.event.listen(engine, "connect", _set_up_sqlite)
-    sa.event.listen(engine, "begin", _begin_sqlite)
+    _set_up_sqlite(engine, SameFile(Path(str(url.database))))
     return engine
 
 
-def _set_up_sqlite(connection: Any, _record: object) -> None:
-    # The driver would begin transactions by itself, late and never immediate; `_begin_sqlite` does.
-    connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}").close()
+def _set_up_sqlite(engine: Engine, file: SameFile) -> None:
+    def check_file(*_: object) -> None:
+        if file.is_gone():
+            raise LedgerUnavailable("its file was moved or replaced; restart with the right one")
+
+    def set_up(connection: Any, _record: object) -> None:
+        # The driver would begin transactions by itself, late and never immediate; `begin` does.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+        file.note_opened()
+
+    def begin(conn: Connection) -> None:
+        # IMMEDIATE: a write that begins as a read cannot wait for its turn, it fails when it
+        # upgrades.
+        if conn.get_execution_options().get("chorale_writes"):
+            check_file()
+            conn.exec_driver_sql("PRAGMA query_only=OFF")
+            conn.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            conn.exec_driver_sql("PRAGMA query_only=ON")
+            conn.exec_driver_sql("BEGIN")
+
+    sa.event.listen(engine, "do_connect", check_file)
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", begin)
 
 
-def _begin_sqlite(conn: Connection) -> None:
-    # IMMEDIATE: a write that begins as a read cannot wait for its turn, it fails when it upgrades.
-    if conn.get_execution_options().get("chorale_writes"):
-        conn.exec_driver_sql("PRAGMA query_only=OFF")
-        conn.exec_driver_sql("BEGIN IMMEDIATE")
-    else:
-        conn.exec_driver_sql("PRAGMA query_only=ON")
-        conn.exec_driver_sql("BEGIN")
-
-
-def _lock_gateway(path: Path) -> "_FileLock":
-    lock = _FileLock(path)
+def _lock_gateway(path: Path) -> "FileLock":
+    lock = FileLock(path)
     if not lock.acquire():
         raise DatabaseInUse(path, path.read_text().strip() or "unknown")
     lock.path.write_text(f"process {os.getpid()}")
     return lock
-
-
-class _FileLock:
-    """An exclusive flock; the kernel releases it when the process dies."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd: int | None = None
-
-    def acquire(self) -> bool:
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._fd = fd
-        return True
-
-    def release(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None

@@ -2,6 +2,7 @@ import asyncio
 import sqlite3
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -212,6 +213,26 @@ def test_a_full_disk_is_unavailable_and_heals(sqlite_database):
     sqlite_database.write_sync(lambda c: c.execute(sa.text("PRAGMA max_page_count = 100000")))
     sqlite_database.write_sync(fill)
     assert len(sqlite_database.read_sync(targets)) == 100
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_replaced):
+    """SQLite itself would write on, into a file that nobody will ever open again."""
+    path = Path(str(sqlite_database.url.database))
+    sqlite_database.write_sync(note("before"))
+    path.rename(path.with_name("moved"))
+    if is_replaced:
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="moved or replaced"):
+            sqlite_database.write_sync(note("lost"))
+        with pytest.raises(LedgerUnavailable), sqlite_database.begin() as conn:
+            note("lost")(conn)
+    if not is_replaced:
+        assert not path.exists(), "nobody made an empty one there"
+    path.with_name("moved").rename(path)
+    sqlite_database.write_sync(note("after"))
+    assert sqlite_database.read_sync(targets) == ["before", "after"]
 
 
 def test_a_dropped_postgres_connection_is_replaced_without_the_caller_noticing(

@@ -1,0 +1,55 @@
+"""The file of a SQLite database, and the locks beside it."""
+
+import fcntl
+import os
+from pathlib import Path
+
+
+class SameFile:
+    """Whether a path still names the file that was opened.
+
+    SQLite goes on writing to one that was deleted or replaced, and says that it is durable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._opened: tuple[int, int] | None = None
+
+    def note_opened(self) -> None:
+        """The first one is what all later ones have to be."""
+        if self._opened is None:
+            self._opened = self._identity()
+
+    def is_gone(self) -> bool:
+        """Whether it was opened, and is not there any more."""
+        return self._opened is not None and self._opened != self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+
+class FileLock:
+    """An exclusive flock; the kernel releases it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
