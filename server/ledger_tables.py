@@ -114,8 +114,6 @@ usage_events = Table(
     Column("ended_at_ms", BigInteger, nullable=False),
     Column("posted_at_ms", BigInteger, nullable=False),
     UniqueConstraint("engine_id", "journal_seq"),
-    Index("ix_usage_events_tenant", "tenant_id", "ended_at_ms", "event_id"),
-    Index("ix_usage_events_ended", "ended_at_ms", "event_id"),
 )
 
 # An adapter that was kept somewhere for a while. Never updated.

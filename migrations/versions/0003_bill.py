@@ -25,6 +25,12 @@ _NEW = (
 )
 
 
+_OLD_INDEXES = {
+    "ix_usage_events_ended": ["ended_at_ms", "event_id"],
+    "ix_usage_events_tenant": ["tenant_id", "ended_at_ms", "event_id"],
+}
+
+
 def upgrade() -> None:
     _add_columns()
     op.create_index(
@@ -50,6 +56,9 @@ def upgrade() -> None:
         sa.Column("expires_at_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
     )
+    # Who asks for usage by time reads entries and roll-ups now.
+    for name in _OLD_INDEXES:
+        op.drop_index(name, "usage_events")
     # Numbers go on after the events of before; `ledger.adopt_events` gives those their entries.
     op.execute(
         "INSERT INTO ledger_head (name, last_entry_id) "
@@ -216,6 +225,8 @@ def _create_statements() -> None:
 def downgrade() -> None:
     for table in _NEW:
         op.drop_table(table)
+    for name, columns in _OLD_INDEXES.items():
+        op.create_index(name, "usage_events", columns)
     for name in ("completion_tokens", "cached_tokens", "prompt_tokens", "num_ends"):
         op.drop_column("journal_positions", name)
     for name in ("hold_nanousd", "is_failed", "number"):
