@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator
 
 Tenant = Annotated[str, typer.Argument(help="Id or name.")]
 
-_COLUMNS = ("tenant_id", "name", "status")
+_COLUMNS = ("tenant_id", "name", "status", "plan")
 _LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -33,6 +33,7 @@ _LIMITS = (
 @app.command("create")
 def create(
     name: Annotated[str, typer.Argument(help="Small letters, digits and . _ -")],
+    plan: Annotated[str | None, typer.Option(help="Whose prices it pays; standard.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option()] = None,
     tokens_per_minute: Annotated[int | None, typer.Option()] = None,
     max_concurrency: Annotated[int | None, typer.Option()] = None,
@@ -46,7 +47,9 @@ def create(
 ) -> None:
     """Make a tenant; it needs a key next (`chorale keys create`)."""
     given = dict(locals())
-    body = {"name": name} | {key: given[key] for key in _LIMITS if given[key] is not None}
+    body = {"name": name} | {
+        key: given[key] for key in ("plan", *_LIMITS) if given[key] is not None
+    }
     with as_operator(url, admin_key, data_dir) as client:
         _show(client.request("POST", "/admin/v1/tenants", body=body), json)
 

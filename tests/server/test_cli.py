@@ -120,8 +120,8 @@ def test_a_missing_key_says_how_to_give_it(run, monkeypatch):
 
 
 def test_only_limits_that_were_given_are_sent(run, api):
-    run("tenants", "create", "acme", "--requests-per-minute", "60")
-    assert api.asked()[0][2] == {"name": "acme", "requests_per_minute": 60}
+    run("tenants", "create", "acme", "--requests-per-minute", "60", "--plan", "gold")
+    assert api.asked()[0][2] == {"name": "acme", "requests_per_minute": 60, "plan": "gold"}
 
 
 def test_a_new_key_is_all_that_stands_on_stdout(run):
