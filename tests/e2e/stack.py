@@ -176,7 +176,8 @@ class Stack:
 
         def events() -> list[dict[str, Any]]:
             lines = self.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
-            return [json.loads(line) for line in lines]
+            entries = [json.loads(line) for line in lines]
+            return [entry for entry in entries if entry["kind"] == "usage"]
 
         self.wait(lambda: len(events()) >= count)
         return events()

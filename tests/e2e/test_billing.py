@@ -107,7 +107,8 @@ def quiet(stack: Stack) -> list[dict]:
     stack.wait(is_quiet)
     stack.wait(is_quiet)  # figures are a quarter of a second old: twice, to see the newest
     text = stack.operator.get("/admin/v1/usage/export?format=jsonl").text
-    return [json.loads(line) for line in text.splitlines()]
+    entries = [json.loads(line) for line in text.splitlines()]
+    return [entry for entry in entries if entry["kind"] == "usage"]
 
 
 def meter_of(stack: Stack) -> Path:

@@ -1,6 +1,6 @@
 """Streams one export of a data directory, and prints what it took.
 
-python export_child.py DATA_DIR FORMAT -> rows, peak MB behind the first 100,000, peak MB
+python -m tests.server.export_child DATA_DIR FORMAT -> rows, peak MB behind the first 100,000, peak MB
 """
 
 import asyncio

@@ -160,6 +160,17 @@ def test_a_page_is_one_short_read_of_a_stretch_however_little_is_in_it(sqlite_da
     assert database.read_sync(lambda conn: list(read_all(conn))) == [[1], [202], []]
 
 
+def test_what_was_posted_behind_the_bound_is_not_walked_through(sqlite_database):
+    database = sqlite_database
+    use(database, count=1)
+    use(database, count=200)
+    within = Range.clamped("ten_1", 0, 2**70, 1)
+    first = database.read_sync(lambda conn: read_page(conn, within, Place(), 10))
+    rest = database.read_sync(lambda conn: read_page(conn, within, first.next, 10))
+    assert [r["receipt_seq"] for r in first.receipts] == [1]
+    assert (rest.receipts, rest.next) == ((), None)
+
+
 def test_many_tenants_without_anything_take_several_reads(sqlite_database, monkeypatch):
     monkeypatch.setattr(pages, "MAX_STEPS", 4)
     database = sqlite_database
