@@ -1,6 +1,6 @@
-"""Streams one export of a data directory, and prints what it took.
+"""Streams one export of a data directory: python -m tests.server.export_child DATA_DIR FORMAT
 
-python -m tests.server.export_child DATA_DIR FORMAT -> rows, peak MB behind the first 100,000, peak MB
+Prints its rows, the peak of memory in MB after the first 100,000 of them, and the peak of all.
 """
 
 import asyncio
