@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from engine.journal_records import Record
 from engine.messages import EndRecord, ProgressRecord, StartRecord
 from engine.meter import TokenMeter
+from server.audit.run import audit
 from server.ledger_tables import (
     entries,
     holds,
@@ -87,7 +88,7 @@ class Books:
 def all_wrong(world: World, books: Books, seen: Sequence[Seen]) -> list[str]:
     """Empty when everything is as it must be."""
     wrong = [*_journal(books), *_events(books), *_meter(world, books), *_holds(books)]
-    wrong += [*_receipts(world, books), *_sums(world, books)]
+    wrong += [*_receipts(world, books), *_sums(world, books), *_audited(world)]
     for one in seen:
         wrong += _client(world, books, one)
     return wrong
@@ -213,6 +214,13 @@ def _sums(world: World, books: Books) -> Iterator[str]:
         yield f"{len(books.ends)} ends, and the ledger's positions are {positions}"
     for incident in found:
         yield f"incident: {incident}"
+
+
+def _audited(world: World) -> Iterator[str]:
+    """The auditor finds nothing, in the ledger or in the journal that has all its segments."""
+    report = world.database.read_sync(lambda conn: audit(conn, engine_dir=world.folder / "engine"))
+    for finding in report.findings:
+        yield f"audit: {finding}"
 
 
 def _client(world: World, books: Books, seen: Seen) -> Iterator[str]:

@@ -13,8 +13,10 @@ dies early, where it is sure to come.
 _SPREAD_S = 0.1
 """In which requests arrive."""
 
-_LONG = 300
-"""Tokens: such a request is still running when the engine gives its gateway up."""
+_LONG = 800
+"""Tokens: such a request is still running when the engine gives its gateway up; it takes as long,
+so only some runs have one.
+"""
 
 # The nth time at most, by the beginning of a point's name: so often it is reached in most runs.
 _NTH = {
@@ -58,9 +60,11 @@ def make_plan(seed: int) -> Plan:
     point = POINTS[number] if number < len(POINTS) else ""
     # Nobody is refused where nobody has to wait.
     spread_s = 0.0 if "refused" in point else _SPREAD_S
-    lengths = chance.sample(range(2, 60), 11)
-    asks = make_asks(chance, [*lengths[:8], _LONG], spread_s)
-    then = make_asks(chance, lengths[8:], spread_s)
+    lengths = chance.sample(range(2, 60), 12)
+    if chance.random() < 0.25:
+        lengths[0] = _LONG
+    asks = make_asks(chance, lengths[:9], spread_s)
+    then = make_asks(chance, lengths[9:], spread_s)
     kills: dict[str, list[Kill]] = {"engine": [], "gateway": []}
     timed = []
     early = 4 if seed < CYCLE else 1

@@ -8,8 +8,8 @@ from tests.crash.plans import Plan
 from tests.crash.points import Kill
 from tests.crash.run import Result
 
-SHORT, LONG = 5, 900
-"""Tokens. The longer one takes three times as long as the engine waits for a silent gateway."""
+SHORT, LONG = 5, 1000
+"""Tokens. The longer one takes longer than the engine waits for a silent gateway."""
 
 
 def plan(number: int, max_tokens: int = SHORT, *, late: bool = False, **kills: Kill) -> Plan:
