@@ -15,7 +15,7 @@ def database_now_ms(conn: Connection) -> int:
     """PostgreSQL's own; SQLite runs on this machine."""
     if conn.dialect.name == "sqlite":
         return now_ms()
-    value = conn.scalar(sa.select(_postgres_now()))
+    value = conn.scalar(sa.select(postgres_now()))
     assert value is not None
     return value
 
@@ -24,10 +24,11 @@ def from_now(conn: Connection, by_local_clock_ms: int, delay_ms: int) -> "sa.Col
     """The moment `delay_ms` after now, for an INSERT or UPDATE: one round trip fewer."""
     if conn.dialect.name == "sqlite":
         return sa.literal(by_local_clock_ms + delay_ms, sa.BigInteger)
-    return _postgres_now() + delay_ms
+    return postgres_now() + delay_ms
 
 
-def _postgres_now() -> "sa.ColumnElement[int]":
+def postgres_now() -> "sa.ColumnElement[int]":
+    """As part of a statement."""
     # Not now(): that is when the transaction began.
     seconds = sa.func.extract("epoch", sa.func.clock_timestamp())
     return sa.cast(seconds * 1000, sa.BigInteger)
