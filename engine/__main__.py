@@ -11,6 +11,7 @@ import torch
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
+from engine.journal_records import JournalCorrupt
 from engine.messages import Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
@@ -33,6 +34,14 @@ def main() -> None:
         except (UnsupportedModel, ArenaTooSmall) as error:
             logger.error("%s", error)
             sys.exit(os.EX_CONFIG)  # starting again would end the same way
+        except JournalCorrupt as error:
+            logger.error(
+                "%s. Nothing is served, since usage may be lost. If an older version wrote it, let "
+                "that one settle it, and remove %s",
+                error,
+                data_dir,
+            )
+            sys.exit(os.EX_CONFIG)
         assert config.max_model_len is not None
         welcome = Welcome(
             engine_id=engine_id,

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +94,21 @@ def test_the_whole_road_on_postgresql(
         assert seen.num_errors == 0
         check_bill(stack, seen)
         assert stack.tenants[0].http.get("/v1/adapters/alpha").status_code == 200
+
+
+def test_a_journal_of_an_older_version_ends_serve_with_what_to_do(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    body = b'["end",{"seq":1,"request_id":"r1"}]'
+    journal = tmp_path / "data" / "engine" / "journal"
+    journal.mkdir(parents=True)
+    line = b"%08x %s\n" % (zlib.crc32(body), body)
+    (journal / f"{1:020d}.journal").write_bytes(line)
+    command = [sys.executable, "-m", "server.cli.main", "serve", "--model", str(tiny_model)]
+    options = ["--data-dir", str(tmp_path / "data"), "--port", "0"]
+    ended = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "another version: let that version settle it" in ended.stderr
 
 
 def test_a_model_that_the_engine_refuses_ends_serve_with_the_reason(
