@@ -24,6 +24,7 @@ from server.failures import Failures
 from server.kept import INTERVAL_S as KEPT_INTERVAL_S
 from server.kept import Kept
 from server.leases import Leases
+from server.ledger_probe import LedgerProbe
 from server.limits import Limiter
 from server.metrics import Metrics
 from server.proving import Prover
@@ -61,6 +62,7 @@ class Gateway:
     failures: Failures
     statements: Statements
     auditor: Auditor
+    ledger_probe: LedgerProbe
     chores: Chores
     limiter: Limiter
     metrics: Metrics
@@ -132,6 +134,7 @@ class Gateway:
             failures=Failures(database, signer),
             statements=statements,
             auditor=auditor,
+            ledger_probe=LedgerProbe(database),
             # (name, turn, seconds between turns): one gateway of those on this database does each.
             chores=Chores(
                 leases,

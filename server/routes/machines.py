@@ -8,7 +8,6 @@ from importlib.resources import files
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from server.database import DatabaseError
 from server.deps import GatewayDep
 
 router = APIRouter(include_in_schema=False)
@@ -39,11 +38,7 @@ def health() -> dict[str, str]:
 @router.get("/ready")
 async def ready(gateway: GatewayDep) -> JSONResponse:
     """The engine is up and the ledger can be written."""
-    try:
-        await gateway.database.write(lambda conn: conn.exec_driver_sql("SELECT 1").scalar())
-        ledger = True
-    except DatabaseError:
-        ledger = False
+    ledger = await gateway.ledger_probe.is_writable()
     parts = {"engine": gateway.engines.is_ready, "ledger": ledger}
     body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
     return JSONResponse(body, 200 if all(parts.values()) else 503)

