@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from server.clock import database_now_ms
 from server.database import Database
 from server.entries import lock_ledger, next_month
+from server.kept import posted_until_ms
 from server.ledger_tables import entries, holds, statements, tenant_accounts
 from server.receipt_rows import PAGE_SIZE, Place, read_receipts, select_receipts
 from server.receipts import Receipt, rfc3339, tenant_account
@@ -237,14 +238,18 @@ def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> b
     """Whether nothing of a month is to come, as far as anybody knows.
 
     Every request has a hold until its engine's journal is settled past its end, or past any time at
-    which it could have one: so without an open hold of before, all of them are posted.
+    which it could have one: so without an open hold of before, all of them are posted. What was
+    kept on its last day is posted after that day, by another chore.
     """
     if now_ms < end_ms + GRACE_MS:
         return False
     query = sa.select(holds.c.request_id).where(
         holds.c.tenant_id == tenant_id, holds.c.state == "open", holds.c.created_at_ms < end_ms
     )
-    return now_ms >= end_ms + MAX_GRACE_MS or conn.scalar(query.limit(1)) is None
+    if now_ms >= end_ms + MAX_GRACE_MS:
+        return True
+    kept_ms = posted_until_ms(conn)
+    return (kept_ms is None or kept_ms >= end_ms) and conn.scalar(query.limit(1)) is None
 
 
 def _opening_balance(conn: Connection, tenant_id: str) -> int:

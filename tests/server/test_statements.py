@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from server import holds, ledger, statements
 from server.database import Database
 from server.entries import Draft, month_of, post_entries
-from server.ledger_tables import entries, kept_events, metadata, tenant_accounts
+from server.kept import ACCOUNTS
+from server.ledger_tables import (
+    entries,
+    journal_positions,
+    kept_events,
+    metadata,
+    tenant_accounts,
+)
 from server.rating import kept_amount
 from server.receipt_check import ReceiptCheck, statement_faults
 from server.receipt_rows import iterate_receipts, select_receipts
@@ -208,6 +215,22 @@ def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
     book.now_ms += 1
     assert book.statements.issue_due() == 1
     assert book.issued() == ["2026-11"]
+
+
+def test_a_month_waits_for_what_was_kept_on_its_last_day(book):
+    def posted(day):
+        row = {"settled_seq": day, "updated_at_ms": 0}
+        rows = [row | {"engine_id": f"kept/{account}"} for account in ACCOUNTS]
+        book.write(lambda conn: conn.execute(sa.delete(journal_positions)))
+        book.write(lambda conn: conn.execute(sa.insert(journal_positions), rows))
+
+    book.use()
+    last_day = end_of("2026-11") // DAY_MS - 1
+    book.now_ms = end_of("2026-11") + GRACE_MS
+    posted(last_day - 1)
+    assert book.statements.issue_due() == 0
+    posted(last_day)
+    assert book.statements.issue_due() == 1
 
 
 def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(book):
