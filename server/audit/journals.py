@@ -20,7 +20,7 @@ from engine.messages import (
 from engine.meter import TokenMeter
 from server.audit.entries import id_windows
 from server.audit.report import Finding, Scope, differences
-from server.ledger_tables import journal_positions, usage_events
+from server.ledger_tables import journal_positions, kept_events, usage_events
 from server.receipt_rows import PAGE_SIZE
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -103,6 +103,9 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
             num_unsettled += sum(end.seq > settled_seq for end in ends)
             settled = [end for end in ends if end.seq <= settled_seq]
             yield from _check_ends(scope, engine_id, settled)
+            for record in page:
+                if isinstance(record, ResidencyRecord) and record.seq <= settled_seq:
+                    yield from _check_stays(scope, engine_id, record)
             scope.count("journal files", len(ends))
             is_at_record |= any(_is_end_at(record, settled_seq) for record in page)
     except JournalCorrupt as error:
@@ -173,6 +176,26 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
             )
             continue
         pairs = {name: (value, row[name]) for name, value in _as_event(end).items()}
+        yield from differences("journal files", subject, pairs)
+
+
+def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Iterator[Finding]:
+    """Where adapters were, against the events that were made of it."""
+    kept = kept_events.c
+    ids = [f"{record.seq}/{index}" for index in range(len(record.items))]
+    query = sa.select(kept_events).where(kept.source == engine_id, kept.source_id.in_(ids))
+    by_id = {row["source_id"]: row for row in scope.conn.execute(query).mappings()}
+    for source_id, item in zip(ids, record.items, strict=True):
+        row = by_id.get(source_id)
+        subject = f"stay {source_id} of engine {engine_id}"
+        if row is None:
+            yield Finding(
+                check="journal files", subject=subject, detail="is settled and has no event"
+            )
+            continue
+        same = ("tier", "size_bytes", "slabs", "duration_ms")
+        pairs = {name: (getattr(item, name), row[name]) for name in same}
+        pairs["adapter_digest"] = (item.digest, row["adapter_digest"])
         yield from differences("journal files", subject, pairs)
 
 

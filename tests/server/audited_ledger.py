@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.journal_records import encode
-from engine.messages import CANARY, CheckpointRecord, EndRecord, StartRecord
+from engine.messages import CANARY, CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
 from engine.meter import TokenMeter
 from server import holds, ledger
 from server.credits import post_credit
@@ -60,21 +60,21 @@ def make_ends(count: int, seed: int) -> list[EndRecord]:
     return ends
 
 
-def write_engine_dir(folder: Path, ends: list[EndRecord]) -> Path:
-    """As an engine leaves it. Between the ends are records of requests that are open."""
+def write_engine_dir(folder: Path, posted: list[EndRecord | ResidencyRecord]) -> Path:
+    """As an engine leaves it. In between are records of requests that are open."""
     (folder / "journal").mkdir(parents=True)
     (folder / "identity").write_text(f"{ENGINE} 0000000001\n")
     zeros = dict.fromkeys(
         ("number", "total_prompt_tokens", "total_cached_tokens", "total_completion_tokens"), 0
     )
     records = [CheckpointRecord(seq=0, at=0.0, **zeros)]
-    for end in ends:
-        records += [_start(seq) for seq in range(records[-1].seq + 1, end.seq)]
-        records.append(end)
+    for record in posted:
+        records += [_start(seq) for seq in range(records[-1].seq + 1, record.seq)]
+        records.append(record)
     lines = b"".join(map(encode, records))
     (folder / "journal" / f"{1:020d}.journal").write_bytes(lines)
     meter = TokenMeter(folder / "meter")
-    last = ends[-1]
+    last = [record for record in posted if isinstance(record, EndRecord)][-1]
     computed = last.total_prompt_tokens - last.total_cached_tokens
     meter.count(computed, last.total_completion_tokens)
     return folder

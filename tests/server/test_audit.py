@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import CANARY
+from engine.messages import CANARY, ResidencyItem, ResidencyRecord
 from engine.meter import TokenMeter
 from server import ledger
 from server.audit.report import Report
@@ -351,6 +351,29 @@ def test_a_lost_event_is_named_by_its_number_and_what_it_cost(ledger_of):
     assert any(f"end 4 of engine {ENGINE}, before request" in line for line in found)
     assert any(f"(request {lost.request_id}): is settled and has no event" in x for x in found)
     assert f"holds: hold {lost.request_id}: event" in found
+
+
+def test_where_adapters_were_is_in_the_ledger_as_the_engine_wrote_it(ledger_of, tmp_path):
+    """Three tiers in one record, the only one that is settled."""
+    items = tuple(
+        ResidencyItem(
+            digest="d" * 64, object_key=f"adapters/ten_1/{'d' * 64}", adapter_id="ada_1", version=3,
+            tier=tier, size_bytes=4096, slabs=slabs, duration_ms=1000, is_pinned=False,
+        )
+        for tier, slabs in (("device", 3), ("host", 0), ("disk", 0))
+    )  # fmt: skip
+    record = ResidencyRecord(seq=9, at=NOW_MS / 1000, started_at=NOW_MS / 1000 - 1, items=items)
+    end = make_end(12, number=1, total_prompt_tokens=7, total_completion_tokens=5)
+    engine_dir = write_engine_dir(tmp_path / "another", [record, end])
+    (engine_dir / "identity").write_text("another 0000000001\n")
+    audited = Audited(ledger_of.database, engine_dir)
+    audited.database.write_sync(lambda c: ledger.post(c, SIGNER, "another", [record], NOW_MS))
+    assert shown(audited.audit()) == []
+    longer = sa.update(kept_events).values(duration_ms=2000).filter_by(source_id="9/0")
+    [stay] = [line for line in shown(change(audited, longer)) if "stay" in line]
+    assert stay == "journal files: stay 9/0 of engine another: duration_ms"
+    lost = shown(change(audited, sa.delete(kept_events).filter_by(source_id="9/2")))
+    assert "journal files: stay 9/2 of engine another: is settled and has no event" in lost
 
 
 def test_a_wrong_amount_is_the_difference_to_the_nanodollar(ledger_of):
