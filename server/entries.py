@@ -87,7 +87,7 @@ def post_entries(
     tenant_ids = sorted({draft.tenant_id for draft in drafts})
     chains = _chains(conn, tenant_ids)
     names = _tenant_names(conn, tenant_ids)
-    period_of = _periods(conn, tenant_ids, drafts)
+    period_of = _periods(conn, tenant_ids)
     receipts: list[Receipt] = []
     rows: list[dict[str, Any]] = []
     for number, draft in enumerate(drafts, start=last_id + 1):
@@ -196,21 +196,15 @@ def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
     }
 
 
-def _periods(
-    conn: Connection, tenant_ids: list[str], drafts: Sequence[Draft]
-) -> Callable[[Draft], str]:
-    """Which month's statement an entry is on: its own month's, or the first one not issued yet."""
-    earliest = month_of(min(draft.at_ms for draft in drafts))
-    query = sa.select(statements.c.tenant_id, statements.c.period).where(
-        statements.c.tenant_id.in_(tenant_ids), statements.c.period >= earliest
-    )
-    issued = {(row.tenant_id, row.period) for row in conn.execute(query)}
+def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
+    """Which month's statement an entry is on: its own month's, but after all that are issued."""
+    of = statements.c
+    query = sa.select(of.tenant_id, sa.func.max(of.period).label("period"))
+    query = query.where(of.tenant_id.in_(tenant_ids)).group_by(of.tenant_id)
+    first_open = {row.tenant_id: next_month(row.period) for row in conn.execute(query)}
 
     def period_of(draft: Draft) -> str:
-        period = month_of(draft.at_ms)
-        while (draft.tenant_id, period) in issued:
-            period = next_month(period)
-        return period
+        return max(month_of(draft.at_ms), first_open.get(draft.tenant_id, ""))
 
     return period_of
 
