@@ -27,13 +27,13 @@ _NTH = {
     "engine.journal.delete": 2,
     "engine.send.tokens": 30,
     "engine.send.last": 4,
-    "engine.send.journal": 10,
+    "engine.send.journal": 6,
     "gateway.commit.hold": 3,
     "gateway.commit.settle": 3,
     "gateway.send.add": 4,
-    "gateway.send.read": 15,
+    "gateway.send.read": 8,
     "gateway.http.start": 4,
-    "gateway.http.chunk": 40,
+    "gateway.http.chunk": 25,
     "gateway.http.last": 3,
 }
 
