@@ -11,10 +11,13 @@ from server.database import Database
 from server.ledger import record_incident
 from server.ledger_tables import incidents
 from server.metrics import Metrics
+from server.settler import Settler
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
+_SETTLE_WAIT_S = 60.0
+"""After a start: what lay in the journals meanwhile is posted first, and no difference."""
 _MAX_INCIDENTS = 100
 """Of one audit: what breaks a thousand sums is one fault."""
 
@@ -22,13 +25,15 @@ _MAX_INCIDENTS = 100
 class Auditor:
     """A chore. last: its newest report, for the operator; None in a gateway that has done none."""
 
-    def __init__(self, database: Database, metrics: Metrics) -> None:
+    def __init__(self, database: Database, settler: Settler, metrics: Metrics) -> None:
         self._database = database
+        self._settler = settler
         self._metrics = metrics
         self.last: Report | None = None
 
     async def turn(self) -> None:
         """Audit, and make every finding an incident, once. Raises LedgerUnavailable."""
+        await self._settler.wait_settled(_SETTLE_WAIT_S)
         report = await self._database.read(audit_sums)
         self.last = report
         self._metrics.note_audit(report)

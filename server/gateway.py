@@ -105,7 +105,7 @@ class Gateway:
         statements = Statements(database, signer)
         kept = Kept(database, signer)
         metrics = Metrics(engines, settler)
-        auditor = Auditor(database, metrics)
+        auditor = Auditor(database, settler, metrics)
 
         async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
             proof = await engines.prove(adapter, object_path)

@@ -87,6 +87,7 @@ class Settler:
         self._config = config or SettlerConfig()
         self._engines: dict[str, _Engine] = {}
         self._woken = asyncio.Event()
+        self._settled_once = asyncio.Event()
         self._passing = asyncio.Lock()
         self._stopped = False
 
@@ -109,6 +110,12 @@ class Settler:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
 
+    async def wait_settled(self, timeout_s: float) -> bool:
+        """Whether what an engine had to tell when we started is posted by then."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled_once.wait(), timeout_s)
+        return self._settled_once.is_set()
+
     def stop(self) -> None:
         """`run` returns after its pass."""
         self._stopped = True
@@ -130,7 +137,10 @@ class Settler:
         """
         async with self._passing:
             settled = [self._settle_engine(id, patient) for id in dict.fromkeys(self._engine_ids())]
-            return all(await asyncio.gather(*settled))
+            is_settled = all(await asyncio.gather(*settled))
+        if settled and is_settled:
+            self._settled_once.set()
+        return is_settled
 
     async def _settle_engine(self, engine_id: str, patient: bool) -> bool:
         engine = self._engines.setdefault(engine_id, _Engine(EngineLag()))

@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -467,10 +467,37 @@ def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
 # ---- in the gateway ----
 
 
-def make_auditor(database: Database) -> tuple[Auditor, Metrics]:
-    engines = SimpleNamespace(is_ready=False, num_deaths=0, stats=None)
-    metrics = Metrics(engines, SimpleNamespace(lags={}))
-    return Auditor(database, metrics), metrics
+class Settler:
+    """Does `first` while it is waited for."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        self.lags: dict[str, object] = {}
+        self._first = first
+
+    async def wait_settled(self, timeout_s: float) -> bool:
+        self._first()
+        return True
+
+
+def make_auditor(
+    database: Database, first: Callable[[], object] = lambda: None
+) -> tuple[Auditor, Metrics]:
+    engines, settler = SimpleNamespace(is_ready=False, num_deaths=0, stats=None), Settler(first)
+    metrics = Metrics(engines, settler)
+    return Auditor(database, settler, metrics), metrics
+
+
+def test_the_gateway_audits_when_what_lay_in_the_journals_is_posted(ledger_of):
+    database, account = ledger_of.database, tenant_accounts.c.balance_nanousd
+
+    def move(nanousd):
+        moved = sa.update(tenant_accounts).values(balance_nanousd=account + nanousd)
+        database.write_sync(lambda conn: conn.execute(moved))
+
+    move(5)
+    auditor, _ = make_auditor(database, first=lambda: move(-5))
+    asyncio.run(auditor.turn())
+    assert auditor.last.findings == []
 
 
 def figures(metrics: Metrics) -> dict[str, float]:

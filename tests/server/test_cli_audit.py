@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
+from server import auditor
 from server.cli.main import app
 from server.database import Database
 from server.ledger_tables import metadata, tenant_accounts
@@ -90,7 +91,8 @@ def test_a_wrong_call_is_one_line(tmp_path):
     assert (exit_code, "no such table" in err) == (1, True)
 
 
-def test_the_operator_reads_the_gateways_last_audit(sqlite_database, tmp_path):
+def test_the_operator_reads_the_gateways_last_audit(sqlite_database, tmp_path, monkeypatch):
+    monkeypatch.setattr(auditor, "_SETTLE_WAIT_S", 0)  # no engine is there to be waited for
     url = sqlite_database.url.render_as_string()
     sqlite_database.close()
     product = InProcess.build(tmp_path, url)

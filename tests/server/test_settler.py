@@ -257,6 +257,22 @@ def test_running_settles_on_wake_and_stops_when_told(database):
     assert posted(database) == ["stray"]
 
 
+def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
+    engine = FakeEngine()
+    engine.end("stray")
+    engine.failures = [EngineDeadError()]
+
+    async def run():
+        settler = make_settler(sqlite_database, engine)
+        await settler.settle()
+        assert not await settler.wait_settled(0)
+        await settler.settle(patient=False)
+        assert await settler.wait_settled(0)
+
+    asyncio.run(run())
+    assert posted(sqlite_database) == ["stray"]
+
+
 def test_draining_posts_what_is_readable_even_after_failures(database):
     engine = FakeEngine()
     engine.end("stray")
