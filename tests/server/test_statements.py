@@ -74,7 +74,8 @@ class Book:
         event = EVENT | {"started_at_ms": at_ms - EVENT["duration_ms"]}
         draft = Draft.charge(
             "storage", tenant_id, kept_amount(event["size_bytes"], event["duration_ms"], unit),
-            at_ms=at_ms, price_version=1, event=event | {"storage_nanousd": unit},
+            at_ms=at_ms, price_version=self.price.price_version,
+            event=event | {"storage_nanousd": unit},
         )  # fmt: skip
 
         def insert(conn):
