@@ -28,6 +28,8 @@ from server.ledger_probe import LedgerProbe
 from server.limits import Limiter
 from server.metrics import Metrics
 from server.proving import Prover
+from server.scheduled import TURN_S as EXPORTS_TURN_S
+from server.scheduled import ScheduledExports
 from server.secrets_store import load_or_create_secret
 from server.settings import Settings
 from server.settler import Settler
@@ -104,6 +106,7 @@ class Gateway:
         )
         statements = Statements(database, signer)
         kept = Kept(database, signer)
+        exports = ScheduledExports(database, storage, work_dir)
         metrics = Metrics(engines, settler)
         auditor = Auditor(database, settler, metrics)
 
@@ -141,6 +144,7 @@ class Gateway:
                 [
                     ("kept", kept.turn, KEPT_INTERVAL_S),
                     ("statements", statements.turn, 600.0),
+                    ("exports", exports.turn, EXPORTS_TURN_S),
                     ("audit", auditor.turn, AUDIT_INTERVAL_S),
                 ],
             ),

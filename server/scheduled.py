@@ -27,6 +27,8 @@ from server.receipt_rows import sealed_receipt, select_receipts
 from server.receipts import Receipt
 
 INTERVAL_S = {"hour": 3600, "day": 86_400}
+TURN_S = 10.0
+"""From one look for what is due to the next."""
 ROWS_PER_OBJECT = 100_000
 PAGE_SIZE = 500
 MAX_DUE = 1000

@@ -245,3 +245,26 @@ def test_a_tenant_sets_changes_sees_and_ends_its_schedules(product):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "interval")
     assert acme.call("DELETE", "/v1/usage/exports/focus").json()["deleted"] is True
     assert acme.call("GET", "/v1/usage/exports").json()["data"] == []
+
+
+def test_the_gateway_writes_what_a_tenant_asked_for(product):
+    user = product.user("acme")
+    use(product.gateway.database, user.tenant_id)
+    assert user.call("PUT", "/v1/usage/exports/csv", {"interval": "day"}).status_code == 200
+    objects = product.gateway.settings.data_dir / "objects" / "exports" / user.tenant_id / "csv"
+
+    async def run():
+        chores = asyncio.create_task(product.gateway.chores.run())
+        while user_has_exported() < 1:
+            await asyncio.sleep(0.01)
+        chores.cancel()
+        await asyncio.gather(chores, return_exceptions=True)
+
+    def user_has_exported():
+        found = product.gateway.database.read_sync(lambda c: list_of(c, user.tenant_id))
+        return found[0].exported_seq
+
+    asyncio.run(run())
+    [written] = objects.iterdir()
+    [receipt] = read_export(written)
+    assert receipt["tenant_name"] == "acme"
