@@ -82,10 +82,9 @@ def lora_expand(h, weights, y, mapping, tokens, counts, starts, ids, off, active
 # ---- the commands ----
 
 
-# The kernels run dry in tests/test_gpu_dry.py, too; here they take 16 s of the interpreter.
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=[pytest.mark.soak] * (what == "kernels")) for what in BENCHES]
-)
+# 40 s of the interpreter: kernels and engine run dry in tests/test_gpu_dry.py, too.
+@pytest.mark.soak
+@pytest.mark.parametrize("what", BENCHES)
 def test_a_dry_run_measures_every_bench_where_only_torch_is_installed(what, tmp_path):
     path = tmp_path / "rows.jsonl"
     done = subprocess.run(
