@@ -118,7 +118,10 @@ def reverse(
     now_ms: int,
     idempotency_key: str | None = None,
 ) -> Receipt | None:
-    """Undo an entry by its opposite, once; None if that was done before, or nothing was charged."""
+    """Undo an entry by its opposite, once; None if that was done before, or nothing was charged.
+
+    It is of the time that it corrects, on the statement of then, or the first one that is open.
+    """
     row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
     query = sa.select(entries.c.entry_id).where(entries.c.reverses_entry_id == entry_id)
     if row.amount_nanousd == 0 or conn.scalar(query) is not None:
@@ -129,7 +132,7 @@ def reverse(
         debit_account=row.credit_account,
         credit_account=row.debit_account,
         amount_nanousd=row.amount_nanousd,
-        at_ms=now_ms,
+        at_ms=row.at_ms,
         reverses_entry_id=entry_id,
         memo=memo,
         idempotency_key=idempotency_key,

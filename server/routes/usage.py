@@ -1,6 +1,6 @@
 """What a tenant used, as sums."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
@@ -13,6 +13,8 @@ from server.rating import format_usd
 from server.usage import EVERYTHING, UsageSum, Which, sum_entries
 
 router = APIRouter()
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
 GroupBy = Annotated[list[Dimension] | None, Query()]
@@ -82,7 +84,9 @@ def _parse_time(name: str, text: str) -> int:
         if text.lstrip("-").isdigit():
             return int(text) * 1000
         moment = datetime.fromisoformat(text)
-        return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000)
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC)
+        # Not by its timestamp: a float of seconds may be a millisecond low.
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError):
         raise errors.invalid_request(
             f"{name} must be Unix seconds or an ISO 8601 date, not {text[:40]!r}.", param=name

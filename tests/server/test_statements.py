@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from server import holds, ledger, statements
 from server.database import Database
 from server.entries import Draft, month_of, post_entries
+from server.exports.focus import focus_rows
 from server.kept import ACCOUNTS
 from server.ledger_tables import (
     entries,
@@ -216,6 +217,23 @@ def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
     book.now_ms += 1
     assert book.statements.issue_due() == 1
     assert book.issued() == ["2026-11"]
+
+
+def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_in_focus(book):
+    book.use()
+    book.now_ms = at("2026-12-02")
+    book.statements.issue("ten_1", "2026-11")
+    [charged] = book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
+    correction = book.write(
+        lambda conn: ledger.reverse(
+            conn, SIGNER, charged["entry_id"], memo="goodwill", now_ms=book.now_ms
+        )
+    )
+    assert (correction["ended_at"], correction["period"]) == (charged["ended_at"], "2026-12")
+    [row] = focus_rows(correction)
+    assert row["ChargeClass"] == "Correction"
+    assert row["InvoiceId"] == "ten_1/2026-12"
+    assert row["ChargePeriodStart"] < "2026-12" <= row["BillingPeriodStart"]
 
 
 def test_a_month_waits_for_what_was_kept_on_its_last_day(book):

@@ -15,7 +15,8 @@ from server.errors import ApiError
 from server.ledger_tables import entries, kept_events, tenant_accounts, usage_rollups
 from server.rating import kept_amount
 from server.receipt_rows import iterate_receipts, select_receipts
-from server.receipts import tenant_account
+from server.receipts import rfc3339, tenant_account
+from server.routes.usage import parse_range
 from server.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
 from tests.server.factories import (
     ENGINE,
@@ -342,3 +343,8 @@ def explain(database, tenant_id, unit):
 
     database.read_sync(read)
     return plan
+
+
+@given(st.integers(0, 4 * 10**12))
+def test_a_time_that_a_receipt_states_is_read_to_its_millisecond(at_ms):
+    assert parse_range(rfc3339(at_ms), None)[0] == at_ms
