@@ -98,6 +98,8 @@ def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, monke
             await trying
 
     asyncio.run(run())
+    settle(held, make_end(1))
+    assert receipts(held)[0]["is_failed"]
 
 
 def test_no_more_than_a_bounded_number_is_remembered(sqlite_database, monkeypatch, caplog):
