@@ -138,16 +138,7 @@ class Gateway:
             statements=statements,
             auditor=auditor,
             ledger_probe=LedgerProbe(database),
-            # (name, turn, seconds between turns): one gateway of those on this database does each.
-            chores=Chores(
-                leases,
-                [
-                    ("kept", kept.turn, KEPT_INTERVAL_S),
-                    ("statements", statements.turn, 600.0),
-                    ("exports", exports.turn, EXPORTS_TURN_S),
-                    ("audit", auditor.turn, AUDIT_INTERVAL_S),
-                ],
-            ),
+            chores=_chores(leases, kept, statements, exports, auditor),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
@@ -165,6 +156,25 @@ class Gateway:
         """Of the engine once it is there; until then nothing is tokenized for it."""
         welcome = self.engines.welcome
         return welcome.max_model_len if welcome else 0
+
+
+def _chores(
+    leases: Leases,
+    kept: Kept,
+    statements: Statements,
+    exports: ScheduledExports,
+    auditor: Auditor,
+) -> Chores:
+    """What one of the gateways on a database does: (name, turn, seconds between turns)."""
+    return Chores(
+        leases,
+        [
+            ("kept", kept.turn, KEPT_INTERVAL_S),
+            ("statements", statements.turn, 600.0),
+            ("exports", exports.turn, EXPORTS_TURN_S),
+            ("audit", auditor.turn, AUDIT_INTERVAL_S),
+        ],
+    )
 
 
 def _emptied(folder: Path) -> Path:

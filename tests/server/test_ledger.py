@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from engine.messages import CANARY
 from server import holds as holding
 from server import ledger
+from server.clock import database_now_ms
 from server.database import DEFAULT_FILE, Database
 from server.ledger import PostResult
 from server.ledger_tables import holds, incidents, journal_positions, usage_events
@@ -240,6 +241,26 @@ def test_a_hold_ends_once(database):
         lambda c: holding.extend_hold(c, "r1", token_lease=99, amount_nanousd=1)
     )
     assert hold_of(database).resolved_at_ms == NOW_MS + 1000
+
+
+def test_a_hold_expires_by_the_databases_clock_whatever_the_gateways_says(postgres_database):
+    price = make_price(postgres_database)
+    hold = make_hold(price, created_at_ms=1, expires_at_ms=150_001)
+
+    def open_it(conn):
+        before = database_now_ms(conn)
+        holding.open_hold(conn, hold)
+        return before, database_now_ms(conn)
+
+    before, after = postgres_database.write_sync(open_it)
+    expires_at_ms = hold_of(postgres_database).expires_at_ms
+    assert before + 150_000 <= expires_at_ms <= after + 150_000
+
+
+def test_on_sqlite_it_expires_by_the_gateways(sqlite_database):
+    hold = make_hold(make_price(sqlite_database))
+    sqlite_database.write_sync(lambda conn: holding.open_hold(conn, hold))
+    assert hold_of(sqlite_database) == hold
 
 
 def test_an_open_hold_can_be_extended(database):
