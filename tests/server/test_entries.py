@@ -65,14 +65,17 @@ def test_what_is_posted_is_what_is_read_again(database):
     assert posted[1]["amount_usd"] == "-0.000000007"
 
 
-def test_a_receipt_has_every_field_and_no_other():
+def test_a_receipt_has_every_field_and_its_hash_all_that_have_a_value():
     names = {field.name for field in FIELDS}
-    row = dict.fromkeys(names, None) | {"tenant_id": "t", "kind": "usage", "memo": "é"}
     assert len(names) == len(FIELDS)
-    assert canonical(row) == (
-        b'{"kind":"usage","memo":"\xc3\xa9","schema":"chorale.receipt/1","tenant_id":"t"}'
-    )
     assert not names & set(SEAL)
+    row = dict.fromkeys(names, None) | {"tenant_id": "t", "kind": "usage", "memo": "\u00e9"}
+    # Nothing is a value, too; only what has no meaning is left out.
+    row |= {"prompt_tokens": 0, "is_failed": False}
+    assert canonical(row) == (
+        b'{"is_failed":false,"kind":"usage","memo":"\xc3\xa9","prompt_tokens":0,'
+        b'"schema":"chorale.receipt/1","tenant_id":"t"}'
+    )
 
 
 amounts = st.integers(0, 10**12)

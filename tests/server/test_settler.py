@@ -100,6 +100,23 @@ def test_one_pass_posts_the_whole_journal_in_groups(database):
     assert (lag.settled_seq, lag.last_seq, lag.complete_at_ms) == (7, 7, NOW_MS)
 
 
+def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(postgres_database):
+    engine = FakeEngine()
+    engine.end("stray")
+    first, second = (make_settler(postgres_database, engine) for _ in range(2))
+
+    async def run():
+        await first.settle()
+        num_reads = len(engine.reads)
+        engine.end("another")
+        await second.settle()
+        assert len(engine.reads) == num_reads, "what it acknowledged would be deleted"
+        await first.settle()
+
+    asyncio.run(run())
+    assert posted(postgres_database) == ["stray", "another"]
+
+
 def test_an_idle_pass_acknowledges_what_is_settled_and_posts_nothing(database):
     engine = FakeEngine()
     engine.end("stray")
