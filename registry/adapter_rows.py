@@ -175,14 +175,6 @@ def find_same_version(
     return _version(row) if row else None
 
 
-def has_digest(conn: Connection, tenant_id: str, digest: str) -> bool:
-    """Whether any version of the tenant, deleted ones too, is this object."""
-    query = select(versions.c.version).where(
-        versions.c.tenant_id == tenant_id, versions.c.digest == digest
-    )
-    return conn.execute(query.limit(1)).first() is not None
-
-
 def live_object_keys(conn: Connection, tenant_id: str, keys: Collection[str]) -> set[str]:
     """Those of the tenant's object keys that a version uses: ready, or still to be restored."""
     # Keys end in the digest, and digests are indexed.

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.audit.report import UNREADABLE, Finding, Scope, differences
-from server.entries import month_of, next_month
+from server.entries import month_of
 from server.ledger import rate
 from server.ledger_tables import entries, holds, kept_events, statements, usage_events
 from server.rating import TokenPrices, kept_amount
@@ -254,18 +254,22 @@ def _check_correction(row: Row) -> Iterator[Finding]:
 
 
 def _check_period(scope: Scope, row: Row) -> Iterator[Finding]:
-    """An entry is on a later month's statement only where the earlier ones were issued."""
+    """An entry is on a later month's statement only if that of the month before it was issued."""
     try:
-        month = month_of(row["ended_at_ms"])
+        month, before = month_of(row["ended_at_ms"]), _month_before(row["period"])
     except UNREADABLE:
         return  # its seal is broken
-    while month < row["period"] and len(row["period"]) == len(month):
-        query = sa.select(statements.c.period).filter_by(tenant_id=row["tenant_id"], period=month)
-        if scope.conn.scalar(query) is None:
-            yield Finding(
-                check="statements",
-                subject=f"statement {row['tenant_id']}/{month}",
-                detail=f"is gone; entry {row['entry_id']} was put on a later one",
-            )
-            return
-        month = next_month(month)
+    if month > before:
+        return
+    query = sa.select(statements.c.period).filter_by(tenant_id=row["tenant_id"], period=before)
+    if scope.conn.scalar(query) is None:
+        yield Finding(
+            check="statements",
+            subject=f"statement {row['tenant_id']}/{before}",
+            detail=f"is gone; entry {row['entry_id']} was put on a later one",
+        )
+
+
+def _month_before(period: str) -> str:
+    year, month = (int(part) for part in period.split("-"))
+    return f"{year - (month == 1):04d}-{(month - 2) % 12 + 1:02d}"

@@ -36,7 +36,7 @@ _GB_HOUR = Decimal(10**9 * 3_600_000)
 """Bytes times milliseconds."""
 _COSTS = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
 _EXACT = Context(prec=60)
-_NANO, _QUANTITY = Decimal(1).scaleb(-9), Decimal(1).scaleb(-18)
+_QUANTITY = Decimal(1).scaleb(-18)
 _SECOND = timedelta(seconds=1)
 _TOKEN_METERS = (
     ("prompt", "Prompt Tokens"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server import holds, ledger, statements
+from server.audit.run import audit
 from server.database import Database
 from server.entries import Draft, month_of, post_entries
 from server.exports.focus import focus_rows
@@ -22,6 +23,7 @@ from server.ledger_tables import (
 from server.rating import kept_amount
 from server.receipt_check import ReceiptCheck, statement_faults
 from server.receipt_rows import iterate_receipts, select_receipts
+from server.signing_keys import record_key
 from server.statement_figures import StatementFigures
 from server.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements, end_of
 from tests.server.factories import ENGINE, SIGNER, make_end, make_hold, make_price
@@ -217,6 +219,18 @@ def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
     book.now_ms += 1
     assert book.statements.issue_due() == 1
     assert book.issued() == ["2026-11"]
+
+
+def test_an_entry_of_a_month_that_had_none_is_after_all_statements_and_the_audit_agrees(book):
+    book.write(lambda conn: record_key(conn, SIGNER.public, book.now_ms))
+    book.use()
+    book.now_ms = at("2026-12-02")
+    book.statements.issue("ten_1", "2026-11")
+    book.use(at("2026-09-05"))
+    late = book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))[-1]
+    assert late["period"] == "2026-12"
+    report = book.read(audit)
+    assert [found for found in report.findings if found.check == "statements"] == []
 
 
 def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_in_focus(book):
