@@ -32,6 +32,7 @@ class Hold:
 
     model: the name that was asked for.   expires_at_ms: past the request's deadline in the engine.
     failed_at_ms: when the gateway answered with an error of ours; it is rated 0.
+    cancelled_at_ms: when its tenant asked to end it.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Hold:
     state: HoldState = "open"
     resolved_at_ms: int | None = None
     failed_at_ms: int | None = None
+    cancelled_at_ms: int | None = None
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Hold))

@@ -69,6 +69,8 @@ holds = Table(
     Column("resolved_at_ms", BigInteger),
     # The gateway answered with an error of ours: it is counted and rated 0.
     Column("failed_at_ms", BigInteger),
+    # Its tenant asked to end it, maybe at another gateway than the one that serves it.
+    Column("cancelled_at_ms", BigInteger),
     CheckConstraint("state IN ('open', 'posted', 'voided')", name="state"),
     CheckConstraint("(state = 'open') = (resolved_at_ms IS NULL)", name="resolved"),
 )
@@ -81,6 +83,13 @@ Index(
     postgresql_where=_IS_OPEN,
 )
 Index("ix_holds_open_tenant", holds.c.tenant_id, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
+_IS_CANCELLED = _IS_OPEN & holds.c.cancelled_at_ms.is_not(None)
+Index(
+    "ix_holds_cancelled",
+    holds.c.cancelled_at_ms,
+    sqlite_where=_IS_CANCELLED,
+    postgresql_where=_IS_CANCELLED,
+)
 
 # One row per request that an engine ended. Never updated.
 # event_id: of its entry.   number: which of its engine's ends.   hold_nanousd: what was reserved.
@@ -185,6 +194,30 @@ tenant_accounts = Table(
     Column("balance_nanousd", BigInteger, nullable=False),
     Column("receipt_seq", BigInteger, nullable=False),
     Column("receipt_sha256", String(64), nullable=False),
+)
+
+# What a tenant was charged for a UTC month ("2026-11") by its entries' at_ms, less corrections;
+# changed in the transactions that post. Credits and payments are no part of it.
+monthly_spend = Table(
+    "monthly_spend",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("amount_nanousd", BigInteger, nullable=False),
+)
+
+# What a tenant may spend. kind, amount: "monthly", at most that in a UTC month; "prepaid", its
+# balance never falls below that.   enforcement: "hard" stops it there, "soft" sends a webhook.
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("tenant_id", String(64), ForeignKey("tenants.tenant_id"), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("enforcement", String(4), primary_key=True),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    CheckConstraint("kind IN ('monthly', 'prepaid')", name="kind"),
+    CheckConstraint("enforcement IN ('hard', 'soft')", name="enforcement"),
+    CheckConstraint("amount_nanousd >= 0", name="not_negative"),
 )
 
 # Sums over entries by hour and dimensions, changed in the transactions that post; "" for none.

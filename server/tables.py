@@ -23,6 +23,7 @@ tenants = Table(
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("max_concurrency", Integer),
+    Column("max_queue_share", Float),
     Column("weight", Float, nullable=False),
     Column("max_adapters", Integer),
     Column("max_adapter_bytes_total", BigInteger),
@@ -35,6 +36,8 @@ tenants = Table(
 )
 
 # hmac: of the whole key under the pepper, hex.   prefix: the part of the key that may be shown.
+# created_by: the key that made it and whose scopes bound its own; None for the operator.
+# replaces: the key that it was made to take the place of.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -44,6 +47,11 @@ api_keys = Table(
     Column("hmac", String(64), nullable=False),
     Column("prefix", String(32), nullable=False),
     Column("scopes", Text, nullable=False),
+    Column("created_by", String(32)),
+    Column("replaces", String(32)),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("max_concurrency", Integer),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger),
     Column("revoked_at_ms", BigInteger),

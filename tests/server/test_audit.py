@@ -55,6 +55,7 @@ MONEY = (
     signing_keys, statements, tenant_accounts, usage_rollups,
 )  # fmt: skip
 NO_MONEY = {
+    "holds.cancelled_at_ms": "a wish of the tenant; what ran is paid all the same",
     "entries.idempotency_key": "says which later call would be a repeat; nothing is owed by it",
     "kept_events.source": "says which later report would be a repeat",
     "kept_events.source_id": "likewise",

@@ -8,8 +8,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from server.database import Database, DatabaseConfig, MigrationLocked, migration_config
+from server.gateway_tables import metadata
 from server.ledger import adopt_events, post
-from server.ledger_tables import metadata
 from server.receipt_rows import iterate_receipts, select_receipts
 from server.receipts import sha256_of
 from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
