@@ -15,17 +15,28 @@ import secrets
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from registry.audit import record_audit
+from server.limiter.rules import Limit, Metric, Scope
 from server.tables import api_keys, tenants
 
-INFERENCE, ADAPTERS, USAGE, KEYS = "inference", "adapters", "usage", "keys"
-SCOPES = frozenset({INFERENCE, ADAPTERS, USAGE, KEYS})
-# `keys` makes its holder the tenant's admin, so it is given on purpose only.
-DEFAULT_SCOPES = frozenset({INFERENCE, ADAPTERS, USAGE})
+INFERENCE, ADMIN = "inference", "admin"
+ADAPTERS_READ, ADAPTERS_WRITE = "adapters:read", "adapters:write"
+USAGE_READ = "usage:read"
+SCOPES = frozenset({INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, USAGE_READ, ADMIN})
+# `admin` makes its holder the tenant's admin, so it is given on purpose only.
+DEFAULT_SCOPES = SCOPES - {ADMIN}
+
+# What tenants and keys may be limited in: the column, and what the limiter calls it.
+LIMITS: dict[str, Metric] = {
+    "requests_per_minute": "requests",
+    "tokens_per_minute": "tokens",
+    "max_concurrency": "concurrency",
+}
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6})")
@@ -71,7 +82,11 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asks, and what they may take: all that a request needs of its tenant."""
+    """Who asks, and what they may take: all that a request needs of its tenant.
+
+    limits: of the tenant and of the key, those that are set.
+    max_queue_share: of what waits for the engine, in (0, 1].
+    """
 
     tenant_id: str
     tenant_name: str
@@ -79,6 +94,8 @@ class Identity:
     scopes: frozenset[str]
     weight: float
     cache_salt: str = field(repr=False)
+    limits: tuple[Limit, ...] = ()
+    max_queue_share: float | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
@@ -160,6 +177,7 @@ def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> 
     query = (
         sa.select(api_keys.c.hmac, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
         .add_columns(api_keys.c.key_id, api_keys.c.scopes, tenants)
+        .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
         .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
         .where(api_keys.c.key_id == key_id)
     )
@@ -179,12 +197,25 @@ def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> 
         scopes=frozenset(json.loads(row.scopes)),
         weight=row.weight,
         cache_salt=row.cache_salt,
+        limits=(
+            *_limits("tenant", row.tenant_id, row, ""),
+            *_limits("key", row.key_id, row, "key_"),
+        ),
+        max_queue_share=row.max_queue_share,
         requests_per_minute=row.requests_per_minute,
         tokens_per_minute=row.tokens_per_minute,
         max_concurrency=row.max_concurrency,
         max_adapters=row.max_adapters,
         max_adapter_bytes_total=row.max_adapter_bytes_total,
     )
+
+
+def _limits(scope: Scope, scope_id: str, row: sa.Row[Any], prefix: str) -> list[Limit]:
+    """Those that are set."""
+    amounts = ((metric, getattr(row, prefix + name)) for name, metric in LIMITS.items())
+    return [
+        Limit(metric, scope, scope_id, amount) for metric, amount in amounts if amount is not None
+    ]
 
 
 def record_key_use(conn: Connection, last_used_at_ms: Mapping[str, int]) -> None:

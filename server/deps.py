@@ -55,8 +55,10 @@ class _Scoped:
 
 
 InferenceKey = Annotated[Identity, Depends(_Scoped(auth.INFERENCE))]
-AdaptersKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS))]
-UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE))]
+AdaptersReadKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS_READ))]
+AdaptersWriteKey = Annotated[Identity, Depends(_Scoped(auth.ADAPTERS_WRITE))]
+UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE_READ))]
+TenantAdminKey = Annotated[Identity, Depends(_Scoped(auth.ADMIN))]
 
 
 async def require_admin(gateway: GatewayDep, bearer: Bearer) -> None:
@@ -72,7 +74,7 @@ async def usage_reader(gateway: GatewayDep, bearer: Bearer) -> str | None:
     if bearer is not None and _is_admin(gateway, bearer):
         return None
     identity = await authenticate(gateway, bearer)
-    return (await _Scoped(auth.USAGE)(identity)).tenant_id
+    return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id
 
 
 UsageReader = Annotated[str | None, Depends(usage_reader)]

@@ -49,11 +49,15 @@ class TenantNameTaken(TenantError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What a tenant may take; None is no limit. weight: its share when the engine is full."""
+    """What a tenant may take; None is no limit.
+
+    max_queue_share: of what waits for the engine, in (0, 1].   weight: its share when that is full.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
+    max_queue_share: float | None = None
     weight: float = 1.0
     max_adapters: int | None = None
     max_adapter_bytes_total: int | None = None
@@ -210,6 +214,8 @@ def _check_limits(limits: TenantLimits) -> None:
     for name, value in _limit_values(limits).items():
         if value is not None and value <= 0:
             raise InvalidTenant(name, f"{name} is positive, or left out for no limit.")
+    if limits.max_queue_share is not None and limits.max_queue_share > 1:
+        raise InvalidTenant("max_queue_share", "max_queue_share is a share: at most 1.")
 
 
 def _limit_values(limits: TenantLimits) -> dict[str, Any]:

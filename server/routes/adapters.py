@@ -12,7 +12,7 @@ from registry.alias_rows import Canary, Move, Target
 from registry.upload_rules import RegistryLimits, check_room
 from server.auth import Identity
 from server.clock import now_ms
-from server.deps import AdaptersKey, GatewayDep
+from server.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
 from server.prices import Price, price_for, prices_for
 from server.rating import monthly_storage_nanousd
@@ -49,7 +49,7 @@ def limits_of(gateway: Gateway, identity: Identity) -> RegistryLimits:
 @router.get("")
 async def list_adapters(
     gateway: GatewayDep,
-    identity: AdaptersKey,
+    identity: AdaptersReadKey,
     after: str | None = None,
     limit: Limit = 100,
     search: Search = "",
@@ -67,7 +67,7 @@ async def list_adapters(
 
 
 @router.get("/{name}")
-async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersReadKey) -> dict[str, Any]:
     return await gateway.database.read(
         lambda conn: _adapter(
             gateway, conn, gateway.catalog.get_adapter(conn, identity.tenant_id, name)
@@ -76,7 +76,9 @@ async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> 
 
 
 @router.delete("/{name}")
-async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def delete_adapter(
+    name: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
     """With its versions and aliases; within the retention it can be restored."""
     await gateway.database.write(
         lambda conn: gateway.catalog.delete_adapter(
@@ -87,7 +89,9 @@ async def delete_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) 
 
 
 @router.post("/{name}/restore")
-async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def restore_adapter(
+    name: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
     """Undo the deletion, but for its pin and grants."""
 
     def restore(conn: Connection) -> Adapter:
@@ -107,7 +111,7 @@ async def restore_adapter(name: str, gateway: GatewayDep, identity: AdaptersKey)
 async def list_versions(
     name: str,
     gateway: GatewayDep,
-    identity: AdaptersKey,
+    identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
     include_deleted: bool = False,
@@ -135,7 +139,7 @@ async def list_versions(
 
 @router.delete("/{name}/versions/{version}")
 async def delete_version(
-    name: str, version: int, gateway: GatewayDep, identity: AdaptersKey
+    name: str, version: int, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """A version that no alias means; within the retention it can be restored."""
     await gateway.database.write(
@@ -148,7 +152,7 @@ async def delete_version(
 
 @router.post("/{name}/versions/{version}/restore")
 async def restore_version(
-    name: str, version: int, gateway: GatewayDep, identity: AdaptersKey
+    name: str, version: int, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     def write(conn: Connection) -> dict[str, Any]:
         restored = gateway.catalog.restore_version(
@@ -168,7 +172,7 @@ async def restore_version(
 
 @router.put("/{name}/aliases/{alias}")
 async def set_alias(
-    name: str, alias: str, body: _Alias, gateway: GatewayDep, identity: AdaptersKey
+    name: str, alias: str, body: _Alias, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
@@ -182,7 +186,7 @@ async def set_alias(
 
 @router.post("/{name}/aliases/{alias}/rollback")
 async def roll_back_alias(
-    name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
+    name: str, alias: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """Let the alias mean what it meant before its last move; again undoes that."""
     return await _changed(
@@ -195,7 +199,7 @@ async def roll_back_alias(
 
 @router.delete("/{name}/aliases/{alias}")
 async def remove_alias(
-    name: str, alias: str, gateway: GatewayDep, identity: AdaptersKey
+    name: str, alias: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """Any but `latest`."""
     return await _changed(
@@ -211,7 +215,7 @@ async def list_moves(
     name: str,
     alias: str,
     gateway: GatewayDep,
-    identity: AdaptersKey,
+    identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class _Limits(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     max_concurrency: int | None = Field(None, ge=1)
+    max_queue_share: float | None = Field(None, gt=0, le=1)
     weight: float = Field(1.0, gt=0)
     max_adapters: int | None = Field(None, ge=0)
     max_adapter_bytes_total: int | None = Field(None, ge=0)

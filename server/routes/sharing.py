@@ -15,7 +15,7 @@ from registry.pins import Pin
 from server import errors, tenants
 from server.auth import Identity
 from server.clock import now_ms
-from server.deps import AdaptersKey, GatewayDep
+from server.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
 from server.prices import Price, price_for
 from server.rating import hourly_pin_nanousd
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/adapters/{name}")
 
 
 @router.get("/grants")
-async def list_grants(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def list_grants(name: str, gateway: GatewayDep, identity: AdaptersReadKey) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
         adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
         found = grants.list_grants(conn, adapter)
@@ -38,7 +38,7 @@ async def list_grants(name: str, gateway: GatewayDep, identity: AdaptersKey) -> 
 
 @router.put("/grants/{tenant}")
 async def grant(
-    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersKey
+    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """tenant: by name or id."""
 
@@ -55,7 +55,7 @@ async def grant(
 
 @router.delete("/grants/{tenant}")
 async def revoke(
-    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersKey
+    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """Whether it was granted or not."""
 
@@ -76,7 +76,7 @@ async def revoke(
 
 
 @router.put("/pin")
-async def pin(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def pin(name: str, gateway: GatewayDep, identity: AdaptersWriteKey) -> dict[str, Any]:
     """Keep what `latest` means on the device, from now on and wherever it moves."""
 
     def write(conn: Connection) -> dict[str, Any]:
@@ -91,7 +91,7 @@ async def pin(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str
 
 
 @router.delete("/pin")
-async def unpin(name: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def unpin(name: str, gateway: GatewayDep, identity: AdaptersWriteKey) -> dict[str, Any]:
     """Whether it was pinned or not."""
 
     def write(conn: Connection) -> None:

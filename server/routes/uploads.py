@@ -35,7 +35,7 @@ from registry.upload_rows import (
 )
 from server import errors
 from server.clock import now_ms
-from server.deps import AdaptersKey, GatewayDep
+from server.deps import AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
 from server.limits import retry_headers
 from server.prices import Price, price_for
@@ -89,7 +89,7 @@ class _Part:
 
 @router.post("/adapters/{name}/uploads", status_code=201)
 async def create_upload(
-    name: str, body: _NewUpload, gateway: GatewayDep, identity: AdaptersKey
+    name: str, body: _NewUpload, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """A session for two files; complete at once where they were uploaded before."""
     known = await _known(gateway, identity.tenant_id, name, body.specs())
@@ -111,7 +111,7 @@ async def create_upload(
 
 @router.post("/adapters:validate", status_code=201)
 async def create_dry_run(
-    body: _NewFiles, gateway: GatewayDep, identity: AdaptersKey
+    body: _NewFiles, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """A session whose completion answers with the passport, and leaves nothing."""
     upload = await gateway.database.write(
@@ -124,7 +124,7 @@ async def create_dry_run(
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
 async def prove_again(
-    name: str, version: int, body: _Proof, gateway: GatewayDep, identity: AdaptersKey
+    name: str, version: int, body: _Proof, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """A version for another base model becomes one for this, if it proves itself on it."""
     upload = await gateway.database.write(
@@ -145,7 +145,7 @@ async def prove_again(
 
 @router.delete("/uploads/{upload_id}")
 async def cancel_upload(
-    upload_id: str, gateway: GatewayDep, identity: AdaptersKey
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """End an open upload now; what it sent is deleted."""
     upload = await gateway.database.write(
@@ -156,7 +156,9 @@ async def cancel_upload(
 
 
 @router.get("/uploads/{upload_id}")
-async def get_upload(upload_id: str, gateway: GatewayDep, identity: AdaptersKey) -> dict[str, Any]:
+async def get_upload(
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
     upload = await gateway.database.read(
         lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
@@ -169,7 +171,7 @@ async def put_part(
     filename: str,
     request: Request,
     gateway: GatewayDep,
-    identity: AdaptersKey,
+    identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header()] = None,
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
@@ -207,7 +209,7 @@ async def put_part(
 
 @router.post("/uploads/{upload_id}/complete")
 async def complete_upload(
-    upload_id: str, gateway: GatewayDep, identity: AdaptersKey
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
 ) -> JSONResponse:
     """Check, store, prove, publish; asked again it joins what runs, or gives how it ended.
 

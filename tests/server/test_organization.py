@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pytest
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
-from server.auth import ADAPTERS, create_key
+from server.auth import ADAPTERS_READ, create_key
 from server.database import DEFAULT_FILE
 from server.prices import get_price
 from server.rating import format_usd
@@ -165,7 +165,7 @@ def test_a_tenant_sees_itself_and_the_operator_sees_all(product, acme, globex):
 
 @pytest.mark.parametrize("what", SHAPES)
 def test_a_key_without_the_scope_reads_nothing(product, acme, what):
-    gateway, scopes = product.gateway, frozenset({ADAPTERS})
+    gateway, scopes = product.gateway, frozenset({ADAPTERS_READ})
     key = gateway.database.write_sync(
         lambda c: create_key(c, acme.tenant_id, "k", gateway.pepper, now_ms=NOW_MS, scopes=scopes)
     )[1]
