@@ -19,9 +19,11 @@ from engine.messages import (
     AbortRequests,
     AddRequest,
     EngineStats,
+    ExtendLease,
     Heartbeat,
     Hello,
     JournalRecords,
+    LeaseLow,
     PinAdapters,
     Prefetch,
     ProofResult,
@@ -51,12 +53,14 @@ class EngineClient:
     with EngineDeadError, and `generate` raises it until the engine is back.
 
     on_end: called for every request that ended, because its end record can be settled now.
+    on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
     """
 
     def __init__(
         self,
         socket_path: Path,
         on_end: Callable[[], None] = lambda: None,
+        on_lease_low: Callable[[LeaseLow], None] = lambda _: None,
         heartbeat_s: float = 1.0,
     ) -> None:
         self.socket_path = socket_path
@@ -67,6 +71,7 @@ class EngineClient:
         self.residency: dict[str, Residency] = {}
         self.num_deaths = 0
         self._on_end = on_end
+        self._on_lease_low = on_lease_low
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
         self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
@@ -128,6 +133,10 @@ class EngineClient:
 
     async def abort(self, request_id: str) -> None:
         await self._send(AbortRequests(request_ids=(request_id,)))
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        """Its hold covers `token_lease` completion tokens in all now."""
+        await self._send(ExtendLease(request_id=request_id, token_lease=token_lease))
 
     async def prefetch(self, message: Prefetch) -> None:
         await self._send(message)
@@ -211,6 +220,8 @@ class EngineClient:
                         stream.put_nowait(output)
                     if output.is_last:
                         self._on_end()
+            case LeaseLow():
+                self._on_lease_low(message)
             case JournalRecords():
                 waiter = self._journal_waiters.pop(0)
                 if not waiter.done():

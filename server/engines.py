@@ -13,6 +13,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     JournalRecords,
+    LeaseLow,
     PinAdapters,
     Prefetch,
     RequestOutput,
@@ -33,10 +34,18 @@ class Quarantined(Exception):
 
 
 class Engines:
-    """Speaks to the engine on `socket_path`. on_end: called for every request that ended."""
+    """Speaks to the engine on `socket_path`.
 
-    def __init__(self, socket_path: Path, on_end: Callable[[], None]) -> None:
-        self._client = EngineClient(socket_path, on_end)
+    on_end: called for every request that ended.   on_lease_low: for one that needs more tokens.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path,
+        on_end: Callable[[], None],
+        on_lease_low: Callable[[LeaseLow], None] = lambda _: None,
+    ) -> None:
+        self._client = EngineClient(socket_path, on_end, on_lease_low)
         self._deaths: OrderedDict[str, int] = OrderedDict()
 
     async def start(self) -> None:
@@ -75,6 +84,9 @@ class Engines:
 
     async def abort(self, request_id: str) -> None:
         await self._client.abort(request_id)
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        await self._client.extend_lease(request_id, token_lease)
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         await self._client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))

@@ -151,6 +151,24 @@ def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> Api
     return ApiError(429, message, type="insufficient_quota", code=code, headers=headers)
 
 
+def queue_share_exceeded(waiting: int, limit: int, *, retry_after_s: float) -> ApiError:
+    message = (
+        f"{waiting} of your requests wait for their first token; the limit is {limit}. "
+        "Try again when some have begun."
+    )
+    return rate_limited(
+        message, retry_after_s=retry_after_s, headers={"x-ratelimit-scope": "queue;tenant"}
+    )
+
+
+def budget_exhausted(kind: str) -> ApiError:
+    what = {"monthly": "monthly budget", "prepaid": "prepaid balance"}[kind]
+    return insufficient_quota(
+        f"Your {what} does not cover this request. See GET /v1/budgets for what is left; waiting "
+        "does not help, unless requests under way give something back."
+    )
+
+
 # ---- the world's fault, and ours ----
 
 
@@ -163,6 +181,11 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
 def overloaded(retry_after_s: float = 1.0) -> ApiError:
     message = "The engine is overloaded. Try again shortly."
     return ApiError(503, message, type="overloaded_error", headers=retry_headers(retry_after_s))
+
+
+def draining() -> ApiError:
+    message = "This server is about to stop and takes no new requests; another one will."
+    return service_unavailable(message, code="draining")
 
 
 def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> ApiError:

@@ -1,0 +1,108 @@
+"""Load shedding: who could not be served in time is told so at once, before a queue grows.
+
+How long a new request would wait is what waits before it, divided by how fast first tokens have
+come lately while anybody waited. Requests that wait for their adapter are in nobody's way and are
+not counted.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from server import errors
+from server.auth import Identity
+from server.running import Running, RunningRequest
+
+_HALF_LIFE_S = 10.0
+"""Of what is known about the speed, in seconds of a queue that is not empty."""
+_MIN_FIRST_TOKENS = 4.0
+"""Fewer, weighted by age, say nothing."""
+_PATIENCE_OF_BATCH = 0.5
+"""Requests of the flexible tier are shed at half the wait that the others are."""
+
+
+class Load:
+    """What runs and waits here, and whether there is room for one more.
+
+    max_queued: requests of all tenants without a first token.   max_wait_s: the first-token
+    timeout: who would wait longer is refused instead.   default_share: of max_queued, for a tenant
+    that has no other.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        *,
+        max_queued: int,
+        max_wait_s: float,
+        default_share: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._running = running
+        self._max_queued = max_queued
+        self._max_wait_s = max_wait_s
+        self._default_share = default_share
+        self._clock = clock
+        self._busy_s = 0.0
+        self._first_tokens = 0.0
+        self._looked_at = clock()
+        self.is_draining = False
+
+    def check(self, identity: Identity, priority: int) -> None:
+        """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share."""
+        if self.is_draining:
+            raise errors.draining()
+        limit = self._share_of(identity)
+        if (waiting := self._running.num_waiting(identity.tenant_id)) >= limit:
+            raise errors.queue_share_exceeded(
+                waiting, limit, retry_after_s=self.wait_s(waiting) or 1.0
+            )
+        patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority else 1.0)
+        if (wait_s := self.wait_s(self._running.num_queued + 1)) > patience_s:
+            raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
+
+    def explain(self, identity: Identity) -> dict[str, float]:
+        """What `GET /v1/limits` says of a tenant's share of the queue."""
+        waiting = self._running.num_waiting(identity.tenant_id)
+        limit = self._share_of(identity)
+        return {
+            "limit": limit,
+            "used": waiting,
+            "remaining": max(0, limit - waiting),
+            "expected_wait_s": round(self.wait_s(self._running.num_queued + 1), 3),
+        }
+
+    def wait_s(self, num_queued: int) -> float:
+        """How long the last of so many would wait for its first token; 0 while nothing is known."""
+        self._pass_time()
+        if self._first_tokens < _MIN_FIRST_TOKENS:
+            return 0.0
+        return num_queued * self._busy_s / self._first_tokens
+
+    def add(self, request: RunningRequest) -> None:
+        self._pass_time()
+        self._running.add(request)
+
+    def begin(self, request: RunningRequest) -> None:
+        """Its first token is here."""
+        self._pass_time()
+        if not request.is_cold and not request.has_begun:
+            self._first_tokens += 1
+        self._running.begin(request)
+
+    def remove(self, request: RunningRequest) -> None:
+        self._pass_time()
+        self._running.remove(request)
+
+    def _share_of(self, identity: Identity) -> int:
+        share = identity.max_queue_share or self._default_share
+        return max(1, math.floor(share * self._max_queued))
+
+    def _pass_time(self) -> None:
+        """What is known grows old only while somebody waits: an idle hour says nothing."""
+        now = self._clock()
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        if self._running.num_queued:
+            keep = 0.5 ** (elapsed_s / _HALF_LIFE_S)
+            self._busy_s = self._busy_s * keep + elapsed_s
+            self._first_tokens *= keep

@@ -1,0 +1,75 @@
+"""The requests under way in this gateway: whose they are, and which still wait to begin."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """From its admission to the end of its answer.
+
+    wanted_tokens: completion tokens that it may come to, all answers together.
+    is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
+    """
+
+    request_id: str
+    tenant_id: str
+    num_answers: int
+    wanted_tokens: int
+    is_cold: bool
+    has_begun: bool = False
+
+
+class Running:
+    """A table by request id, and counts that are kept with it."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, RunningRequest] = {}
+        self._waiting: Counter[str] = Counter()
+        self._num_queued = 0
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._requests))
+
+    @property
+    def num_queued(self) -> int:
+        """Those that wait for their turn; not for an adapter."""
+        return self._num_queued
+
+    def num_waiting(self, tenant_id: str) -> int:
+        """A tenant's requests without a first token, whatever they wait for."""
+        return self._waiting[tenant_id]
+
+    def get(self, request_id: str, tenant_id: str) -> RunningRequest | None:
+        """A tenant's own request; None for another's."""
+        request = self._requests.get(request_id)
+        return request if request and request.tenant_id == tenant_id else None
+
+    def find(self, request_id: str) -> RunningRequest | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: RunningRequest) -> None:
+        self._requests[request.request_id] = request
+        self._count(request, 1)
+
+    def begin(self, request: RunningRequest) -> None:
+        """Its first token is here. The second time is nothing."""
+        if not request.has_begun:
+            request.has_begun = True
+            self._count(request, -1)
+
+    def remove(self, request: RunningRequest) -> None:
+        """Its answer has ended, or never began. The second time is nothing."""
+        if self._requests.pop(request.request_id, None) and not request.has_begun:
+            self._count(request, -1)
+
+    def _count(self, request: RunningRequest, step: int) -> None:
+        self._waiting[request.tenant_id] += step
+        if not self._waiting[request.tenant_id]:
+            del self._waiting[request.tenant_id]
+        if not request.is_cold:
+            self._num_queued += step

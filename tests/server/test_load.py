@@ -1,0 +1,167 @@
+"""Who waits here, and who is told at once that there is no room."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.errors import ApiError
+from server.load import Load
+from server.running import Running, RunningRequest
+
+
+@dataclass
+class Caller:
+    tenant_id: str = "ten_1"
+    max_queue_share: float | None = None
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """A load on a clock that is moved by hand."""
+
+    def __init__(self, **options: float) -> None:
+        self.clock = Clock()
+        self.running = Running()
+        given = {"max_queued": 10, "max_wait_s": 5.0, "default_share": 1.0} | options
+        self.load = Load(self.running, clock=self.clock, **given)  # type: ignore[arg-type]
+        self.count = 0
+
+    def add(self, tenant_id: str = "ten_1", *, is_cold: bool = False) -> RunningRequest:
+        self.count += 1
+        request = RunningRequest(f"r{self.count}", tenant_id, 1, 10, is_cold)
+        self.load.add(request)
+        return request
+
+    def serve(self, request: RunningRequest, after_s: float) -> None:
+        """Its first token, and its end."""
+        self.clock.now += after_s
+        self.load.begin(request)
+        self.load.remove(request)
+
+    def refusal(self, caller: Caller | None = None, priority: int = 0) -> ApiError | None:
+        try:
+            self.load.check(caller or Caller(), priority)
+        except ApiError as error:
+            return error
+        return None
+
+
+def test_nobody_is_shed_while_nothing_is_known_of_the_speed() -> None:
+    world = World()
+    for _ in range(9):
+        world.add()
+    world.clock.now += 1000
+    assert world.refusal() is None
+
+
+def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    for _ in range(4):
+        world.add()
+    assert world.refusal() is None, "the fifth waits five seconds, which is just in time"
+    world.add()
+    refused = world.refusal()
+    assert refused is not None
+    assert (refused.status, refused.type) == (503, "overloaded_error")
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_requests_that_can_wait_are_shed_first() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    world.add()
+    world.add()
+    assert world.refusal(priority=0) is None
+    assert world.refusal(priority=1) is not None
+
+
+def test_an_idle_hour_is_no_slow_hour() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.clock.now += 3600
+        world.serve(world.add(), after_s=0.1)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
+def test_waiting_for_an_adapter_is_in_nobodys_way() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=0.1)
+    cold = [world.add("ten_2", is_cold=True) for _ in range(50)]
+    world.clock.now += 60
+    assert world.refusal() is None
+    for request in cold:
+        world.serve(request, after_s=0.0)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
+    world = World(max_queued=8)
+    share = Caller(max_queue_share=0.25)
+    begun = world.add()
+    world.add()
+    refused = world.refusal(share)
+    assert refused is not None
+    assert (refused.status, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
+    assert world.refusal(Caller("ten_2", 0.25)) is None
+    world.load.begin(begun)
+    assert world.refusal(share) is None, "who has begun waits no more"
+
+
+def test_the_smallest_share_is_one_request() -> None:
+    world = World(max_queued=8)
+    assert world.refusal(Caller(max_queue_share=0.01)) is None
+    world.add()
+    assert world.refusal(Caller(max_queue_share=0.01)) is not None
+
+
+def test_while_draining_nobody_is_admitted_and_told_to_try_elsewhere() -> None:
+    world = World()
+    world.load.is_draining = True
+    refused = world.refusal()
+    assert refused is not None
+    assert (refused.status, refused.code) == (503, "draining")
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "cold", "begin", "remove"]), st.integers(0, 5)),
+        max_size=40,
+    )
+)
+def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, int]]) -> None:
+    running = Running()
+    requests: list[RunningRequest] = []
+    removed: set[str] = set()
+    for number, (what, which) in enumerate(steps):
+        if what in ("add", "cold"):
+            request = RunningRequest(f"r{number}", f"ten_{which % 2}", 1, 1, what == "cold")
+            requests.append(request)
+            running.add(request)
+        elif which < len(requests):
+            request = requests[which]
+            if what == "begin" and request.request_id not in removed:
+                running.begin(request)
+            elif what == "remove":
+                removed.add(request.request_id)
+                running.remove(request)
+        there = [r for r in requests if r.request_id not in removed]
+        waiting = [r for r in there if not r.has_begun]
+        assert sorted(running) == sorted(r.request_id for r in there)
+        assert running.num_queued == sum(not r.is_cold for r in waiting)
+        for tenant in ("ten_0", "ten_1"):
+            assert running.num_waiting(tenant) == sum(r.tenant_id == tenant for r in waiting)
+            for request in requests:
+                found = running.get(request.request_id, tenant)
+                assert (found is not None) == (request in there and request.tenant_id == tenant)
