@@ -218,6 +218,11 @@ def uploads_busy(message: str, retry_after_s: float = 2.0) -> ApiError:
     return service_unavailable(message, code="uploads_busy", retry_after_s=retry_after_s)
 
 
+def body_timeout(timeout_s: float) -> ApiError:
+    message = f"The body did not arrive within {timeout_s:g} s; send it again."
+    return ApiError(408, message, code="body_timeout")
+
+
 def part_timeout(timeout_s: float) -> ApiError:
     message = f"The part did not arrive within {timeout_s:g} s; send it again."
     return ApiError(408, message, code="part_timeout")
