@@ -40,6 +40,7 @@ class Settings(BaseModel):
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     database_url: str | None = None  # SQLite in data_dir
     storage: str | None = None  # a folder in data_dir
+    redis_url: str | None = None  # where several gateways count limits together
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)
@@ -70,6 +71,9 @@ class Settings(BaseModel):
     max_rank: int = Field(256, ge=1, le=256)
     max_versions: int = Field(100, ge=1)  # of one adapter
     max_uploads_per_hour: int = Field(1000, ge=1)  # of one tenant
+
+    cached_token_weight: float = Field(1.0, ge=0, le=1)  # of one, against tokens_per_minute
+    max_queue_share: float = Field(0.5, gt=0, le=1)  # of max_waiting, for one tenant
 
     request_timeout_s: float = Field(120.0, gt=0)
     first_token_timeout_s: float = Field(30.0, gt=0)

@@ -40,6 +40,10 @@ def serve(
     storage: Annotated[
         str | None, typer.Option(help="Object store: file:///folder or s3://bucket/prefix.")
     ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="redis://... where several gateways count their limits together."),
+    ] = None,
     arena_bytes: Annotated[
         int | None, typer.Option(help="Memory for KV and adapters together.")
     ] = None,

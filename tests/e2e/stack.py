@@ -89,7 +89,7 @@ class Stack:
 
     # ---- its life ----
 
-    def start(self, **environment: str) -> "Stack":
+    def start(self, *, wait: bool = True, **environment: str) -> "Stack":
         self._environment = environment
         self.data_dir.mkdir(parents=True, exist_ok=True)
         path = self.data_dir / "settings.json"
@@ -97,7 +97,8 @@ class Stack:
         module = "tests.e2e.serve_fake" if self._fake else "tests.e2e.serve_real"
         env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY} | environment
         self._process = subprocess.Popen([sys.executable, "-m", module, str(path)], env=env)
-        self.wait_ready()
+        if wait:
+            self.wait_ready()
         return self
 
     def restart_cold(self) -> None:
