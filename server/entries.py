@@ -7,7 +7,6 @@ locks the ledger's head: one poster at a time, whose entries are numbered in the
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -17,10 +16,12 @@ from sqlalchemy.engine import Connection
 from server.ledger_tables import (
     entries,
     ledger_head,
+    monthly_spend,
     statements,
     tenant_accounts,
     usage_rollups,
 )
+from server.months import month_of, next_month
 from server.rating import FREE, TokenAmounts
 from server.receipt_rows import KEPT_KINDS, NO_EVENT, receipt_of
 from server.receipts import GENESIS, Receipt, sha256_of, tenant_account
@@ -30,6 +31,7 @@ from server.tables import tenants
 EntryKind = Literal["usage", "storage", "pinned", "resident", "credit", "payment", "correction"]
 
 _HOUR_MS = 3_600_000
+_REVENUE = "revenue/"
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds."""
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -68,7 +70,7 @@ class Draft:
             kind=kind,
             tenant_id=tenant_id,
             debit_account=tenant_account(tenant_id),
-            credit_account=f"revenue/{kind}",
+            credit_account=f"{_REVENUE}{kind}",
             amount_nanousd=amount_nanousd,
             **fields,
         )
@@ -77,7 +79,7 @@ class Draft:
 def post_entries(
     conn: Connection, signer: Signer, drafts: Sequence[Draft], now_ms: int
 ) -> list[Receipt]:
-    """Number, chain, sign and insert; balances and roll-ups with them. Receipts in the same order.
+    """Number, chain, sign and insert; all sums with them. Receipts in the same order.
 
     Locks the ledger's head until the transaction ends.
     """
@@ -118,6 +120,7 @@ def post_entries(
         rows.append(row)
     conn.execute(sa.insert(entries), rows)
     _write_chains(conn, chains)
+    _add_to_spend(conn, drafts)
     add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
     return receipts
 
@@ -188,6 +191,26 @@ def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
     conn.execute(upsert, rows)
 
 
+def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
+    """What is charged counts in the month of its time, what is corrected no longer does."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for draft in drafts:
+        sign = draft.credit_account.startswith(_REVENUE) - draft.debit_account.startswith(_REVENUE)
+        sums[draft.tenant_id, month_of(draft.at_ms)] += sign * draft.amount_nanousd
+    rows = [
+        {"tenant_id": tenant_id, "month": month, "amount_nanousd": amount}
+        for (tenant_id, month), amount in sorted(sums.items())
+        if amount
+    ]
+    if rows:
+        insert = _INSERT[conn.dialect.name](monthly_spend)
+        total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
+        upsert = insert.on_conflict_do_update(
+            index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
+        )
+        conn.execute(upsert, rows)
+
+
 def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
     query = sa.select(tenants.c.tenant_id, tenants.c.name)
     return {
@@ -207,16 +230,6 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
         return max(month_of(draft.at_ms), first_open.get(draft.tenant_id, ""))
 
     return period_of
-
-
-def month_of(at_ms: int) -> str:
-    """`2026-11`, UTC."""
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m}"
-
-
-def next_month(period: str) -> str:
-    year, month = (int(part) for part in period.split("-"))
-    return f"{year + month // 12:04d}-{month % 12 + 1:02d}"
 
 
 def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,9 +14,10 @@ from sqlalchemy.engine import Connection
 
 from server.clock import database_now_ms
 from server.database import Database
-from server.entries import lock_ledger, next_month
+from server.entries import lock_ledger
 from server.kept import posted_until_ms
 from server.ledger_tables import entries, holds, statements, tenant_accounts
+from server.months import end_of
 from server.receipt_rows import PAGE_SIZE, Place, read_receipts, select_receipts
 from server.receipts import Receipt, rfc3339, tenant_account
 from server.signing import Signer
@@ -212,12 +212,6 @@ def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: in
     if tenant_id is not None:
         query = query.where(account == tenant_id)
     return list(conn.scalars(query.order_by(account).limit(limit)))
-
-
-def end_of(period: str) -> int:
-    """The first moment after a month, in Unix milliseconds."""
-    year, month = (int(part) for part in next_month(period).split("-"))
-    return int(datetime(year, month, 1, tzinfo=UTC).timestamp()) * 1000
 
 
 def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tuple[str, str]], str]:

@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.audit.report import UNREADABLE, Finding, Scope, differences
-from server.entries import month_of
 from server.ledger import rate
 from server.ledger_tables import entries, holds, kept_events, statements, usage_events
+from server.months import month_before, month_of
 from server.rating import TokenPrices, kept_amount
 from server.receipt_faults import signature_faults
 from server.receipt_rows import KEPT_KINDS, PAGE_SIZE, Place, after, sealed_receipt, select_receipts
@@ -256,7 +256,7 @@ def _check_correction(row: Row) -> Iterator[Finding]:
 def _check_period(scope: Scope, row: Row) -> Iterator[Finding]:
     """An entry is on a later month's statement only if that of the month before it was issued."""
     try:
-        month, before = month_of(row["ended_at_ms"]), _month_before(row["period"])
+        month, before = month_of(row["ended_at_ms"]), month_before(row["period"])
     except UNREADABLE:
         return  # its seal is broken
     if month > before:
@@ -268,8 +268,3 @@ def _check_period(scope: Scope, row: Row) -> Iterator[Finding]:
             subject=f"statement {row['tenant_id']}/{before}",
             detail=f"is gone; entry {row['entry_id']} was put on a later one",
         )
-
-
-def _month_before(period: str) -> str:
-    year, month = (int(part) for part in period.split("-"))
-    return f"{year - (month == 1):04d}-{(month - 2) % 12 + 1:02d}"

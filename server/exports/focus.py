@@ -10,6 +10,7 @@ from decimal import Context, Decimal
 
 from server.exports.csv_rows import cell, encode_cells
 from server.exports.json_lines import encode_json
+from server.months import next_month
 from server.rating import TokenPrices, format_usd, rated_amounts
 from server.receipts import COLUMNS as RECEIPT_COLUMNS
 from server.receipts import Receipt, Value
@@ -165,7 +166,7 @@ def _row(receipt: Receipt) -> Row:
         "BillingAccountName": _text(receipt["tenant_name"]),
         "BillingCurrency": "USD",
         "BillingPeriodStart": f"{period}-01T00:00:00Z",
-        "BillingPeriodEnd": _end_of(period),
+        "BillingPeriodEnd": f"{next_month(period)}-01T00:00:00Z",
         "ChargeFrequency": "One-Time",
         "ChargePeriodStart": start,
         "ChargePeriodEnd": end,
@@ -226,11 +227,6 @@ def _charge_period(receipt: Receipt) -> tuple[str, str]:
     if end < ended or end <= start:
         end = max(start, end) + _SECOND
     return f"{start:%Y-%m-%dT%H:%M:%SZ}", f"{end:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _end_of(period: str) -> str:
-    year, month = int(period[:4]), int(period[5:])
-    return f"{year + month // 12:04d}-{month % 12 + 1:02d}-01T00:00:00Z"
 
 
 def _text(value: Value) -> str | None:

@@ -12,10 +12,11 @@ from server import holds, ledger
 from server.credits import post_credit
 from server.database import Database
 from server.kept_events import Stretch, post_stretches
+from server.months import end_of
 from server.prices import add_price, ensure_price
 from server.rating import Prices
 from server.signing_keys import record_key
-from server.statements import Statements, end_of
+from server.statements import Statements
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
 
 HOUR_MS = 3_600_000

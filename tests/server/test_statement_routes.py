@@ -5,9 +5,10 @@ import pytest
 
 from server import holds, ledger
 from server.database import DEFAULT_FILE
+from server.months import end_of
 from server.prices import get_price
 from server.receipt_check import statement_faults
-from server.statements import Statements, end_of
+from server.statements import Statements
 from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
 from tests.server.fake_api import Api, fixed, make_run
 from tests.server.in_process import InProcess

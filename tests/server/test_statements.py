@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from server import holds, ledger, statements
 from server.audit.run import audit
 from server.database import Database
-from server.entries import Draft, month_of, post_entries
+from server.entries import Draft, post_entries
 from server.exports.focus import focus_rows
 from server.kept import ACCOUNTS
 from server.ledger_tables import (
@@ -20,12 +20,13 @@ from server.ledger_tables import (
     metadata,
     tenant_accounts,
 )
+from server.months import end_of, month_of
 from server.rating import kept_amount
 from server.receipt_check import ReceiptCheck, statement_faults
 from server.receipt_rows import iterate_receipts, select_receipts
 from server.signing_keys import record_key
 from server.statement_figures import StatementFigures
-from server.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements, end_of
+from server.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements
 from tests.server.factories import ENGINE, SIGNER, make_end, make_hold, make_price
 from tests.server.receipt_makers import make_rows, seal
 
