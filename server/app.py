@@ -17,7 +17,7 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import adapter_watch, errors
+from server import adapter_watch, cancels, errors
 from server.auth import AuthError, record_key_use
 from server.clock import now_ms
 from server.database import DatabaseError
@@ -51,6 +51,7 @@ from server.tenants import TenantError
 
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
+_MAX_SHOWN_CHARACTERS = 64
 
 
 def create_app(gateway: Gateway) -> FastAPI:
@@ -78,7 +79,6 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
-    app.add_middleware(_BodyLimit, gateway=gateway)
     app.add_middleware(_RequestIds, metrics=gateway.metrics)
     return app
 
@@ -97,6 +97,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     proving = asyncio.create_task(gateway.prover.run())
     noting = asyncio.create_task(gateway.failures.run())
     keeping = asyncio.create_task(gateway.chores.run())
+    cancelling = asyncio.create_task(cancels.watch(gateway))
     try:
         yield
     finally:
@@ -105,9 +106,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         proving.cancel()
         noting.cancel()
         keeping.cancel()
+        cancelling.cancel()
+        await gateway.recorder.close()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        tasks = (settling, sweeping, watching, proving, noting, keeping)
+        tasks = (settling, sweeping, watching, proving, noting, keeping, cancelling)
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()
@@ -175,16 +178,15 @@ def _render_rate_limited(request: Request, error: Exception) -> JSONResponse:
 def _render_validation(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
-    return _render(errors.invalid_request(f"{param}: {first['msg']}", param=param))
+    # A name may be the caller's own, of any length.
+    param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
+    return _render(errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param))
 
 
 def _render_http(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
-    if isinstance(error, _BodyTooLarge):
-        return _render(errors.request_too_large(error.limit_bytes))
     code = "method_not_allowed" if error.status_code == 405 else None
     return _render(ApiError(error.status_code, str(error.detail), code=code))
 
@@ -195,40 +197,6 @@ def _render_unexpected(_: Request, __: Exception) -> JSONResponse:
 
 
 # ---- every request, every answer ----
-
-
-class _BodyTooLarge(HTTPException):
-    """An HTTPException: any other, raised while it reads a body, FastAPI calls a 400."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        super().__init__(413)
-
-
-class _BodyLimit:
-    """No body is longer than a part of an upload: some are read before anybody is asked for a key.
-
-    Endpoints have narrower limits of their own. Pure ASGI: what fits passes untouched.
-    """
-
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app = app
-        self._gateway = gateway
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received_bytes = 0
-
-        async def receive_limited() -> Message:
-            nonlocal received_bytes
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            limit_bytes = self._gateway.uploads.limits.part_bytes
-            limit_bytes = max(limit_bytes, self._gateway.settings.max_body_bytes)
-            if received_bytes > limit_bytes:
-                raise _BodyTooLarge(limit_bytes)
-            return message
-
-        await self._app(scope, receive_limited, send)
 
 
 class _RequestIds:

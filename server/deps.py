@@ -1,4 +1,4 @@
-"""What endpoints ask for: the gateway, who calls, and the body within its limit.
+"""What endpoints ask for: the gateway, and who calls.
 
 Authentication is a dependency of every router; nothing here looks at a path.
 """
@@ -8,7 +8,6 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
-from starlette.requests import ClientDisconnect
 
 from server import auth, errors
 from server.auth import Identity
@@ -82,20 +81,3 @@ UsageReader = Annotated[str | None, Depends(usage_reader)]
 
 def _is_admin(gateway: Gateway, bearer: HTTPAuthorizationCredentials) -> bool:
     return hmac.compare_digest(bearer.credentials.encode(), gateway.admin_key.encode())
-
-
-async def limited_body(request: Request, gateway: GatewayDep) -> bytes:
-    """The body, refused at the first byte over the limit."""
-    limit = gateway.settings.max_body_bytes
-    received = bytearray()
-    try:
-        async for chunk in request.stream():
-            received += chunk
-            if len(received) > limit:
-                raise errors.request_too_large(limit)
-    except ClientDisconnect:
-        raise errors.invalid_request("The client left before the body was complete.") from None
-    return bytes(received)
-
-
-BodyDep = Annotated[bytes, Depends(limited_body)]

@@ -9,10 +9,12 @@ from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
 from engine.messages import SamplingParams
 from server import errors
 from server.errors import ApiError
+from server.json_text import check_json
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
@@ -21,6 +23,12 @@ _MAX_ANSWERS = 16
 _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
 _MAX_KEY_CHARACTERS = 512
+_MAX_PARTS = 64
+# Of a text, in the caller's bytes: what is longer than the whole body may be is cut there.
+_MAX_TEXT_CHARACTERS = 4 << 20
+_MAX_PROMPT_TOKENS = 100_000
+# Of a name that is refused: an error is no echo.
+_MAX_SHOWN_CHARACTERS = 64
 _BATCH_PRIORITY = 1
 
 # What may be sent without being served: values that ask for nothing.
@@ -40,16 +48,19 @@ class _StreamOptions(BaseModel):
     include_obfuscation: Literal[False] = False
 
 
+_Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
+
+
 class _TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
     type: Literal["text"]
-    text: str
+    text: _Text
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_TextPart]
+    content: _Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
 
     def plain(self) -> dict[str, str]:
         """As chat templates want it."""
@@ -62,6 +73,8 @@ class _Message(BaseModel):
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 _Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
+# Bytes are counted in check().
+_Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
@@ -81,7 +94,7 @@ class _Request(BaseModel):
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
     logit_bias: dict[_TokenName, _Bias] = Field(default_factory=dict, max_length=_MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: str | list[str] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     stream: bool = False
@@ -190,7 +203,11 @@ class ChatRequest(_Request):
 
 class CompletionRequest(_Request):
     max_tokens: int | None = Field(16, ge=1)
-    prompt: str | list[_TokenId] | list[str]
+    prompt: (
+        _Text
+        | Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
+        | Annotated[list[_Text], Field(max_length=_MAX_PARTS)]
+    )
     logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
     echo: bool = False
 
@@ -209,8 +226,9 @@ class CompletionRequest(_Request):
 def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]) -> Any:
     """A checked request of `kind`. Raises ApiError that names the parameter at fault."""
     try:
-        values = json.loads(body)
-    except (ValueError, RecursionError):
+        # Not json.loads: that lets half a surrogate pair through, which no answer can hold.
+        values = from_json(check_json(body), allow_inf_nan=False)
+    except ValueError:
         raise errors.invalid_request("The body is not valid JSON.") from None
     if not isinstance(values, dict):
         raise errors.invalid_request("The body must be a JSON object.")
@@ -218,7 +236,7 @@ def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]
     for name in values.keys() - served.keys() - _LABELS:
         value = values[name]
         if value is not None and not any(_equal(value, n) for n in _NEUTRAL.get(name, ())):
-            raise errors.unsupported_parameter(name)
+            raise errors.unsupported_parameter(name[:_MAX_SHOWN_CHARACTERS])
     try:
         asked = kind.model_validate_json(
             json.dumps({k: v for k, v in served.items() if v is not None})

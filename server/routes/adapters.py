@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
 from registry.upload_rules import RegistryLimits, check_room
 from server.auth import Identity
+from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
@@ -22,19 +23,20 @@ router = APIRouter(prefix="/adapters")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Search = Annotated[str, Query(max_length=64)]
-# A larger number is no number of a database.
+# Larger numbers are no numbers of a database; which there are, the catalog says.
+_Number = Annotated[int, Field(ge=0, lt=2**31)]
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 
 
 class _Canary(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    version: int
-    percent: int
+    version: _Number
+    percent: int = Field(ge=0, le=100)
 
 
 class _Alias(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    version: int
+    version: _Number
     canary: _Canary | None = None
 
 
@@ -50,7 +52,7 @@ def limits_of(gateway: Gateway, identity: Identity) -> RegistryLimits:
 async def list_adapters(
     gateway: GatewayDep,
     identity: AdaptersReadKey,
-    after: str | None = None,
+    after: Search | None = None,
     limit: Limit = 100,
     search: Search = "",
 ) -> dict[str, Any]:
@@ -172,7 +174,11 @@ async def restore_version(
 
 @router.put("/{name}/aliases/{alias}")
 async def set_alias(
-    name: str, alias: str, body: _Alias, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    alias: str,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_Alias, json_body(_Alias)],
 ) -> dict[str, Any]:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None

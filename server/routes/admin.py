@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,10 +10,11 @@ from sqlalchemy import Connection
 
 from server import auth, errors, tenants
 from server.auth import ApiKey
+from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import GatewayDep
 from server.gateway import Gateway
-from server.routes.usage import GroupBy, render_usage
+from server.routes.usage import GroupBy, Time, render_usage
 from server.tenants import Tenant, TenantLimits
 
 router = APIRouter()
@@ -21,35 +22,37 @@ router = APIRouter()
 
 class _Limits(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    requests_per_minute: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-    max_concurrency: int | None = Field(None, ge=1)
+    requests_per_minute: int | None = Field(None, ge=1, lt=2**31)
+    tokens_per_minute: int | None = Field(None, ge=1, lt=2**31)
+    max_concurrency: int | None = Field(None, ge=1, lt=2**31)
     max_queue_share: float | None = Field(None, gt=0, le=1)
-    weight: float = Field(1.0, gt=0)
-    max_adapters: int | None = Field(None, ge=0)
-    max_adapter_bytes_total: int | None = Field(None, ge=0)
+    weight: float = Field(1.0, gt=0, le=1000)
+    max_adapters: int | None = Field(None, ge=0, lt=2**31)
+    max_adapter_bytes_total: int | None = Field(None, ge=0, lt=2**63)
 
 
 class _Changes(_Limits):
     """plan: which prices it pays, unless there are some for it alone."""
 
-    plan: str | None = None
+    plan: str | None = Field(None, max_length=64)
 
 
 class _NewTenant(_Limits):
     name: str = Field(min_length=1, max_length=64)
-    plan: str = tenants.STANDARD
+    plan: str = Field(tenants.STANDARD, max_length=64)
 
 
 class _NewKey(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field("", max_length=100)
-    scopes: list[str] | None = None
-    expires_at: int | None = None
+    scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=16)
+    expires_at: int | None = Field(None, ge=0, lt=2**33)
 
 
 @router.post("/tenants", status_code=201)
-async def create_tenant(body: _NewTenant, gateway: GatewayDep) -> dict[str, Any]:
+async def create_tenant(
+    body: Annotated[_NewTenant, json_body(_NewTenant)], gateway: GatewayDep
+) -> dict[str, Any]:
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan"}))
     return _tenant(
         await gateway.database.write(
@@ -73,7 +76,9 @@ async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
 
 
 @router.patch("/tenants/{tenant}")
-async def change_tenant(tenant: str, body: _Changes, gateway: GatewayDep) -> dict[str, Any]:
+async def change_tenant(
+    tenant: str, body: Annotated[_Changes, json_body(_Changes)], gateway: GatewayDep
+) -> dict[str, Any]:
     """What is not named stays as it is."""
     named = body.model_dump(exclude_unset=True, exclude={"plan"})
 
@@ -100,7 +105,9 @@ async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
 
 
 @router.post("/tenants/{tenant}/keys", status_code=201)
-async def create_key(tenant: str, body: _NewKey, gateway: GatewayDep) -> dict[str, Any]:
+async def create_key(
+    tenant: str, body: Annotated[_NewKey, json_body(_NewKey)], gateway: GatewayDep
+) -> dict[str, Any]:
     """The one answer that carries the key itself."""
     scopes = auth.DEFAULT_SCOPES if body.scopes is None else frozenset(body.scopes)
     if unknown := scopes - auth.SCOPES:
@@ -144,8 +151,8 @@ async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str,
 @router.get("/usage")
 async def get_usage(
     gateway: GatewayDep,
-    start: str | None = None,
-    end: str | None = None,
+    start: Time = None,
+    end: Time = None,
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
     return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])

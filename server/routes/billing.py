@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from server import credits, errors, tenants
+from server.bodies import json_body
 from server.clock import now_ms
 from server.credits import CreditKind
 from server.deps import GatewayDep, UsageKey
@@ -34,7 +35,7 @@ class _Amount(BaseModel):
     """Either as exact decimal dollars or as whole nano-dollars."""
 
     model_config = ConfigDict(extra="forbid")
-    amount_usd: str | None = None
+    amount_usd: str | None = Field(None, max_length=32)
     amount_nanousd: int | None = None
     memo: _Memo = None
 
@@ -57,7 +58,10 @@ async def get_balance_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
 
 @admin_router.post("/tenants/{tenant}/credits", status_code=201)
 async def add_credit(
-    tenant: str, body: _Amount, gateway: GatewayDep, idempotency_key: IdempotencyKey
+    tenant: str,
+    body: Annotated[_Amount, json_body(_Amount)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """Give a tenant something."""
     return await _post_credit(gateway, "credit", tenant, body, idempotency_key)
@@ -65,7 +69,10 @@ async def add_credit(
 
 @admin_router.post("/tenants/{tenant}/payments", status_code=201)
 async def add_payment(
-    tenant: str, body: _Amount, gateway: GatewayDep, idempotency_key: IdempotencyKey
+    tenant: str,
+    body: Annotated[_Amount, json_body(_Amount)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """What a tenant has paid, before or after it used anything."""
     return await _post_credit(gateway, "payment", tenant, body, idempotency_key)
@@ -73,7 +80,9 @@ async def add_payment(
 
 @admin_router.post("/corrections", status_code=201)
 async def add_correction(
-    body: _Correction, gateway: GatewayDep, idempotency_key: IdempotencyKey
+    body: Annotated[_Correction, json_body(_Correction)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """Undo an entry, once, by an entry of its own."""
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.engine import Connection
 
 from server import errors, scheduled, tenants
+from server.bodies import json_body
 from server.clock import now_ms
 from server.database import Database
 from server.deps import GatewayDep, UsageKey
@@ -16,7 +17,7 @@ from server.exports.formats import INFO, Encoder, ExportFormat, FormatUnavailabl
 from server.exports.pages import Range, last_entry_id, place_of_entry
 from server.exports.stream import stream
 from server.receipt_rows import Place
-from server.routes.usage import parse_range
+from server.routes.usage import Time, parse_range
 from server.scheduled import Schedule
 
 router = APIRouter()
@@ -25,7 +26,7 @@ admin_router = APIRouter()
 THROUGH = "x-chorale-export-through"
 _FOREVER_MS = 2**62
 
-Number = Annotated[int | None, Query(ge=0)]
+Number = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
 class _NewSchedule(BaseModel):
@@ -38,8 +39,8 @@ async def export_usage(
     gateway: GatewayDep,
     identity: UsageKey,
     format: ExportFormat = "csv",
-    start: str | None = None,
-    end: str | None = None,
+    start: Time = None,
+    end: Time = None,
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
@@ -55,10 +56,10 @@ async def export_usage(
 @admin_router.get("/usage/export")
 async def export_all(
     gateway: GatewayDep,
-    tenant: str | None = None,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
     format: ExportFormat = "csv",
-    start: str | None = None,
-    end: str | None = None,
+    start: Time = None,
+    end: Time = None,
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
@@ -139,7 +140,10 @@ async def list_schedules(gateway: GatewayDep, identity: UsageKey) -> dict[str, A
 
 @router.put("/usage/exports/{format}")
 async def put_schedule(
-    format: ExportFormat, body: _NewSchedule, gateway: GatewayDep, identity: UsageKey
+    format: ExportFormat,
+    gateway: GatewayDep,
+    identity: UsageKey,
+    body: Annotated[_NewSchedule, json_body(_NewSchedule)],
 ) -> dict[str, Any]:
     """What there is of it already stays; the first one begins with the first receipt."""
     await _open_encoder(format)

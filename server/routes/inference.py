@@ -1,50 +1,79 @@
 """Chat completions, completions, and cancelling one."""
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import Response
 
 from engine.messages import RequestOutput
-from server import errors, generation
+from server import cancels, errors, generation
 from server.auth import Identity
-from server.deps import BodyDep, GatewayDep, InferenceKey
+from server.bodies import BodyDep
+from server.deps import GatewayDep, InferenceKey
 from server.gateway import Gateway
+from server.idempotency import MAX_KEY_CHARACTERS, Claim, StoredAnswer
 from server.limits import RateLimits
 from server.openai import ChatRequest, CompletionRequest, parse_request
+from server.recordings import Recording
+from server.timed_stream import READING_S, TimedStream
 
 router = APIRouter()
 T = TypeVar("T")
 
-_SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+_JSON_HEADERS = {"content-type": "application/json"}
 _CLIENT_CLOSED = 499
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key", min_length=1, max_length=MAX_KEY_CHARACTERS, pattern=r"^[ -~]+$"
+    ),
+]
+"""Printable ASCII."""
 
 
 @router.post("/chat/completions")
 async def chat_completions(
-    request: Request, body: BodyDep, gateway: GatewayDep, identity: InferenceKey
+    request: Request,
+    gateway: GatewayDep,
+    identity: InferenceKey,
+    body: BodyDep,
+    key: IdempotencyKey = None,
 ) -> Response:
-    return await _complete(request, gateway, identity, parse_request(body, ChatRequest))
+    asked = parse_request(body, ChatRequest)
+    claim = Claim.of(identity.tenant_id, "chat/completions", key, body) if key else None
+    return await _complete(request, gateway, identity, asked, claim)
 
 
 @router.post("/completions")
 async def completions(
-    request: Request, body: BodyDep, gateway: GatewayDep, identity: InferenceKey
+    request: Request,
+    gateway: GatewayDep,
+    identity: InferenceKey,
+    body: BodyDep,
+    key: IdempotencyKey = None,
 ) -> Response:
-    return await _complete(request, gateway, identity, parse_request(body, CompletionRequest))
+    asked = parse_request(body, CompletionRequest)
+    claim = Claim.of(identity.tenant_id, "completions", key, body) if key else None
+    return await _complete(request, gateway, identity, asked, claim)
 
 
 @router.post("/chat/completions/{answer_id}/cancel")
 async def cancel(answer_id: str, gateway: GatewayDep, identity: InferenceKey) -> dict[str, object]:
     """Stop an answer under way: its stream ends as usual, with usage, and what ran is paid."""
-    request_id = answer_id.rpartition("-")[2]
-    if gateway.running.get(request_id) != identity.tenant_id:
+    if not await cancels.cancel(gateway, identity.tenant_id, answer_id.rpartition("-")[2]):
         raise errors.not_found("There is no such completion under way.", param="id")
-    await gateway.engines.abort(request_id)
     return {"id": answer_id, "object": "chat.completion.cancelled", "cancelled": True}
 
 
@@ -53,21 +82,28 @@ async def _complete(
     gateway: Gateway,
     identity: Identity,
     asked: ChatRequest | CompletionRequest,
+    claim: Claim | None,
 ) -> Response:
-    """Admit, then answer whole or as a stream; a client that hangs up aborts its request."""
+    """Admit, then answer whole or as a stream; a client that hangs up aborts its request.
+
+    With an Idempotency-Key the request goes on without its client, and the repeat is answered.
+    """
     request.state.rate_headers = _rate_headers(gateway, identity)
+    if claim is not None:
+        if stored := await gateway.idempotency.claim(claim):
+            return _replay(gateway, identity, stored)
+        make = functools.partial(_record, gateway, identity, asked)
+        return await _read(request, gateway, identity, gateway.recorder.start(claim, make))
     admitted = await generation.admit(gateway, identity, asked)
     headers = _rate_headers(gateway, identity)
     if asked.stream:
         return await _stream(request, gateway, admitted, headers)
-    answered = await _unless_gone(request, generation.whole(gateway, admitted))
+    answered = await _unless_gone(request, gateway, generation.whole(gateway, admitted))
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
     return Response(
-        msgspec.json.encode(body),
-        media_type="application/json",
-        headers=headers | _digest_header(digest),
+        msgspec.json.encode(body), headers=headers | _JSON_HEADERS | _digest_header(digest)
     )
 
 
@@ -79,14 +115,72 @@ async def _stream(
 ) -> Response:
     """The first output is awaited before the status is sent: until then failures have their own."""
     outputs = generation.outputs(gateway, admitted)
-    first = await _unless_gone(request, _first(outputs))
+    first = await _unless_gone(request, gateway, _first(outputs))
     if first is None:
         return Response(status_code=_CLIENT_CLOSED)
-    return StreamingResponse(
+    return TimedStream(
         generation.events(gateway, admitted, first, outputs),
-        media_type="text/event-stream",
         headers=headers | _SSE_HEADERS | _digest_header(first.adapter_digest),
+        timeout_s=_patience_s(gateway),
+        on_end=outputs.aclose,
     )
+
+
+# ---- with an Idempotency-Key ----
+
+
+async def _record(
+    gateway: Gateway,
+    identity: Identity,
+    asked: ChatRequest | CompletionRequest,
+    recording: Recording,
+) -> None:
+    """The request from its admission to its end, with or without a client."""
+    admitted = await generation.admit(gateway, identity, asked)
+    recording.hold(admitted.message.request_id)
+    if not asked.stream:
+        body, digest = await generation.whole(gateway, admitted)
+        headers = _JSON_HEADERS | _digest_header(digest)
+        await recording.answer(200, headers, msgspec.json.encode(body))
+        return
+    outputs = generation.outputs(gateway, admitted)
+    first = await _first(outputs)
+    recording.begin(200, _SSE_HEADERS | _digest_header(first.adapter_digest))
+    async with aclosing(generation.events(gateway, admitted, first, outputs)) as events:
+        async for event in events:
+            await recording.put(event)
+
+
+async def _read(
+    request: Request, gateway: Gateway, identity: Identity, recording: Recording
+) -> Response:
+    """The answer while it is made; a client that hangs up leaves it to be asked for again."""
+    head = await _unless_gone(request, gateway, recording.head())
+    if head is None:
+        await recording.leave()
+        return Response(status_code=_CLIENT_CLOSED)
+    status, headers = head
+    return TimedStream(
+        recording.body(),
+        status=status,
+        headers=_rate_headers(gateway, identity) | headers,
+        timeout_s=_patience_s(gateway),
+        on_end=recording.leave,
+    )
+
+
+def _replay(gateway: Gateway, identity: Identity, stored: StoredAnswer) -> Response:
+    """Byte for byte what was answered then. It counts as a request, and takes no tokens."""
+    limits = RateLimits(
+        requests_per_minute=identity.requests_per_minute,
+        tokens_per_minute=identity.tokens_per_minute,
+    )
+    gateway.limiter.acquire_request(identity.tenant_id, limits, time.monotonic())
+    headers = _rate_headers(gateway, identity) | stored.headers | {"idempotent-replayed": "true"}
+    return TimedStream(stored.chunks(), status=stored.status, headers=headers, timeout_s=READING_S)
+
+
+# ---- until the client leaves ----
 
 
 async def _first(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
@@ -97,12 +191,23 @@ async def _first(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
         raise
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None when the client hung up, and the work is cancelled."""
+async def _unless_gone(
+    request: Request, gateway: Gateway, work: Coroutine[Any, Any, T]
+) -> T | None:
+    """The work's result; None when the client hung up, and the work is cancelled.
+
+    The engine keeps to deadlines of its own; one that does not is waited for no longer than that.
+    """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {working, leaving},
+            timeout=_patience_s(gateway),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not done:
+            raise errors.engine_unavailable()
         return working.result() if working.done() else None
     finally:
         for task in (working, leaving):
@@ -113,6 +218,10 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | No
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _patience_s(gateway: Gateway) -> float:
+    return gateway.settings.request_timeout_s + READING_S
 
 
 def _rate_headers(gateway: Gateway, identity: Identity) -> dict[str, str]:

@@ -55,7 +55,7 @@ class _Query(BaseModel):
     end_time: Time | None = None
     project_ids: Names | None = None
     api_key_ids: Names | None = None
-    limit: int | None = None
+    limit: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     page: Annotated[str, Field(max_length=64)] | None = None
 
 
@@ -68,13 +68,15 @@ class CompletionsQuery(_Query):
         Literal[
             "project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"
         ]
-    ] = []
+    ] = Field([], max_length=16)
 
 
 class CostsQuery(_Query):
     bucket_width: Literal["1d"] = "1d"
     line_items: Names | None = None
-    group_by: list[Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"]] = []
+    group_by: list[Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"]] = (
+        Field([], max_length=16)
+    )
 
 
 class _BracketsRoute(APIRoute):

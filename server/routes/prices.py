@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
 from server import errors, prices, tenants
+from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import GatewayDep
 from server.errors import ApiError
@@ -61,7 +62,9 @@ async def list_prices(
 
 
 @router.post("/prices", status_code=201)
-async def add_price(body: _NewPrice, gateway: GatewayDep) -> dict[str, Any]:
+async def add_price(
+    body: Annotated[_NewPrice, json_body(_NewPrice)], gateway: GatewayDep
+) -> dict[str, Any]:
     """A new version; what is not named costs what applies there at that time."""
     now = now_ms()
     at_ms = _effective_at_ms(body, now)

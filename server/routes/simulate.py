@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
 from server import errors, tenants
+from server.bodies import json_body
 from server.deps import GatewayDep
 from server.prices import Scope, get_price
 from server.rating import Prices, format_usd
@@ -22,7 +23,8 @@ router = APIRouter()
 MAX_SCOPES = 1000
 TIMEOUT_S = 60.0
 
-_Scopes = Annotated[dict[str, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)]
+_Name = Annotated[str, Field(max_length=64)]
+_Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)]
 
 
 class _Book(BaseModel):
@@ -39,15 +41,17 @@ class _Simulation(BaseModel):
     """start, end: as of GET /admin/v1/usage.   Either all prices of a version, or a book."""
 
     model_config = ConfigDict(extra="forbid")
-    start: str | None = None
-    end: str | None = None
-    tenant: str | None = None
+    start: _Name | None = None
+    end: _Name | None = None
+    tenant: _Name | None = None
     price_version: int | None = Field(None, ge=1, lt=2**31)
     book: _Book | None = None
 
 
 @router.post("/billing/simulate")
-async def simulate_billing(body: _Simulation, gateway: GatewayDep) -> dict[str, Any]:
+async def simulate_billing(
+    body: Annotated[_Simulation, json_body(_Simulation)], gateway: GatewayDep
+) -> dict[str, Any]:
     """Nothing is written. What no price is named for costs what it did."""
     if (body.price_version is None) == (body.book is None):
         raise errors.invalid_request("Give price_version or book, one of them.", param="book")

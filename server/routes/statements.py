@@ -2,13 +2,14 @@
 
 import asyncio
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.engine import Connection
 
 from server import errors, statements, tenants
+from server.bodies import json_body
 from server.deps import GatewayDep, UsageKey
 from server.rating import format_usd
 from server.statements import OpenPeriod, PeriodNotOver, Statement
@@ -27,7 +28,7 @@ class _Issue(BaseModel):
     """tenant: id or name; all that have something on it, if not given."""
 
     model_config = ConfigDict(extra="forbid")
-    period: str
+    period: str = Field(max_length=16)
     tenant: str | None = Field(None, max_length=64)
 
 
@@ -69,7 +70,9 @@ async def get_statement(period: str, gateway: GatewayDep, identity: UsageKey) ->
 
 
 @admin_router.post("/statements")
-async def issue_statements(body: _Issue, gateway: GatewayDep) -> dict[str, Any]:
+async def issue_statements(
+    body: Annotated[_Issue, json_body(_Issue)], gateway: GatewayDep
+) -> dict[str, Any]:
     """Issue those of a month that is over, without waiting for its last requests to settle."""
     _check_period(body.period)
 

@@ -34,6 +34,7 @@ from registry.upload_rows import (
     UploadFile,
 )
 from server import errors
+from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
@@ -54,15 +55,19 @@ _PART_TIMEOUT_S = 120.0
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
 
+# Longer than any name may be: the registry says how they are made.
+_Name = Annotated[str, Field(max_length=128)]
+
+
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    size_bytes: int = Field(ge=1)
+    size_bytes: int = Field(ge=1, lt=2**63)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class _NewFiles(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    files: dict[str, _File]
+    files: dict[_Name, _File] = Field(max_length=16)
     transfer: Transfer = GATEWAY
 
     def specs(self) -> dict[str, FileSpec]:
@@ -71,11 +76,11 @@ class _NewFiles(BaseModel):
 
 class _Proof(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    alias: str | None = None
+    alias: _Name | None = None
 
 
 class _NewUpload(_NewFiles):
-    alias: str | None = None
+    alias: _Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,10 @@ class _Part:
 
 @router.post("/adapters/{name}/uploads", status_code=201)
 async def create_upload(
-    name: str, body: _NewUpload, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> dict[str, Any]:
     """A session for two files; complete at once where they were uploaded before."""
     known = await _known(gateway, identity.tenant_id, name, body.specs())
@@ -111,7 +119,9 @@ async def create_upload(
 
 @router.post("/adapters:validate", status_code=201)
 async def create_dry_run(
-    body: _NewFiles, gateway: GatewayDep, identity: AdaptersWriteKey
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> dict[str, Any]:
     """A session whose completion answers with the passport, and leaves nothing."""
     upload = await gateway.database.write(
@@ -124,7 +134,11 @@ async def create_dry_run(
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
 async def prove_again(
-    name: str, version: int, body: _Proof, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    version: int,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_Proof, json_body(_Proof)],
 ) -> dict[str, Any]:
     """A version for another base model becomes one for this, if it proves itself on it."""
     upload = await gateway.database.write(
@@ -172,7 +186,7 @@ async def put_part(
     request: Request,
     gateway: GatewayDep,
     identity: AdaptersWriteKey,
-    content_range: Annotated[str | None, Header()] = None,
+    content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
     # Before the first byte: what is refused anyway takes no place.

@@ -17,15 +17,17 @@ router = APIRouter()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
-GroupBy = Annotated[list[Dimension] | None, Query()]
+GroupBy = Annotated[list[Dimension] | None, Query(max_length=16)]
+# As parse_range reads it: a date, a time or Unix seconds.
+Time = Annotated[str | None, Query(max_length=64)]
 
 
 @router.get("/usage")
 async def get_usage(
     gateway: GatewayDep,
     identity: UsageKey,
-    start: str | None = None,
-    end: str | None = None,
+    start: Time = None,
+    end: Time = None,
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
     return await render_usage(gateway.database, identity.tenant_id, start, end, group_by or [])

@@ -96,10 +96,11 @@ class InProcess:
     def close(self) -> None:
         self.gateway.database.close()
 
-    def user(self, name: str) -> "User":
-        tenant = make_tenant(self.gateway.database, name)
+    def user(self, name: str, **options: Any) -> "User":
+        """options: of its key."""
+        tenant, pepper = make_tenant(self.gateway.database, name), self.gateway.pepper
         api_key = self.gateway.database.write_sync(
-            lambda c: create_key(c, tenant.tenant_id, "a key", self.gateway.pepper, now_ms=NOW_MS)
+            lambda c: create_key(c, tenant.tenant_id, "a key", pepper, now_ms=NOW_MS, **options)
         )[1]
         return User(self, tenant.tenant_id, name, api_key)
 
@@ -118,15 +119,22 @@ class User:
     api_key: str
 
     def call(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+        content: bytes | None = None,
     ) -> httpx.Response:
+        """body: sent as JSON; content: as it is."""
+
         async def call() -> httpx.Response:
             transport = httpx.ASGITransport(self.product.app)
             sent = {"authorization": f"Bearer {self.api_key}"} | (headers or {})
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://gateway", headers=sent
             ) as client:
-                return await client.request(method, path, json=body)
+                return await client.request(method, path, json=body, content=content)
 
         return asyncio.run(call())
 
