@@ -23,20 +23,19 @@ router = APIRouter(prefix="/adapters")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Search = Annotated[str, Query(max_length=64)]
-# Larger numbers are no numbers of a database; which there are, the catalog says.
-_Number = Annotated[int, Field(ge=0, lt=2**31)]
+# A larger number is no number of a database.
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 
 
 class _Canary(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    version: _Number
+    version: int
     percent: int = Field(ge=0, le=100)
 
 
 class _Alias(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    version: _Number
+    version: int
     canary: _Canary | None = None
 
 
