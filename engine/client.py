@@ -44,6 +44,7 @@ _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
 """The canary's requests have deadlines, its arithmetic a share of the engine's time."""
 _RECONNECT_S = 0.05
+_LATE_S = 10.0
 
 
 class EngineClient:
@@ -112,6 +113,9 @@ class EngineClient:
         # Bounded by the request's own tokens: an output carries at least one, or is the last.
         stream: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._streams[request.request_id] = stream
+        # The engine ends it at its deadline; one that does not is no better than a dead one.
+        too_late_s = request.deadline_s + _LATE_S
+        late = asyncio.get_running_loop().call_later(too_late_s, stream.put_nowait, None)
         finished = False
         try:
             await self._send(request)
@@ -119,7 +123,6 @@ class EngineClient:
             while not finished:
                 output = await stream.get()
                 if output is None or output.seq != expected:
-                    finished = True
                     raise EngineDeadError("the engine died")
                 expected += 1
                 finished = output.is_last
@@ -127,6 +130,7 @@ class EngineClient:
                     raise RequestRefused(output.error or "refused")
                 yield output
         finally:
+            late.cancel()
             self._streams.pop(request.request_id, None)
             if not finished:
                 await self.abort(request.request_id)

@@ -130,6 +130,58 @@ def idempotency_key_reused() -> ApiError:
     return ApiError(422, message, code="idempotency_key_reused", param="Idempotency-Key")
 
 
+# ---- Idempotency-Key, see server.idempotency ----
+
+
+def idempotency_key_in_use(retry_after_s: float = 1.0) -> ApiError:
+    headers = {"x-should-retry": "true", **retry_headers(retry_after_s)}
+    return _idempotency_error(
+        409,
+        "A request with this Idempotency-Key is under way; send it again to get its answer.",
+        code="idempotency_key_in_use",
+        headers=headers,
+    )
+
+
+def idempotency_key_mismatch() -> ApiError:
+    return _idempotency_error(
+        422,
+        "This Idempotency-Key was used with another body; use a new key for a new request.",
+        code="idempotency_key_mismatch",
+    )
+
+
+def idempotent_answer_too_long(request_id: str) -> ApiError:
+    return _idempotency_error(
+        409,
+        "The request with this Idempotency-Key has run; its answer was too long to be kept. "
+        f"What it cost is at GET /v1/receipts/{request_id}.",
+        code="idempotent_answer_too_long",
+        headers={"x-should-retry": "false"},
+    )
+
+
+def too_many_idempotency_keys(limit: int) -> ApiError:
+    return rate_limited(
+        f"{limit} Idempotency-Keys of your account are kept, each for a day. Send this request "
+        "without one, or wait until some have gone.",
+        retry_after_s=60.0,
+    )
+
+
+def _idempotency_error(
+    status: int, message: str, *, code: str, headers: dict[str, str] | None = None
+) -> ApiError:
+    return ApiError(
+        status,
+        message,
+        type="idempotency_error",
+        code=code,
+        param="Idempotency-Key",
+        headers=headers,
+    )
+
+
 # ---- limits ----
 
 

@@ -21,6 +21,7 @@ from server.completions import Completions
 from server.database import Database
 from server.engines import Engines
 from server.failures import Failures
+from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
 from server.kept import INTERVAL_S as KEPT_INTERVAL_S
 from server.kept import Kept
 from server.leases import Leases
@@ -28,6 +29,7 @@ from server.ledger_probe import LedgerProbe
 from server.limits import Limiter
 from server.metrics import Metrics
 from server.proving import Prover
+from server.recordings import Recorder
 from server.scheduled import TURN_S as EXPORTS_TURN_S
 from server.scheduled import ScheduledExports
 from server.secrets_store import load_or_create_secret
@@ -62,6 +64,8 @@ class Gateway:
     signer: Signer
     leases: Leases
     failures: Failures
+    idempotency: IdempotencyKeys
+    recorder: Recorder
     statements: Statements
     auditor: Auditor
     ledger_probe: LedgerProbe
@@ -107,6 +111,9 @@ class Gateway:
         statements = Statements(database, signer)
         kept = Kept(database, signer)
         exports = ScheduledExports(database, storage, work_dir)
+        failures = Failures(database, signer)
+        claim_ms = int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
+        idempotency = IdempotencyKeys(database, claim_ms=claim_ms)
         metrics = Metrics(engines, settler)
         auditor = Auditor(database, settler, metrics)
 
@@ -134,11 +141,13 @@ class Gateway:
             settler=settler,
             signer=signer,
             leases=leases,
-            failures=Failures(database, signer),
+            failures=failures,
+            idempotency=idempotency,
+            recorder=Recorder(idempotency, failures),
             statements=statements,
             auditor=auditor,
             ledger_probe=LedgerProbe(database),
-            chores=_chores(leases, kept, statements, exports, auditor),
+            chores=_chores(leases, kept, statements, exports, auditor, idempotency),
             limiter=Limiter(),
             metrics=metrics,
             pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
@@ -164,6 +173,7 @@ def _chores(
     statements: Statements,
     exports: ScheduledExports,
     auditor: Auditor,
+    idempotency: IdempotencyKeys,
 ) -> Chores:
     """What one of the gateways on a database does: (name, turn, seconds between turns)."""
     return Chores(
@@ -173,6 +183,7 @@ def _chores(
             ("statements", statements.turn, 600.0),
             ("exports", exports.turn, EXPORTS_TURN_S),
             ("audit", auditor.turn, AUDIT_INTERVAL_S),
+            ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
         ],
     )
 

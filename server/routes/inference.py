@@ -98,7 +98,7 @@ async def _complete(
     headers = _rate_headers(gateway, identity)
     if asked.stream:
         return await _stream(request, gateway, admitted, headers)
-    answered = await _unless_gone(request, gateway, generation.whole(gateway, admitted))
+    answered = await _unless_gone(request, generation.whole(gateway, admitted))
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
@@ -115,7 +115,7 @@ async def _stream(
 ) -> Response:
     """The first output is awaited before the status is sent: until then failures have their own."""
     outputs = generation.outputs(gateway, admitted)
-    first = await _unless_gone(request, gateway, _first(outputs))
+    first = await _unless_gone(request, _first(outputs))
     if first is None:
         return Response(status_code=_CLIENT_CLOSED)
     return TimedStream(
@@ -155,7 +155,7 @@ async def _read(
     request: Request, gateway: Gateway, identity: Identity, recording: Recording
 ) -> Response:
     """The answer while it is made; a client that hangs up leaves it to be asked for again."""
-    head = await _unless_gone(request, gateway, recording.head())
+    head = await _unless_gone(request, recording.head())
     if head is None:
         await recording.leave()
         return Response(status_code=_CLIENT_CLOSED)
@@ -191,23 +191,12 @@ async def _first(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
         raise
 
 
-async def _unless_gone(
-    request: Request, gateway: Gateway, work: Coroutine[Any, Any, T]
-) -> T | None:
-    """The work's result; None when the client hung up, and the work is cancelled.
-
-    The engine keeps to deadlines of its own; one that does not is waited for no longer than that.
-    """
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The work's result; None when the client hung up, and the work is cancelled."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(request))
     try:
-        done, _ = await asyncio.wait(
-            {working, leaving},
-            timeout=_patience_s(gateway),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not done:
-            raise errors.engine_unavailable()
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
         for task in (working, leaving):

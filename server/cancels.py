@@ -1,0 +1,64 @@
+"""Answers that their tenants asked to end, at whichever gateway they asked.
+
+A request ends where it runs. The other gateways leave a note with its hold, which all look for once
+a second; SQLite serves one gateway, where there is nobody else to ask.
+"""
+
+import asyncio
+import contextlib
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.clock import now_ms
+from server.database import LedgerUnavailable
+from server.gateway import Gateway
+from server.ledger_tables import holds
+
+_POLL_S = 1.0
+_MAX_FOUND = 1000
+"""The newest first: those of a gateway that died stay until their holds are voided."""
+
+
+async def cancel(gateway: Gateway, tenant_id: str, request_id: str) -> bool:
+    """False when the tenant has no such request under way. Raises LedgerUnavailable."""
+    if gateway.running.get(request_id) == tenant_id:
+        await gateway.engines.abort(request_id)
+        return True
+    if gateway.database.is_sqlite:
+        return False
+    return await gateway.database.write(lambda conn: note_cancel(conn, tenant_id, request_id))
+
+
+async def watch(gateway: Gateway) -> None:
+    """Until cancelled; returns at once on SQLite."""
+    while not gateway.database.is_sqlite:
+        await asyncio.sleep(_POLL_S)
+        with contextlib.suppress(LedgerUnavailable):  # the next look asks again
+            await look(gateway)
+
+
+async def look(gateway: Gateway) -> None:
+    """End what was cancelled elsewhere and runs here. Raises LedgerUnavailable."""
+    if gateway.running:
+        # Again and again until its hold is closed: the first may come before the engine has it.
+        for request_id in await gateway.database.read(noted_cancels):
+            if request_id in gateway.running:
+                await gateway.engines.abort(request_id)
+
+
+def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:
+    """Whether the tenant has such a request under way, by its hold."""
+    query = sa.update(holds).where(
+        holds.c.request_id == request_id, holds.c.tenant_id == tenant_id, holds.c.state == "open"
+    )
+    return conn.execute(query.values(cancelled_at_ms=now_ms())).rowcount == 1
+
+
+def noted_cancels(conn: Connection) -> list[str]:
+    """Request ids whose holds are open and cancelled."""
+    query = sa.select(holds.c.request_id).where(
+        holds.c.state == "open", holds.c.cancelled_at_ms.is_not(None)
+    )
+    query = query.order_by(holds.c.cancelled_at_ms.desc()).limit(_MAX_FOUND)
+    return list(conn.scalars(query))

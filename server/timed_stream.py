@@ -1,0 +1,40 @@
+"""A streamed answer that ends with its request's time, whether or not its client reads."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+logger = logging.getLogger(__name__)
+
+READING_S = 30.0
+"""So long after its request's deadline a client may take to read the rest of its answer."""
+
+
+class TimedStream(StreamingResponse):
+    """on_end: called once when it is over, also for a client that left before it began."""
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        on_end: Callable[[], Awaitable[None]] | None = None,
+        status: int = 200,
+    ) -> None:
+        super().__init__(body, status, headers)
+        self._timeout_s = timeout_s
+        self._on_end = on_end or body.aclose
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            # The server hangs up on it: the answer is not complete.
+            logger.warning("a client did not read its answer within %g s", self._timeout_s)
+        finally:
+            await self._on_end()
