@@ -244,6 +244,7 @@ class Catalog(Directory):
             actor=actor,
             action="alias.move" if target else "alias.remove",
             target=f"{tenant_id}/{adapter.name}@{alias}",
+            tenant_id=tenant_id,
             detail=f"{before} -> {target}",
         )
 
@@ -267,6 +268,7 @@ class Catalog(Directory):
             actor=actor,
             action=f"{'version' if number else 'adapter'}.{verb}",
             target=f"{tenant_id}/{what}",
+            tenant_id=tenant_id,
         )
 
     def _open_adapter(self, conn: Connection, tenant_id: str, name: str, actor: str) -> Adapter:

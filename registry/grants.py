@@ -146,6 +146,7 @@ def _tell(
         actor=actor,
         action=f"adapter.{kind}",
         target=f"{adapter.tenant_id}/{adapter.name}",
+        tenant_id=adapter.tenant_id,
         detail=grantee_id,
     )
     record_event(conn, kind, adapter.tenant_id, adapter.adapter_id, None, now_ms)

@@ -163,6 +163,7 @@ def _audit(
         actor=actor,
         action=action,
         target=f"{adapter.tenant_id}/{adapter.name}",
+        tenant_id=adapter.tenant_id,
         detail=f"version {pin.version}, {pin.size_bytes} bytes",
     )
 

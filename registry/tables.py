@@ -223,5 +223,8 @@ audit_log = Table(
     Column("action", String(64), nullable=False),
     Column("target", String(256), nullable=False),
     Column("detail", Text, nullable=False),
+    # Whose thing it was done to; None where it is no tenant's.
+    Column("tenant_id", String(64)),
+    Index("ix_audit_log_tenant_id", "tenant_id", "audit_id"),
     sqlite_autoincrement=True,
 )

@@ -138,5 +138,6 @@ def _audit(conn: Connection, receipt: Receipt, actor: str, now_ms: int) -> None:
         actor=actor,
         action=f"ledger.{receipt['kind']}",
         target=str(receipt["tenant_id"]),
+        tenant_id=str(receipt["tenant_id"]),
         detail=f"entry {receipt['entry_id']}, {format_usd(amount)} dollars: {receipt['memo']}",
     )

@@ -120,6 +120,7 @@ def create_tenant(
         actor=actor,
         action="tenant.create",
         target=tenant.tenant_id,
+        tenant_id=tenant.tenant_id,
         detail=name,
     )
     return tenant
@@ -154,7 +155,14 @@ def suspend_tenant(
 ) -> None:
     """Its keys are refused from now on; what runs, ends. Raises TenantNotFound."""
     _set_status(conn, tenant_id, "suspended")
-    record_audit(conn, at_ms=now_ms, actor=actor, action="tenant.suspend", target=tenant_id)
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.suspend",
+        target=tenant_id,
+        tenant_id=tenant_id,
+    )
 
 
 def resume_tenant(
@@ -162,7 +170,14 @@ def resume_tenant(
 ) -> None:
     """Undo a suspension. Raises TenantNotFound."""
     _set_status(conn, tenant_id, "active")
-    record_audit(conn, at_ms=now_ms, actor=actor, action="tenant.resume", target=tenant_id)
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.resume",
+        target=tenant_id,
+        tenant_id=tenant_id,
+    )
 
 
 def set_limits(
@@ -181,7 +196,13 @@ def set_limits(
         raise TenantNotFound(tenant_id)
     detail = " ".join(f"{name}={value}" for name, value in values.items())
     record_audit(
-        conn, at_ms=now_ms, actor=actor, action="tenant.limits", target=tenant_id, detail=detail
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.limits",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=detail,
     )
 
 
@@ -194,7 +215,13 @@ def set_plan(
     if conn.execute(query).rowcount == 0:
         raise TenantNotFound(tenant_id)
     record_audit(
-        conn, at_ms=now_ms, actor=actor, action="tenant.plan", target=tenant_id, detail=plan
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.plan",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=plan,
     )
 
 

@@ -41,6 +41,7 @@ def upgrade() -> None:
     for name in _KEY_LIMITS:
         op.add_column("api_keys", sa.Column(name, sa.Integer()))
     op.add_column("tenants", sa.Column("max_queue_share", sa.Float()))
+    _say_whose_the_audit_log_is()
     op.add_column("holds", sa.Column("cancelled_at_ms", sa.BigInteger()))
     op.create_index(
         "ix_holds_cancelled",
@@ -56,6 +57,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_audit_log_tenant_id", "audit_log")
+    op.drop_column("audit_log", "tenant_id")
     for name in _NEW:
         op.drop_table(name)
     _map_scopes(lambda scopes: {old for old, new in _SCOPES.items() if scopes & set(new)})
@@ -72,6 +75,21 @@ def _map_scopes(map_scopes) -> None:
     for row in list(conn.execute(sa.select(keys))):
         scopes = json.dumps(sorted(map_scopes(set(json.loads(row.scopes)))))
         conn.execute(sa.update(keys).where(keys.c.key_id == row.key_id).values(scopes=scopes))
+
+
+def _say_whose_the_audit_log_is() -> None:
+    """Of adapters and tenants the target begins with the tenant's id; of keys it is the key's."""
+    op.add_column("audit_log", sa.Column("tenant_id", sa.String(length=64)))
+    op.create_index("ix_audit_log_tenant_id", "audit_log", ["tenant_id", "audit_id"])
+    op.execute(
+        "UPDATE audit_log SET tenant_id = (SELECT tenants.tenant_id FROM tenants "
+        "WHERE tenants.tenant_id = substr(target, 1, length(tenants.tenant_id)) "
+        "AND substr(target, length(tenants.tenant_id) + 1, 1) IN ('', '/'))"
+    )
+    op.execute(
+        "UPDATE audit_log SET tenant_id = (SELECT api_keys.tenant_id FROM api_keys "
+        "WHERE api_keys.key_id = target) WHERE action IN ('key.create', 'key.revoke')"
+    )
 
 
 def _create_budgets() -> None:
