@@ -83,6 +83,14 @@ def request_too_large(limit_bytes: int) -> ApiError:
     )
 
 
+def head_too_large() -> ApiError:
+    return ApiError(431, "The request's headers are too large or too many.", code="head_too_large")
+
+
+def head_timeout() -> ApiError:
+    return ApiError(408, "The request's headers did not arrive in time.", code="head_timeout")
+
+
 def invalid_api_key(message: str = "Incorrect API key provided.") -> ApiError:
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, code="invalid_api_key", headers=headers)
@@ -264,6 +272,11 @@ def metering_unavailable(retry_after_s: float = 1.0) -> ApiError:
 def request_timeout(timeout_s: float) -> ApiError:
     message = f"The request did not finish within {timeout_s:g} s."
     return ApiError(504, message, type="timeout_error", code="request_timeout")
+
+
+def too_many_connections() -> ApiError:
+    message = "The server has as many connections as it takes. Try again shortly."
+    return service_unavailable(message, code="too_many_connections")
 
 
 def uploads_busy(message: str, retry_after_s: float = 2.0) -> ApiError:
