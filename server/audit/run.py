@@ -16,7 +16,7 @@ from server.audit.journals import (
 )
 from server.audit.report import Finding, Progress, Report, Scope
 from server.audit.statements import check_documents, check_statements
-from server.audit.sums import check_accounts, check_entry_ids, check_rollups
+from server.audit.sums import check_accounts, check_entry_ids, check_months, check_rollups
 from server.clock import database_now_ms
 from server.ledger_tables import incidents
 
@@ -26,6 +26,7 @@ _SUMS: Sequence[Check] = (
     check_journals,
     check_entry_ids,
     check_accounts,
+    check_months,
     check_rollups,
     check_statements,
     check_open_holds,

@@ -31,6 +31,7 @@ from server.ledger_tables import (
     journal_positions,
     kept_events,
     ledger_head,
+    monthly_spend,
     price_versions,
     signing_keys,
     statements,
@@ -52,7 +53,7 @@ from tests.server.factories import (
 
 MONEY = (
     entries, usage_events, kept_events, holds, journal_positions, ledger_head, price_versions,
-    signing_keys, statements, tenant_accounts, usage_rollups,
+    signing_keys, statements, tenant_accounts, usage_rollups, monthly_spend,
 )  # fmt: skip
 NO_MONEY = {
     "holds.cancelled_at_ms": "a wish of the tenant; what ran is paid all the same",
@@ -130,6 +131,7 @@ def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
     assert rows["events"] == rows["rating"] == count(usage_events) + count(kept_events)
     assert rows["roll-ups"] == count(usage_rollups)
     assert rows["holds"] == count(holds)
+    assert rows["months"] == count(monthly_spend)
     assert rows["accounts"] == count(tenant_accounts)
     assert rows["corrections"] > 0
     assert rows["open holds"] == 2
@@ -207,6 +209,8 @@ def _names(table: sa.Table, row: dict[str, Any]) -> list[str]:
             return [f"hold {row['request_id']}"]
         case "tenant_accounts":
             return [f"tenant {row['tenant_id']}"]
+        case "monthly_spend":
+            return [f"month {row['tenant_id']} {row['month']}"]
         case "usage_rollups":
             return [f"roll-up {row['tenant_id']} {row['hour_ms']} {row['kind']}"]
         case "statements":
@@ -257,6 +261,8 @@ def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
             return {"request_id": "twin"}
         case "tenant_accounts":
             return {"tenant_id": "twin"}
+        case "monthly_spend":
+            return {"month": "2001-01"}
         case "usage_rollups":
             return {"model": "twin"}
         case "statements":
@@ -391,6 +397,7 @@ def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
     for query, check in [
         (sa.update(tenant_accounts).values(balance_nanousd=5), "accounts"),
         (sa.update(usage_rollups).values(kept_mb_s=usage_rollups.c.kept_mb_s + 1), "roll-ups"),
+        (sa.delete(monthly_spend), "months"),
         (sa.delete(usage_events).filter_by(request_id="r4"), "events"),
         (sa.update(statements).values(total_nanousd=0), "statements"),
         (sa.update(entries).values(amount_nanousd=entries.c.amount_nanousd + 1), "rating"),
