@@ -1,17 +1,24 @@
 """`python -m server GATEWAY.json`: serve HTTP with what the supervisor wrote."""
 
+import contextlib
 import json
 import logging
 import os
+import socket
 import sys
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
 from server.app import create_app
+from server.drain import Drain
 from server.gateway import Gateway
 from server.secrets_store import load_or_create_secret
 from server.settings import Settings
+
+_UNREAD_MS = 60_000
+"""A connection whose other end takes nothing for so long is dropped, with what waits for it."""
 
 
 def main() -> None:
@@ -23,7 +30,7 @@ def main() -> None:
         settings.data_dir / "admin.key"
     )
     gateway = Gateway.build(settings, Path(written["model_dir"]), admin_key)
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(gateway),
         host=settings.host,
         port=settings.port,
@@ -32,6 +39,35 @@ def main() -> None:
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
+    server = _Server(config, gateway.drain)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run([_listen(config)])
+    if not server.started:  # it has said why
+        sys.exit(1)
+
+
+class _Server(uvicorn.Server):
+    """Tells the gateway of its end before the sockets are closed."""
+
+    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+        super().__init__(config)
+        self._drain = drain
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._drain.begin()
+        super().handle_exit(sig, frame)
+
+
+def _listen(config: uvicorn.Config) -> socket.socket:
+    """The server's socket. What it accepts has its options.
+
+    A peer that is gone without a word, or that keeps its window shut, is the kernel's to notice:
+    nothing in this process waits for a connection that it has closed and not flushed.
+    """
+    listener = config.bind_socket()
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
+    return listener
 
 
 if __name__ == "__main__":
