@@ -32,9 +32,11 @@ from server.routes import (
     adapters,
     admin,
     audit,
+    audit_log,
     billing,
     exports,
     inference,
+    keys,
     machines,
     models,
     organization,
@@ -69,6 +71,9 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
+    for module in (keys, audit_log):
+        app.include_router(module.router, prefix="/v1", dependencies=tenant)
+        app.include_router(module.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)

@@ -30,10 +30,7 @@ async def authenticate(gateway: GatewayDep, bearer: Bearer) -> Identity:
     """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
     if bearer is None:
         raise errors.missing_api_key()
-    token = bearer.credentials
-    identity = await gateway.database.read(
-        lambda conn: auth.authenticate(conn, token, gateway.pepper, now_ms())
-    )
+    identity = await gateway.identities.of(bearer.credentials)
     gateway.key_uses[identity.key_id] = now_ms()
     return identity
 

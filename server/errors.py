@@ -7,8 +7,9 @@ from typing import Any
 
 from registry import errors as registry_errors
 from registry.errors import RegistryError
-from server.auth import AuthError, InvalidApiKey, KeyNotFound, TenantSuspended
+from server.auth import AuthError, InvalidApiKey, TenantSuspended
 from server.database import DatabaseError
+from server.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
 from server.limits import RateLimited, retry_headers
 from server.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
 
@@ -103,8 +104,12 @@ def missing_api_key() -> ApiError:
 
 
 def insufficient_permissions(scope: str) -> ApiError:
-    message = f"This API key lacks the scope '{scope}'."
-    return ApiError(403, message, type="permission_error", code="insufficient_permissions")
+    return permission_error(f"This API key lacks the scope '{scope}'.")
+
+
+def permission_error(message: str, *, param: str | None = None) -> ApiError:
+    code = "insufficient_permissions"
+    return ApiError(403, message, type="permission_error", code=code, param=param)
 
 
 def tenant_suspended() -> ApiError:
@@ -372,6 +377,14 @@ def from_auth(error: AuthError) -> ApiError:
             return tenant_suspended()
         case KeyNotFound():
             return not_found(str(error), code="key_not_found", param="key_id")
+        case InvalidKey():
+            return invalid_request(str(error), param=error.param)
+        case BeyondRights():
+            return permission_error(str(error), param=error.param)
+        case KeyEnded():
+            return conflict(str(error), code="key_ended", param="key_id")
+        case TooManyKeys():
+            return insufficient_quota(str(error), code="max_keys")
     raise AssertionError(f"unmapped {type(error).__name__}")
 
 

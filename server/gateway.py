@@ -22,6 +22,7 @@ from server.database import Database
 from server.engines import Engines
 from server.failures import Failures
 from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
+from server.identities import Identities
 from server.kept import INTERVAL_S as KEPT_INTERVAL_S
 from server.kept import Kept
 from server.leases import Leases
@@ -53,6 +54,7 @@ class Gateway:
 
     settings: Settings
     database: Database
+    identities: Identities
     base: BaseModel
     catalog: Catalog
     uploads: Uploads
@@ -94,6 +96,7 @@ class Gateway:
         )
         storage = open_storage(settings.storage_url)
         work_dir = _emptied(data_dir / "work")
+        pepper = load_or_create_secret(data_dir / "secrets" / "pepper")
         settler: Settler | None = None
 
         def settle_soon() -> None:
@@ -125,6 +128,7 @@ class Gateway:
         return cls(
             settings=settings,
             database=database,
+            identities=Identities(database, pepper),
             base=base,
             catalog=catalog,
             uploads=uploads,
@@ -150,7 +154,7 @@ class Gateway:
             chores=_chores(leases, kept, statements, exports, auditor, idempotency),
             limiter=Limiter(),
             metrics=metrics,
-            pepper=load_or_create_secret(data_dir / "secrets" / "pepper"),
+            pepper=pepper,
             admin_key=admin_key,
             work_dir=work_dir,
         )

@@ -133,6 +133,9 @@ def list_tenants(conn: Connection) -> list[Tenant]:
 
 def get_tenant(conn: Connection, tenant: str) -> Tenant:
     """The tenant of this id or this name. Raises TenantNotFound."""
+    # Asked in Python: PostgreSQL refuses some texts that no id and no name is.
+    if not _NAME.fullmatch(tenant):
+        raise TenantNotFound(tenant)
     query = sa.select(tenants).where(
         sa.or_(tenants.c.tenant_id == tenant, tenants.c.name == tenant)
     )

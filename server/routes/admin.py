@@ -1,4 +1,4 @@
-"""The operator's side: tenants, keys, usage of all, residency."""
+"""The operator's side: tenants, usage of all, residency."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,8 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from server import auth, errors, tenants
-from server.auth import ApiKey
+from server import tenants
 from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import GatewayDep
@@ -40,13 +39,6 @@ class _Changes(_Limits):
 class _NewTenant(_Limits):
     name: str = Field(min_length=1, max_length=64)
     plan: str = Field(tenants.STANDARD, max_length=64)
-
-
-class _NewKey(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    name: str = Field("", max_length=100)
-    scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=16)
-    expires_at: int | None = Field(None, ge=0, lt=2**33)
 
 
 @router.post("/tenants", status_code=201)
@@ -91,7 +83,7 @@ async def change_tenant(
             tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
         return tenants.get_tenant(conn, found.tenant_id)
 
-    return _tenant(await gateway.database.write(change))
+    return await _write(gateway, change)
 
 
 @router.post("/tenants/{tenant}/suspend")
@@ -102,50 +94,6 @@ async def suspend_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
 @router.post("/tenants/{tenant}/resume")
 async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
     return await _change_status(gateway, tenant, tenants.resume_tenant)
-
-
-@router.post("/tenants/{tenant}/keys", status_code=201)
-async def create_key(
-    tenant: str, body: Annotated[_NewKey, json_body(_NewKey)], gateway: GatewayDep
-) -> dict[str, Any]:
-    """The one answer that carries the key itself."""
-    scopes = auth.DEFAULT_SCOPES if body.scopes is None else frozenset(body.scopes)
-    if unknown := scopes - auth.SCOPES:
-        raise errors.invalid_request(
-            f"Unknown scopes {sorted(unknown)}; there are {sorted(auth.SCOPES)}.", param="scopes"
-        )
-
-    def create(conn: Connection) -> tuple[ApiKey, str]:
-        return auth.create_key(
-            conn,
-            tenants.get_tenant(conn, tenant).tenant_id,
-            body.name,
-            gateway.pepper,
-            now_ms=now_ms(),
-            scopes=scopes,
-            expires_at_ms=None if body.expires_at is None else body.expires_at * 1000,
-        )
-
-    key, plaintext = await gateway.database.write(create)
-    return {**_key(key), "api_key": plaintext}
-
-
-@router.get("/tenants/{tenant}/keys")
-async def list_keys(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    found = await gateway.database.read(
-        lambda conn: auth.list_keys(conn, tenants.get_tenant(conn, tenant).tenant_id)
-    )
-    return {"object": "list", "data": [_key(key) for key in found], "has_more": False}
-
-
-@router.delete("/tenants/{tenant}/keys/{key_id}")
-async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
-    await gateway.database.write(
-        lambda conn: auth.revoke_key(
-            conn, tenants.get_tenant(conn, tenant).tenant_id, key_id, now_ms=now_ms()
-        )
-    )
-    return {"key_id": key_id, "object": "key.revoked", "revoked": True}
 
 
 @router.get("/usage")
@@ -173,7 +121,14 @@ async def _change_status(
         change(conn, tenant_id, now_ms=now_ms())
         return tenants.get_tenant(conn, tenant_id)
 
-    return _tenant(await gateway.database.write(write))
+    return await _write(gateway, write)
+
+
+async def _write(gateway: Gateway, write: Callable[[Connection], Tenant]) -> dict[str, Any]:
+    """A change that this gateway's next request sees."""
+    tenant = await gateway.database.write(write)
+    gateway.identities.forget(tenant.tenant_id)
+    return _tenant(tenant)
 
 
 def _tenant(tenant: Tenant) -> dict[str, Any]:
@@ -185,21 +140,4 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "plan": tenant.plan,
         **dataclasses.asdict(tenant.limits),
         "created_at": tenant.created_at_ms // 1000,
-    }
-
-
-def _key(key: ApiKey) -> dict[str, Any]:
-    def seconds(at_ms: int | None) -> int | None:
-        return None if at_ms is None else at_ms // 1000
-
-    return {
-        "object": "api_key",
-        "key_id": key.key_id,
-        "name": key.name,
-        "prefix": key.prefix,
-        "scopes": sorted(key.scopes),
-        "created_at": seconds(key.created_at_ms),
-        "expires_at": seconds(key.expires_at_ms),
-        "revoked_at": seconds(key.revoked_at_ms),
-        "last_used_at": seconds(key.last_used_at_ms),
     }

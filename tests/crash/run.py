@@ -12,10 +12,10 @@ from sqlalchemy.engine import Connection
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.tables import metadata
-from server.auth import create_key
 from server.clock import now_ms
 from server.database import DEFAULT_FILE, Database
 from server.gateway import Gateway
+from server.keys import create_key
 from server.launch import prepare
 from server.secrets_store import load_or_create_secret
 from server.tenants import create_tenant

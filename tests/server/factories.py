@@ -1,9 +1,9 @@
 """Small makers of what the gateway's tests are about: tenants, keys, holds, end records."""
 
 from engine.messages import EndRecord, JournalRecords
-from server.auth import ApiKey, create_key
 from server.database import Database
 from server.holds import Hold, insert_hold
+from server.keys import ApiKey, create_key
 from server.prices import Price, ensure_price
 from server.rating import amount_nanousd
 from server.signing import Signer

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from registry.ref import AdapterRef
 from server.app import create_app
-from server.auth import create_key
 from server.gateway import Gateway
+from server.keys import create_key
 from server.prices import ensure_price
 from server.settings import Settings
 from tests.server.factories import NOW_MS, make_tenant

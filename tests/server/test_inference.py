@@ -18,10 +18,10 @@ from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
 from registry.ref import AdapterRef
 from server.answers import Choice
 from server.app import create_app
-from server.auth import create_key
 from server.database import DEFAULT_FILE
 from server.engines import Quarantined, fingerprint
 from server.gateway import Gateway
+from server.keys import create_key
 from server.ledger_tables import holds
 from server.prices import ensure_price
 from server.rating import amount_nanousd

@@ -34,19 +34,13 @@ from registry.upload_rows import (
 )
 from server import ledger, prices
 from server.app import create_app
-from server.auth import (
-    ADAPTERS_READ,
-    ADAPTERS_WRITE,
-    INFERENCE,
-    SCOPES,
-    USAGE_READ,
-    create_key,
-    revoke_key,
-)
+from server.auth import ADAPTERS_READ, ADAPTERS_WRITE, ADMIN, INFERENCE, SCOPES, USAGE_READ
 from server.database import DEFAULT_FILE
 from server.holds import insert_hold
+from server.keys import create_key, revoke_key
 from server.ledger_tables import metadata
 from server.scheduled import put_schedule
+from server.tables import api_keys
 from server.tenants import suspend_tenant
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
@@ -74,7 +68,7 @@ FOR_ALL = {
 ABOUT_THE_CALLER = {
     "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
     "GET /v1/adapters", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
-    "GET /v1/usage/export",
+    "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
     "GET /v1/statements", "GET /v1/statements/{period}",
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
     "GET /v1/organization/costs",
@@ -85,7 +79,7 @@ OPENS = "POST /v1/adapters/{name}/uploads"
 NAMED_IN_BODY = {"POST /v1/chat/completions", "POST /v1/completions"}
 SCOPE = {
     "receipts": USAGE_READ, "statements": USAGE_READ, "usage": USAGE_READ,
-    "organization": USAGE_READ, "balance": USAGE_READ,
+    "organization": USAGE_READ, "balance": USAGE_READ, "keys": ADMIN, "audit-log": ADMIN,
     "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
     "GET adapters": ADAPTERS_READ,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
@@ -102,6 +96,7 @@ SUBJECTS = {
     "name": ["pirate", "ghost", "shared"],
     "upload_id": [f"up_{digit * 32}" for digit in "123456"],
     "answer_id": [f"chatcmpl-{ANSWER}"],
+    "key_id": ["first", "second"],
     "model": ["pirate", "acme/pirate", "acme/pirate@1", "acme/pirate@beta", "acme/ghost", "ghost"],
 }
 ABSENT = {
@@ -109,6 +104,7 @@ ABSENT = {
     "name": "parrot",
     "upload_id": f"up_{'0' * 32}",
     "answer_id": "chatcmpl-9999",
+    "key_id": "third",
     "model": "parrot",
 }
 # Of what is named, and some that it has not.
@@ -117,7 +113,6 @@ DETAILS = {
     "version": ["3", "4", "9"],  # they have no alias; 4 is deleted, 9 never was
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
-    "key_id": ["nobodys"],
     "format": ["csv"],
     "period": ["2026-02"],
 }
@@ -136,6 +131,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /admin/v1/tenants": {"name": "new"},
     "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
     "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
+    "POST /v1/keys": {"name": "new"},
+    "POST /v1/keys/{key_id}/rotate": {"overlap_s": 0},
+    "PATCH /v1/keys/{key_id}": {"name": "new"},
     "POST /admin/v1/prices": {},
     "POST /admin/v1/statements": {"period": "2026-01"},
     "POST /admin/v1/tenants/{tenant}/credits": {"amount_usd": "1"},
@@ -244,6 +242,17 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     insert_hold(conn, hold)
     ledger.post(conn, SIGNER, ENGINE, [make_end(1, "used", tenant_id=tenant_id)], NOW_MS)
     put_schedule(conn, tenant_id, "csv", 3600, NOW_MS)
+    for key_id in SUBJECTS["key_id"]:
+        insert_key(conn, world.acme, key_id)
+
+
+def insert_key(conn: sa.Connection, user: User, key_id: str) -> None:
+    """One that the user's own key made."""
+    made_by = user.api_key.split("-")[2]
+    made = sa.select(api_keys).where(api_keys.c.key_id == made_by)
+    row = dict(conn.execute(made).mappings().one())
+    row |= {"key_id": key_id, "created_by": made_by}
+    conn.execute(sa.insert(api_keys).values(**row))
 
 
 def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
@@ -271,7 +280,7 @@ def open_world(folder: Path, *users: User) -> World:
     if users:
         users = tuple(replace(user, product=product) for user in users)
     else:
-        users = product.user("acme"), product.user("globex")
+        users = product.user("acme", scopes=SCOPES), product.user("globex", scopes=SCOPES)
         product.user("initech")
     world = World(product, create_app(product.gateway), *users)
     product.gateway.running[ANSWER] = world.acme.tenant_id

@@ -8,8 +8,9 @@ from urllib.parse import urlencode
 import pytest
 from openai.types.admin.organization import UsageCompletionsResponse, UsageCostsResponse
 
-from server.auth import ADAPTERS_READ, create_key
+from server.auth import ADAPTERS_READ
 from server.database import DEFAULT_FILE
+from server.keys import create_key
 from server.prices import get_price
 from server.rating import format_usd
 from tests.server.factories import NOW_MS

@@ -1,0 +1,60 @@
+"""The audit log, read: what was done, by whom and to what, the newest first."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.tables import audit_log
+
+MAX_LINES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditLine:
+    """actor: `operator`, or `key:` and a key's id.   tenant_id: whose thing the target is."""
+
+    audit_id: int
+    at_ms: int
+    actor: str
+    action: str
+    target: str
+    detail: str
+    tenant_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which lines: all that is set must be so. of_keys: what was done with API keys only.
+
+    start_ms, end_ms: from, and before.   after: past this line, which is older.
+    """
+
+    tenant_id: str | None = None
+    of_keys: bool = False
+    actor: str | None = None
+    action: str | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    after: int | None = None
+
+
+def list_lines(conn: Connection, asked: Asked, limit: int) -> list[AuditLine]:
+    columns = audit_log.c
+    query = sa.select(audit_log).order_by(columns.audit_id.desc()).limit(limit)
+    for column, value in (
+        (columns.tenant_id, asked.tenant_id),
+        (columns.actor, asked.actor),
+        (columns.action, asked.action),
+    ):
+        if value is not None:
+            query = query.where(column == value)
+    if asked.of_keys:
+        query = query.where(columns.actor.startswith("key:", autoescape=True))
+    if asked.start_ms is not None:
+        query = query.where(columns.at_ms >= asked.start_ms)
+    if asked.end_ms is not None:
+        query = query.where(columns.at_ms < asked.end_ms)
+    if asked.after is not None:
+        query = query.where(columns.audit_id < asked.after)
+    return [AuditLine(**row._mapping) for row in conn.execute(query)]
