@@ -9,7 +9,8 @@ BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --ou
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Tests start hundreds of processes: where bytecode may not be kept, each compiles all of it again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-train check test soak bench test-gpu bench-gpu chromium
@@ -30,7 +31,7 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
-	$(PYTEST) -m "not soak" $(ARGS)
+	$(PYTEST) -m "not soak" -n 2 --dist loadgroup $(ARGS)
 
 soak: $(VENV)/dev.stamp ## the slow sweeps
 	$(PYTEST) -m soak $(ARGS)

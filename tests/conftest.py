@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.redis_server import RedisServer, redis_binary
 
 interpreter.use()
 
+_E2E = Path(__file__).parent / "e2e"
 _numbers = itertools.count()
 
 
@@ -47,6 +49,16 @@ def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
         conn.execute(sa.text("SELECT pg_reload_conf()"))
     yield make
     admin.dispose()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What one of pytest-xdist's workers keeps to itself: a file; all of e2e.
+
+    Fixtures of a module are made once; stacks of several processes run one at a time.
+    """
+    for item in items:
+        group = "e2e" if _E2E in item.path.parents else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

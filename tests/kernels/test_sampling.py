@@ -49,7 +49,7 @@ def test_sampling_has_the_distribution_it_is_asked_for():
         (TopPLogitsWarper(0.97), {"top_p": 0.97}),
         (MinPLogitsWarper(0.2), {"min_p": 0.2}),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, dict) else type(value).__name__,
 )
 def test_every_cut_keeps_what_transformers_keeps(warper, cuts, vocab, spread):
     torch.manual_seed(vocab)

@@ -316,7 +316,7 @@ def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product,
         end_at_once(finish_reason="error", stop_cause="adapter_loading"),
         end_at_once(finish_reason="error", stop_cause="gateway_lost"),
     ],
-    ids=str,
+    ids=["engine dead", "queue full", "not metered", "adapter loading", "gateway lost"],
 )
 def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     product.engines.script = fault if callable(fault) else lambda _: [fault]
