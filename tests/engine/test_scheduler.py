@@ -55,7 +55,7 @@ def requests(draw):
     return messages
 
 
-@given(
+ANY_MIX = given(
     messages=requests(),
     lag=integers(0, 1),
     policy=sampled_from(["fcfs", "sjf", "vtc"]),
@@ -68,10 +68,25 @@ def requests(draw):
     window=sampled_from([None, None, 20, 33]),
     seed=integers(0, 2**16),
 )
-@settings(max_examples=250, deadline=None)
-def test_any_mix_gives_each_request_what_it_gets_alone(
-    tmp_path_factory, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs,
-    prefix_caching, max_skips, window, seed,
+
+
+@ANY_MIX
+@settings(max_examples=80, deadline=None)
+def test_any_mix_gives_each_request_what_it_gets_alone(tmp_path_factory, **mix):
+    check_mix(tmp_path_factory.mktemp("engine"), **mix)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@ANY_MIX
+@settings(max_examples=3000, deadline=None)
+def test_many_mixes_give_each_request_what_it_gets_alone(tmp_path_factory, **mix):
+    check_mix(tmp_path_factory.mktemp("engine"), **mix)
+
+
+def check_mix(
+    folder, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs, prefix_caching,
+    max_skips, window, seed,
 ):  # fmt: skip
     """Small arenas, chunks, preemption, swap, shared prefixes, adapters that come and go, aborts;
     and after every step: budgets held, no block shared by what differs, nothing lost.
@@ -92,7 +107,7 @@ def test_any_mix_gives_each_request_what_it_gets_alone(
         sliding_window=window,
     )
     scheduler.kv.swap.costs.note_prefill(1, 1.0)
-    core = make_core(tmp_path_factory.mktemp("engine"), scheduler, lag)
+    core = make_core(folder, scheduler, lag)
     chance = random.Random(seed)
     outputs: dict[str, list] = {}
     pending = list(messages)
