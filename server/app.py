@@ -25,7 +25,7 @@ from server.deps import authenticate, require_admin, usage_reader
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.ledger import adopt_events
-from server.limits import RateLimited
+from server.limiter.rules import RateLimited
 from server.metrics import Metrics
 from server.prices import ensure_price
 from server.routes import (
@@ -37,6 +37,7 @@ from server.routes import (
     exports,
     inference,
     keys,
+    limits,
     machines,
     models,
     organization,
@@ -66,7 +67,7 @@ def create_app(gateway: Gateway) -> FastAPI:
     # First of the two: its path would be an id's of the other.
     app.include_router(receipts.public_router, prefix="/v1")
     for module in (
-        inference, models, adapters, sharing, uploads, usage, receipts, statements,
+        inference, limits, models, adapters, sharing, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, prices, audit):
@@ -97,26 +98,29 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await _adopt_events(gateway)
     await gateway.engines.start()
     settling = asyncio.create_task(gateway.settler.run())
-    sweeping = asyncio.create_task(_sweep(gateway))
-    watching = asyncio.create_task(adapter_watch.watch(gateway))
-    proving = asyncio.create_task(gateway.prover.run())
-    noting = asyncio.create_task(gateway.failures.run())
-    keeping = asyncio.create_task(gateway.chores.run())
-    cancelling = asyncio.create_task(cancels.watch(gateway))
+    tasks = [
+        asyncio.create_task(work)
+        for work in (
+            _sweep(gateway),
+            adapter_watch.watch(gateway),
+            gateway.prover.run(),
+            gateway.failures.run(),
+            gateway.chores.run(),
+            cancels.watch(gateway),
+            gateway.drain.run(),
+        )
+    ]
     try:
         yield
     finally:
-        sweeping.cancel()
-        watching.cancel()
-        proving.cancel()
-        noting.cancel()
-        keeping.cancel()
-        cancelling.cancel()
+        await gateway.drain.finish()
+        for task in tasks:
+            task.cancel()
         await gateway.recorder.close()
+        await gateway.token_leases.close()
         await _write_key_uses(gateway)
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
-        tasks = (settling, sweeping, watching, proving, noting, keeping, cancelling)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(settling, *tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()
         await gateway.engines.close()
@@ -165,7 +169,7 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(AuthError, lambda _, error: _render(errors.from_auth(error)))
     app.add_exception_handler(TenantError, lambda _, error: _render(errors.from_tenants(error)))
     app.add_exception_handler(DatabaseError, lambda _, error: _render(errors.from_database(error)))
-    app.add_exception_handler(RateLimited, _render_rate_limited)
+    app.add_exception_handler(RateLimited, lambda _, e: _render(errors.from_rate_limit(e)))
     app.add_exception_handler(RequestValidationError, _render_validation)
     app.add_exception_handler(HTTPException, _render_http)
     app.add_exception_handler(Exception, _render_unexpected)
@@ -173,11 +177,6 @@ def _handle_errors(app: FastAPI) -> None:
 
 def _render(error: ApiError) -> JSONResponse:
     return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
-
-
-def _render_rate_limited(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RateLimited)
-    return _render(errors.from_rate_limit(error, getattr(request.state, "rate_headers", None)))
 
 
 def _render_validation(_: Request, error: Exception) -> JSONResponse:

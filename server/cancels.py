@@ -22,7 +22,7 @@ _MAX_FOUND = 1000
 
 async def cancel(gateway: Gateway, tenant_id: str, request_id: str) -> bool:
     """False when the tenant has no such request under way. Raises LedgerUnavailable."""
-    if gateway.running.get(request_id) == tenant_id:
+    if gateway.running.get(request_id, tenant_id):
         await gateway.engines.abort(request_id)
         return True
     if gateway.database.is_sqlite:
@@ -40,10 +40,10 @@ async def watch(gateway: Gateway) -> None:
 
 async def look(gateway: Gateway) -> None:
     """End what was cancelled elsewhere and runs here. Raises LedgerUnavailable."""
-    if gateway.running:
+    if len(gateway.running):
         # Again and again until its hold is closed: the first may come before the engine has it.
         for request_id in await gateway.database.read(noted_cancels):
-            if request_id in gateway.running:
+            if gateway.running.find(request_id):
                 await gateway.engines.abort(request_id)
 
 

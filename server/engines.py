@@ -43,7 +43,7 @@ class Engines:
         self,
         socket_path: Path,
         on_end: Callable[[], None],
-        on_lease_low: Callable[[LeaseLow], None] = lambda _: None,
+        on_lease_low: Callable[[LeaseLow], None],
     ) -> None:
         self._client = EngineClient(socket_path, on_end, on_lease_low)
         self._deaths: OrderedDict[str, int] = OrderedDict()

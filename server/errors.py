@@ -10,7 +10,8 @@ from registry.errors import RegistryError
 from server.auth import AuthError, InvalidApiKey, TenantSuspended
 from server.database import DatabaseError
 from server.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
-from server.limits import RateLimited, retry_headers
+from server.limiter.headers import refusal_headers, retry_headers
+from server.limiter.rules import RateLimited
 from server.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
 
 _ADAPTER_RETRY_S = 5.0
@@ -363,10 +364,14 @@ def _broken_adapter(message: str, *, code: str) -> ApiError:
 # ---- other modules' errors ----
 
 
-def from_rate_limit(error: RateLimited, headers: dict[str, str] | None = None) -> ApiError:
-    """headers: the limiter's own, so that a 429 carries them as a 200 does."""
-    headers = {**(headers or {}), "x-ratelimit-scope": error.limit}
-    return rate_limited(str(error), retry_after_s=error.retry_after_s, headers=headers)
+def from_rate_limit(error: RateLimited) -> ApiError:
+    """A limiter that lost its state says so: it may refuse what it would let pass otherwise."""
+    limited = rate_limited(
+        str(error), retry_after_s=error.retry_after_ms / 1000, headers=refusal_headers(error)
+    )
+    if error.is_degraded:
+        limited.details = {"limiter_degraded": True}
+    return limited
 
 
 def from_auth(error: AuthError) -> ApiError:

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.messages import LeaseLow
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.completion import complete_upload
@@ -19,6 +20,7 @@ from server.auditor import Auditor
 from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
+from server.drain import Drain
 from server.engines import Engines
 from server.failures import Failures
 from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
@@ -27,10 +29,14 @@ from server.kept import INTERVAL_S as KEPT_INTERVAL_S
 from server.kept import Kept
 from server.leases import Leases
 from server.ledger_probe import LedgerProbe
-from server.limits import Limiter
+from server.limiter.learned import LearnedTokens
+from server.limiter.memory import MemoryLimiter
+from server.limiter.rules import Limiter
+from server.load import Load
 from server.metrics import Metrics
 from server.proving import Prover
 from server.recordings import Recorder
+from server.running import Running
 from server.scheduled import TURN_S as EXPORTS_TURN_S
 from server.scheduled import ScheduledExports
 from server.secrets_store import load_or_create_secret
@@ -39,6 +45,7 @@ from server.settler import Settler
 from server.signing import Signer
 from server.spool import Spool
 from server.statements import Statements
+from server.token_leases import TokenLeases
 from server.tokenizer import Tokenizer
 
 
@@ -48,8 +55,6 @@ class Gateway:
 
     key_uses: when keys were last used, in Unix milliseconds, until it is written down.
     work_dir: where uploads lie while they are received, built and proved; empty at start.
-    running: request ids of answers under way here, by tenant; only their own tenant may cancel
-    them.
     """
 
     settings: Settings
@@ -73,12 +78,16 @@ class Gateway:
     ledger_probe: LedgerProbe
     chores: Chores
     limiter: Limiter
+    running: Running
+    load: Load
+    token_leases: TokenLeases
+    drain: Drain
     metrics: Metrics
     pepper: str
     admin_key: str
     work_dir: Path
     spool: Spool = field(default_factory=Spool)
-    running: dict[str, str] = field(default_factory=dict)
+    learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
     key_uses: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -105,7 +114,19 @@ class Gateway:
 
         catalog = Catalog(base)
         uploads = Uploads(catalog, storage, limits, work_dir=work_dir)
-        engines = Engines(data_dir / "engine" / "engine.sock", settle_soon)
+        running = Running()
+        token_leases = TokenLeases(database, running)
+
+        def extend_lease(low: LeaseLow) -> None:
+            token_leases.extend_soon(engines, low)
+
+        engines = Engines(data_dir / "engine" / "engine.sock", settle_soon, extend_lease)
+        load = Load(
+            running,
+            max_queued=settings.max_waiting,
+            max_wait_s=settings.first_token_timeout_s,
+            default_share=settings.max_queue_share,
+        )
         signer = Signer.load_or_create(data_dir / "secrets" / "receipt_signing_key")
         leases = Leases(database)
         settler = Settler(
@@ -152,7 +173,11 @@ class Gateway:
             auditor=auditor,
             ledger_probe=LedgerProbe(database),
             chores=_chores(leases, kept, statements, exports, auditor, idempotency),
-            limiter=Limiter(),
+            limiter=MemoryLimiter(),
+            running=running,
+            load=load,
+            token_leases=token_leases,
+            drain=Drain(load, running, engines, settings.drain_timeout_s),
             metrics=metrics,
             pepper=pepper,
             admin_key=admin_key,

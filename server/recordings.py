@@ -34,6 +34,7 @@ class Recording:
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
         self.request_id: str | None = None
+        self.live_headers: dict[str, str] = {}
         self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
         self._buffer: deque[bytes] = deque()
         self._changed = asyncio.Event()
@@ -46,9 +47,13 @@ class Recording:
 
     # ---- its maker ----
 
-    def hold(self, request_id: str) -> None:
-        """It is paid for from here on: what comes now is the answer, also if it is an error."""
+    def hold(self, request_id: str, live_headers: dict[str, str]) -> None:
+        """It is paid for from here on: what comes now is the answer, also if it is an error.
+
+        live_headers: for whoever reads it now; a repeat has its own.
+        """
         self.request_id = request_id
+        self.live_headers = live_headers
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         self._head.set_result((status, headers))

@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-import time
+import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Annotated, Any, TypeVar
@@ -12,13 +12,15 @@ from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
 
 from engine.messages import RequestOutput
-from server import cancels, errors, generation
+from server import admission, cancels, errors, generation
+from server.admission import Admitted
 from server.auth import Identity
 from server.bodies import BodyDep
 from server.deps import GatewayDep, InferenceKey
 from server.gateway import Gateway
 from server.idempotency import MAX_KEY_CHARACTERS, Claim, StoredAnswer
-from server.limits import RateLimits
+from server.limiter.headers import limit_headers
+from server.limiter.rules import Grant
 from server.openai import ChatRequest, CompletionRequest, parse_request
 from server.recordings import Recording
 from server.timed_stream import READING_S, TimedStream
@@ -88,14 +90,13 @@ async def _complete(
 
     With an Idempotency-Key the request goes on without its client, and the repeat is answered.
     """
-    request.state.rate_headers = _rate_headers(gateway, identity)
     if claim is not None:
         if stored := await gateway.idempotency.claim(claim):
-            return _replay(gateway, identity, stored)
+            return await _replay(gateway, identity, stored)
         make = functools.partial(_record, gateway, identity, asked)
         return await _read(request, gateway, identity, gateway.recorder.start(claim, make))
-    admitted = await generation.admit(gateway, identity, asked)
-    headers = _rate_headers(gateway, identity)
+    admitted = await admission.admit(gateway, identity, asked)
+    headers = _limit_headers(gateway, admitted.grant)
     if asked.stream:
         return await _stream(request, gateway, admitted, headers)
     answered = await _unless_gone(request, generation.whole(gateway, admitted))
@@ -110,7 +111,7 @@ async def _complete(
 async def _stream(
     request: Request,
     gateway: Gateway,
-    admitted: generation.Generation,
+    admitted: Admitted,
     headers: dict[str, str],
 ) -> Response:
     """The first output is awaited before the status is sent: until then failures have their own."""
@@ -136,8 +137,8 @@ async def _record(
     recording: Recording,
 ) -> None:
     """The request from its admission to its end, with or without a client."""
-    admitted = await generation.admit(gateway, identity, asked)
-    recording.hold(admitted.message.request_id)
+    admitted = await admission.admit(gateway, identity, asked)
+    recording.hold(admitted.message.request_id, _limit_headers(gateway, admitted.grant))
     if not asked.stream:
         body, digest = await generation.whole(gateway, admitted)
         headers = _JSON_HEADERS | _digest_header(digest)
@@ -163,20 +164,18 @@ async def _read(
     return TimedStream(
         recording.body(),
         status=status,
-        headers=_rate_headers(gateway, identity) | headers,
+        headers=recording.live_headers | headers,
         timeout_s=_patience_s(gateway),
         on_end=recording.leave,
     )
 
 
-def _replay(gateway: Gateway, identity: Identity, stored: StoredAnswer) -> Response:
+async def _replay(gateway: Gateway, identity: Identity, stored: StoredAnswer) -> Response:
     """Byte for byte what was answered then. It counts as a request, and takes no tokens."""
-    limits = RateLimits(
-        requests_per_minute=identity.requests_per_minute,
-        tokens_per_minute=identity.tokens_per_minute,
-    )
-    gateway.limiter.acquire_request(identity.tenant_id, limits, time.monotonic())
-    headers = _rate_headers(gateway, identity) | stored.headers | {"idempotent-replayed": "true"}
+    limits = [limit for limit in identity.limits if limit.metric == "requests"]
+    grant = await gateway.limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lease_ms=1)
+    gateway.limiter.settle(grant, 0)
+    headers = stored.headers | _limit_headers(gateway, grant) | {"idempotent-replayed": "true"}
     return TimedStream(stored.chunks(), status=stored.status, headers=headers, timeout_s=READING_S)
 
 
@@ -213,12 +212,8 @@ def _patience_s(gateway: Gateway) -> float:
     return gateway.settings.request_timeout_s + READING_S
 
 
-def _rate_headers(gateway: Gateway, identity: Identity) -> dict[str, str]:
-    limits = RateLimits(
-        requests_per_minute=identity.requests_per_minute,
-        tokens_per_minute=identity.tokens_per_minute,
-    )
-    return gateway.limiter.headers(identity.tenant_id, limits, time.monotonic())
+def _limit_headers(gateway: Gateway, grant: Grant) -> dict[str, str]:
+    return limit_headers(grant.standings, is_degraded=gateway.limiter.is_degraded)
 
 
 def _digest_header(digest: str | None) -> dict[str, str]:

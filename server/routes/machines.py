@@ -37,9 +37,13 @@ def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(gateway: GatewayDep) -> JSONResponse:
-    """The engine is up and the ledger can be written."""
+    """The engine is up, the ledger can be written, and this process is not about to end."""
     ledger = await gateway.ledger_probe.is_writable()
-    parts = {"engine": gateway.engines.is_ready, "ledger": ledger}
+    parts = {
+        "engine": gateway.engines.is_ready,
+        "ledger": ledger,
+        "serving": not gateway.drain.has_begun,
+    }
     body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
     return JSONResponse(body, 200 if all(parts.values()) else 503)
 

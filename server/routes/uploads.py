@@ -38,7 +38,7 @@ from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import AdaptersWriteKey, GatewayDep
 from server.gateway import Gateway
-from server.limits import retry_headers
+from server.limiter.headers import retry_headers
 from server.prices import Price, price_for
 from server.routes.adapters import limits_of, render_passport, render_version
 

@@ -7,7 +7,7 @@ from registry.errors import RegistryError
 from server import auth, errors, tenants
 from server.database import DatabaseError, LedgerUnavailable
 from server.errors import ApiError, error_body
-from server.limits import RateLimited
+from server.limiter.rules import Limit, RateLimited, Standing
 
 EVERY_KEY = {"message", "type", "param", "code"}
 
@@ -97,16 +97,18 @@ def test_a_401_challenges():
     assert errors.missing_api_key().headers == {"www-authenticate": "Bearer"}
 
 
-def test_a_rate_limit_names_itself_and_keeps_the_limiters_headers():
-    limited = RateLimited(limit="tokens", per_minute=100, retry_after_s=0.25)
-    error = errors.from_rate_limit(limited, {"x-ratelimit-limit-tokens": "100"})
-    assert error.headers == {
-        "x-ratelimit-limit-tokens": "100",
-        "x-ratelimit-scope": "tokens",
-        "retry-after": "1",
-        "retry-after-ms": "250",
-    }
-    assert "100 tokens per minute" in error.message
+def test_a_rate_limit_names_itself_and_says_when_to_come_back():
+    limit = Limit("tokens", "key", "k", 600)
+    standing = Standing(limit=limit, remaining=12, reset_ms=58_800)
+    limited = RateLimited(limit, retry_after_ms=1201, standings=(standing,), is_degraded=True)
+    error = errors.from_rate_limit(limited)
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert error.headers["retry-after"] == "2"
+    assert error.headers["retry-after-ms"] == "1201"
+    assert error.headers["x-ratelimit-scope"] == "tokens;key"
+    assert error.headers["x-ratelimit-remaining-tokens"] == "12"
+    assert errors.error_body(error)["error"]["limiter_degraded"] is True
+    assert "600 tokens per minute" in error.message
 
 
 @pytest.mark.parametrize(

@@ -586,7 +586,7 @@ def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wai
         recorder = recordings.Recorder(keys, failures=None)
 
         async def make(recording: recordings.Recording) -> None:
-            recording.hold("r1")
+            recording.hold("r1", {})
             await recording.answer(200, {}, b"all of it")
 
         recording = recorder.start(make_claim(), make)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
 from registry.ref import AdapterRef
+from server.admin_key import AdminKey
 from server.answers import Choice
 from server.app import create_app
 from server.database import DEFAULT_FILE
@@ -23,6 +24,7 @@ from server.engines import Quarantined, fingerprint
 from server.gateway import Gateway
 from server.keys import create_key
 from server.ledger_tables import holds
+from server.limiter.memory import MemoryLimiter
 from server.prices import ensure_price
 from server.rating import amount_nanousd
 from server.settings import Settings
@@ -145,8 +147,9 @@ def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
         model=str(DEMO), model_name="base", data_dir=tmp_path, first_token_timeout_s=12
     )
     engines = FakeEngines()
-    built = Gateway.build(settings, DEMO, "admin")
-    gateway = replace(built, engines=engines)
+    built = Gateway.build(settings, DEMO, AdminKey("admin"))
+    # Its clock stands still, or limits would refill while a test runs.
+    gateway = replace(built, engines=engines, limiter=MemoryLimiter(lambda: NOW_MS))
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     tenant = make_tenant(gateway.database, tokens_per_minute=1000)
     api_key = gateway.database.write_sync(

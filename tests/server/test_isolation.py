@@ -39,6 +39,7 @@ from server.database import DEFAULT_FILE
 from server.holds import insert_hold
 from server.keys import create_key, revoke_key
 from server.ledger_tables import metadata
+from server.running import RunningRequest
 from server.scheduled import put_schedule
 from server.tables import api_keys
 from server.tenants import suspend_tenant
@@ -51,7 +52,9 @@ METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 # The application says its routes without a gateway behind it.
 ROUTES = sorted(
     f"{method} {route.path}"
-    for route in iter_route_contexts(create_app(SimpleNamespace(metrics=None)).routes)  # type: ignore[arg-type]
+    for route in iter_route_contexts(
+        create_app(SimpleNamespace(metrics=None, settings=SimpleNamespace(cors_origins=()))).routes
+    )  # type: ignore[arg-type]
     for method in route.methods or ()
 )
 
@@ -67,7 +70,7 @@ FOR_ALL = {
 # Nobody's id in them: what a tenant has, and what it wants checked.
 ABOUT_THE_CALLER = {
     "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
-    "GET /v1/adapters", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
+    "GET /v1/adapters", "GET /v1/limits", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
     "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
     "GET /v1/statements", "GET /v1/statements/{period}",
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
@@ -283,7 +286,7 @@ def open_world(folder: Path, *users: User) -> World:
         users = product.user("acme", scopes=SCOPES), product.user("globex", scopes=SCOPES)
         product.user("initech")
     world = World(product, create_app(product.gateway), *users)
-    product.gateway.running[ANSWER] = world.acme.tenant_id
+    product.gateway.running.add(RunningRequest(ANSWER, world.acme.tenant_id, 1, 9, is_cold=False))
     return world
 
 

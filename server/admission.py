@@ -1,0 +1,219 @@
+"""A request before the engine: everything that may still refuse it, in order.
+
+    load -> resolve -> tokenize -> limits -> prefetch -> budget and hold
+
+Everything up to the hold is free to fail, and nothing stays charged. What follows is in
+`server.generation`.
+"""
+
+import time
+import uuid
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from engine.messages import AddRequest
+from registry.ref import AdapterRef
+from server import errors, prompts
+from server.adapter_limits import get_adapter_limits
+from server.answers import Answer
+from server.auth import Identity
+from server.budgets import BudgetExhausted, cover
+from server.clock import now_ms
+from server.database import LedgerUnavailable
+from server.gateway import Gateway
+from server.holds import Hold, open_hold
+from server.limiter.rules import Grant, Limit
+from server.model_names import resolve_model
+from server.openai import ChatRequest
+from server.prices import Price, price_for
+from server.prompts import Asked
+from server.rating import amount_nanousd
+from server.running import RunningRequest
+
+_HOLD_SLACK_MS = 60_000
+"""A hold outlives its request's deadline, so that no clock difference lets it expire first."""
+_SEAT_SLACK_S = 5.0
+"""A seat outlives its request's deadline for the same reason."""
+_MAX_EPOCHS = 3
+"""Ways of counting that one request may see come and go before it is sent away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that has been admitted and paid for: its hold is durable."""
+
+    asked: Asked
+    message: AddRequest
+    answer: Answer
+    price: Price
+    grant: Grant
+    running: RunningRequest
+    arrived_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """What the model's name means. adapter: None for the base.   limits: all that apply."""
+
+    adapter: AdapterRef | None
+    price: Price
+    limits: tuple[Limit, ...]
+
+
+async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
+    """Everything up to the durable hold. Raises ApiError, RateLimited and the registry's errors."""
+    arrived_at = time.monotonic()
+    request_id = uuid.uuid4().hex
+    if not gateway.engines.is_ready:
+        raise errors.engine_unavailable()
+    gateway.load.check(identity, asked.priority)
+    resolved = await _resolve(gateway, identity, asked, request_id)
+    if prompts.is_long(asked):
+        await gateway.limiter.check(resolved.limits)
+    prompt = await prompts.tokenize(gateway, asked)
+    asked.check_token_ids(gateway.vocabulary_size)
+    max_tokens = prompts.max_tokens(gateway, asked, len(prompt))
+    message = AddRequest(
+        request_id=request_id,
+        tenant_id=identity.tenant_id,
+        prompt_token_ids=tuple(prompt),
+        sampling_params=asked.sampling(max_tokens),
+        token_lease=asked.n * max_tokens,
+        deadline_s=gateway.settings.request_timeout_s,
+        first_token_timeout_s=gateway.settings.first_token_timeout_s,
+        adapter=resolved.adapter,
+        cache_salt=identity.cache_salt,
+        weight=identity.weight,
+        priority=asked.priority,
+    )
+    running = _running(gateway, message)
+    gateway.load.add(running)
+    try:
+        message, grant = await _pay(gateway, identity, asked, message, resolved)
+    except BaseException:
+        gateway.load.remove(running)
+        raise
+    answer = Answer.of(
+        request_id,
+        asked.model,
+        isinstance(asked, ChatRequest),
+        gateway.base.base_revision,
+        asked.served_tier,
+    )
+    return Admitted(asked, message, answer, resolved.price, grant, running, arrived_at)
+
+
+# ---- the steps, in order ----
+
+
+async def _resolve(
+    gateway: Gateway, identity: Identity, asked: Asked, request_id: str
+) -> _Resolved:
+    request_key = asked.request_key or request_id
+
+    def read(conn: Connection) -> _Resolved:
+        named = resolve_model(conn, gateway.catalog, identity, asked.model, request_key=request_key)
+        ref = named.ref if named else None
+        adapter_id = ref.adapter_id if ref else None
+        price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
+        limits = get_adapter_limits(conn, adapter_id).of(adapter_id) if adapter_id else ()
+        return _Resolved(ref, price, (*identity.limits, *limits))
+
+    return await gateway.database.read(read)
+
+
+def _running(gateway: Gateway, message: AddRequest) -> RunningRequest:
+    adapter = message.adapter
+    where = gateway.engines.residency(adapter.object_key) if adapter else None
+    return RunningRequest(
+        request_id=message.request_id,
+        tenant_id=message.tenant_id,
+        num_answers=message.sampling_params.n,
+        wanted_tokens=message.token_lease,
+        is_cold=adapter is not None and (where is None or where.tier != "device"),
+    )
+
+
+async def _pay(
+    gateway: Gateway, identity: Identity, asked: Asked, message: AddRequest, resolved: _Resolved
+) -> tuple[AddRequest, Grant]:
+    """Charge every limit, then the budget and the hold in one transaction; or nothing of it.
+
+    A hold under another epoch than its limits were charged in is refused: then both, once more.
+    """
+    for _ in range(_MAX_EPOCHS):
+        grant = await gateway.limiter.acquire(
+            message.request_id,
+            resolved.limits,
+            tokens=len(message.prompt_token_ids) + _expected_tokens(gateway, asked, message),
+            lease_ms=int((message.deadline_s + _SEAT_SLACK_S) * 1000),
+        )
+        try:
+            if message.adapter:
+                await gateway.engines.prefetch(identity.tenant_id, message.adapter)
+            return await _hold(gateway, identity, asked, message, resolved.price, grant), grant
+        except BaseException:
+            gateway.limiter.settle(grant, None)
+            raise
+    raise errors.overloaded()
+
+
+def _expected_tokens(gateway: Gateway, asked: Asked, message: AddRequest) -> int:
+    """Completion tokens to reserve: what was asked for, or what this tenant's requests come to."""
+    if asked.asked_tokens is not None:
+        return message.token_lease
+    return min(message.token_lease, asked.n * gateway.learned_tokens.expect(message.tenant_id))
+
+
+async def _hold(
+    gateway: Gateway,
+    identity: Identity,
+    asked: Asked,
+    message: AddRequest,
+    price: Price,
+    grant: Grant,
+) -> AddRequest:
+    """One durable row before the engine hears of it; the message, with the lease that it covers.
+
+    Raises ApiError, StaleEpoch.
+    """
+    num_prompt_tokens, now = len(message.prompt_token_ids), now_ms()
+    adapter = message.adapter
+
+    def write(conn: Connection) -> int:
+        lease = cover(
+            conn,
+            identity.tenant_id,
+            price,
+            num_prompt_tokens,
+            message.token_lease,
+            num_answers=asked.n,
+            now_ms=now,
+        )
+        hold = Hold(
+            request_id=message.request_id,
+            tenant_id=identity.tenant_id,
+            key_id=identity.key_id,
+            model=asked.model,
+            price_version=price.price_version,
+            amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
+            num_prompt_tokens=num_prompt_tokens,
+            token_lease=lease,
+            engine_id=gateway.engines.engine_ids()[0],
+            created_at_ms=now,
+            expires_at_ms=now + int(message.deadline_s * 1000) + _HOLD_SLACK_MS,
+            adapter_id=adapter.adapter_id if adapter else None,
+            adapter_version=adapter.version if adapter else None,
+            adapter_digest=adapter.digest if adapter else None,
+        )
+        open_hold(conn, hold)
+        return lease
+
+    try:
+        lease = await gateway.database.write(write, order=identity.tenant_id)
+    except LedgerUnavailable:
+        raise errors.metering_unavailable() from None
+    except BudgetExhausted as exhausted:
+        raise errors.budget_exhausted(exhausted.kind) from None
+    return message if lease == message.token_lease else replace(message, token_lease=lease)

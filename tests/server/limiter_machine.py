@@ -1,0 +1,141 @@
+"""Everything that can happen to limits, in any order, against the model."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from server.limiter.rules import Grant, Limit
+from server.limiter.states import asked_units, used_units
+from tests.server.limiter_model import Log
+
+AMOUNTS = {
+    ("requests", "tenant", "t"): 7,
+    ("tokens", "tenant", "t"): 1000,
+    ("concurrency", "tenant", "t"): 3,
+    ("tokens", "key", "k"): 133,
+    ("concurrency", "adapter", "a"): 1,
+}
+KEYS = list(AMOUNTS)
+BORN_MS = 1_000_000_000_000
+
+# Most of what happens is small against a minute's worth, so that charges are open together.
+some_keys = st.sampled_from(
+    [{KEYS[0]}, {KEYS[1]}, {KEYS[3]}, {KEYS[1]}, {KEYS[3]}, {KEYS[2], KEYS[4]}, {*KEYS}]
+)
+amounts = st.sampled_from([0, 1, 3, 63, 133, 1000])
+tokens = st.sampled_from([0, 1, 5, 30, 60, 133, 400, 5000])
+leases_ms = st.sampled_from([500, 20_000, 200_000, 200_000, 200_000])
+steps_ms = st.sampled_from([1, 17, 999, 1000, 3571, 8571, 30_000, 60_000, 10**9])
+
+
+class LimiterMachine(RuleBasedStateMachine):
+    """subject: answers as `States` does. A subclass names it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.subject = self.make_subject()
+        self.now = BORN_MS + 60_000
+        self.logs: dict[tuple[str, str, str], Log] = {}
+        self.amounts = dict(AMOUNTS)
+        self.num_requests = 0
+        self.open: list[Grant] = []
+
+    def make_subject(self):
+        raise NotImplementedError
+
+    @property
+    def limits(self):
+        return [Limit(*key, amount) for key, amount in self.amounts.items()]
+
+    def log(self, limit):
+        first = Log(BORN_MS, [(BORN_MS, limit.amount)])
+        return self.logs.get(limit_key(limit), first)
+
+    @initialize(ms=st.sampled_from([0, 25_000, 60_000]))
+    def it_was_born(self, ms):
+        self.now = BORN_MS + ms
+
+    @rule(ms=steps_ms)
+    def time_passes(self, ms):
+        self.now += ms
+
+    @rule(ms=st.sampled_from([1, 3000, 70_000]))
+    def the_clock_jumps_back(self, ms):
+        self.now = max(BORN_MS, self.now - ms)
+
+    @rule(key=st.sampled_from(KEYS), amount=amounts)
+    def an_amount_changes(self, key, amount):
+        self.amounts[key] = amount
+
+    @rule(keys=some_keys, tokens=tokens, lease_ms=leases_ms)
+    def acquire(self, keys, tokens, lease_ms):
+        limits = [limit for limit in self.limits if limit_key(limit) in keys]
+        self.num_requests += 1
+        request_id = f"request-{self.num_requests}"
+        expected = []
+        for limit in limits:
+            log = self.logs.setdefault(limit_key(limit), self.log(limit))
+            log.at = max(log.at, self.now)
+            log.amounts.append((log.at, limit.amount))
+            expected.append(self.wait(limit, asked_units(limit.metric, tokens)))
+        assert self.subject.acquire(request_id, limits, tokens, lease_ms, self.now) == expected
+        if any(expected):
+            return
+        for limit in limits:
+            units = asked_units(limit.metric, tokens)
+            self.logs[limit_key(limit)].charge(request_id, units, lease_ms)
+        self.open.append(
+            Grant(
+                request_id=request_id,
+                limits=tuple(limits),
+                tokens=tokens,
+                epoch=None,
+                standings=(),
+            )
+        )
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 100), used=st.none() | tokens, again=st.booleans())
+    def settle(self, which, used, again):
+        grant = self.open[which % len(self.open)]
+        if not again:
+            # Else it is settled twice, by a gateway that did not hear the answer.
+            self.open.remove(grant)
+        for limit in grant.limits:
+            units = used_units(limit.metric, used)
+            self.logs[limit_key(limit)].settle(grant.request_id, units, self.now)
+        self.subject.settle(grant, used, self.now)
+
+    @precondition(lambda self: self.open)
+    @rule(which=st.integers(0, 100))
+    def its_gateway_dies(self, which):
+        self.open.pop(which % len(self.open))
+
+    @invariant()
+    def it_says_what_the_model_says(self):
+        expected = [self.wait(limit, 1) for limit in self.limits]
+        assert self.subject.check(self.limits, self.now) == expected
+        found = self.subject.standings(self.limits, self.now, with_holders=True)
+        for limit, standing in zip(self.limits, found, strict=True):
+            self.compare(limit, standing)
+
+    def compare(self, limit, standing):
+        log = self.log(limit)
+        holders = log.holders(self.now)
+        assert standing.limit == limit
+        assert [(h.request_id, h.units, h.expires_ms) for h in standing.holders] == holders
+        if limit.metric == "concurrency":
+            assert standing.remaining == max(0, limit.amount - len(holders))
+            assert standing.reset_ms == min((end for _, _, end in holders), default=0)
+            return
+        backlog = log.backlog(self.now)
+        assert standing.remaining == max(0, (limit.amount * 60_000 - backlog) // 60_000)
+        if limit.amount:
+            # The whole of it is there after that long, and not a millisecond earlier.
+            assert standing.reset_ms == log.wait(False, limit.amount, limit.amount, self.now)
+
+    def wait(self, limit, units):
+        return self.log(limit).wait(limit.metric == "concurrency", limit.amount, units, self.now)
+
+
+def limit_key(limit):
+    return limit.metric, limit.scope, limit.scope_id
