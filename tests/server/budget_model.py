@@ -1,0 +1,56 @@
+"""What a budget is, in plain sums: the reference that the gateway's SQL is compared with."""
+
+from dataclasses import dataclass, field
+
+from server.months import month_of
+
+SLACK_MS = 60_000
+LEASE_TOKENS = 256
+
+
+@dataclass
+class Held:
+    prompt: int
+    lease: int
+    answers: int
+
+
+@dataclass
+class BudgetModel:
+    """Of one tenant. limits: by kind.   charges: (month, amount) of every entry of usage."""
+
+    prompt_price: int
+    token_price: int
+    limits: dict[str, int] = field(default_factory=dict)
+    held: dict[str, Held] = field(default_factory=dict)
+    charges: dict[str, tuple[str, int]] = field(default_factory=dict)
+    paid: int = 0
+
+    def cost(self, prompt: int, tokens: int) -> int:
+        return prompt * self.prompt_price + tokens * self.token_price
+
+    def spent(self, month: str) -> int:
+        return sum(amount for of, amount in self.charges.values() if of == month)
+
+    def remaining(self, kind: str, now_ms: int) -> int:
+        held = sum(self.cost(hold.prompt, hold.lease) for hold in self.held.values())
+        if kind == "prepaid":
+            used = sum(amount for _, amount in self.charges.values())
+            return self.paid - used - held - self.limits[kind]
+        months = {month_of(now_ms + shift) for shift in (-SLACK_MS, 0, SLACK_MS)}
+        return self.limits[kind] - max(self.spent(month) for month in months) - held
+
+    def cover(self, prompt: int, wanted: int, answers: int, now_ms: int) -> int | None:
+        """Completion tokens; None where the prompt and one for each answer cannot be paid."""
+        remaining = min(self.remaining(kind, now_ms) for kind in self.limits)
+        if self.cost(prompt, answers) > remaining:
+            return None
+        return self._lease(remaining - self.cost(prompt, 0), wanted, answers)
+
+    def extend(self, hold: Held, wanted: int, now_ms: int) -> int:
+        remaining = min(self.remaining(kind, now_ms) for kind in self.limits)
+        return hold.lease + self._lease(remaining, wanted - hold.lease, hold.answers)
+
+    def _lease(self, remaining: int, wanted: int, answers: int) -> int:
+        each = min(wanted // answers, LEASE_TOKENS, remaining // (answers * self.token_price))
+        return max(each, 0) * answers
