@@ -1,0 +1,243 @@
+"""Clients that leave at every point of an answer: what ran is paid, and nothing stays behind.
+
+Everything is real but the model. A client is a bare socket, so that it can end in every way that a
+connection can.
+"""
+
+import json
+import socket
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.journal_records import read_records
+from engine.messages import EndRecord
+from server.timed_stream import READING_S
+from tests.e2e.stack import Stack, Tenant, running
+
+NUM_TOKENS = 6
+SHORT = {"max_tokens": NUM_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
+LONG = SHORT | {"max_tokens": 400}
+BODY = {"model": "base", "prompt": [5, 6, 7], "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
+    settings: dict[str, Any] = {"max_model_len": 512, "environment": {"FAKE_STEP_S": "0.004"}}
+    folder = tmp_path_factory.mktemp("disconnects")
+    with running(folder, tiny_model, fake_engine=True, **settings) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def tenant(stack: Stack) -> Tenant:
+    """One seat: whoever left must have stood up before the next may sit down."""
+    return stack.tenant("one-seat", max_concurrency=1)
+
+
+def connect(stack: Stack, *, receive_bytes: int | None = None) -> socket.socket:
+    client = socket.socket()
+    if receive_bytes is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    client.settimeout(30)
+    client.connect(("127.0.0.1", stack.port))
+    return client
+
+
+def encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(BODY | body).encode()
+
+
+def send(client: socket.socket, tenant: Tenant, body: dict[str, Any], key: str | None) -> None:
+    data = encode(body)
+    lines = [
+        "POST /v1/completions HTTP/1.1", "Host: gateway", "Content-Type: application/json",
+        f"Authorization: Bearer {tenant.api_key}", f"Content-Length: {len(data)}",
+        *([f"Idempotency-Key: {key}"] if key else []), "", "",
+    ]  # fmt: skip
+    client.sendall("\r\n".join(lines).encode() + data)
+
+
+def read_events(client: socket.socket, count: int) -> bytes:
+    """Until so many events have come, [DONE] included."""
+    received = b""
+    while received.count(b"data: ") < count or not received.endswith(b"\n"):
+        piece = client.recv(1 << 16)
+        assert piece, received
+        received += piece
+    return received
+
+
+def reset(client: socket.socket) -> None:
+    """Gone without a goodbye: what is under way to it is answered with RST."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def leave_after(
+    tenant: Tenant, num_events: int, body: dict[str, Any], *, key: str | None, rudely: bool
+) -> None:
+    client = connect(tenant.stack)
+    send(client, tenant, body, key)
+    if num_events:
+        assert b" 200 " in read_events(client, num_events)[:20]
+    reset(client) if rudely else client.close()
+
+
+def is_free(tenant: Tenant) -> bool:
+    """Its only seat is, because another request is served."""
+    body = BODY | {"max_tokens": 1}
+    return tenant.http.post("/v1/completions", json=body).status_code == 200
+
+
+def figures(stack: Stack) -> dict[str, float]:
+    lines = stack.operator.get("/metrics").text.splitlines()
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }
+
+
+def is_empty(stack: Stack) -> bool:
+    """Nothing runs or waits in the engine, and every slab is free or kept for the next."""
+    now = figures(stack)
+    kept = now["chorale_adapter_slabs"] + now["chorale_prefix_slabs"]
+    return (
+        now["chorale_running"] == now["chorale_waiting"] == now["chorale_unsettled_records"] == 0
+        and now["chorale_free_slabs"] + kept == now["chorale_total_slabs"]
+    )
+
+
+def billed(stack: Stack) -> dict[str, dict[str, Any]]:
+    text = stack.operator.get("/admin/v1/usage/export?format=jsonl").text
+    entries = [json.loads(line) for line in text.splitlines()]
+    return {entry["request_id"]: entry for entry in entries if entry["kind"] == "usage"}
+
+
+def journaled(stack: Stack) -> dict[str, EndRecord]:
+    records = read_records(stack.data_dir / "engine" / "journal")
+    return {record.request_id: record for record in records if isinstance(record, EndRecord)}
+
+
+def hold_states(stack: Stack) -> dict[str, int]:
+    with closing(sqlite3.connect(stack.data_dir / "chorale.db")) as db:
+        return dict(db.execute("SELECT state, count(*) FROM holds GROUP BY state").fetchall())
+
+
+def check_nothing_is_left(stack: Stack) -> dict[str, dict[str, Any]]:
+    """The usage events by request id: what the journal says, token for token, and no open hold."""
+    stack.wait(lambda: hold_states(stack).keys() <= {"posted"})
+    stack.wait(lambda: is_empty(stack))
+    events, ended = billed(stack), journaled(stack)
+    assert events.keys() == ended.keys()
+    for request_id, record in ended.items():
+        for name in ("prompt", "cached", "completion"):
+            assert events[request_id][f"{name}_tokens"] == getattr(record, f"num_{name}_tokens")
+    assert hold_states(stack).get("posted", 0) == len(events)
+    return events
+
+
+EARLY, LATE = (0, 1, 5), (NUM_TOKENS, NUM_TOKENS + 1, NUM_TOKENS + 2)
+"""Events after which a client leaves; late: the last token, the usage chunk, [DONE]."""
+
+
+def sweep(
+    tenant: Tenant, early: Sequence[int], late: Sequence[int], *, key: str | None = None
+) -> list[dict[str, Any]]:
+    """A client for each place, politely and rudely; the events of those requests."""
+    stack = tenant.stack
+    before = check_nothing_is_left(stack)
+    for rudely in (False, True):
+        for body, places in ((LONG, early), (SHORT, late)):
+            for place in places:
+                one_key = f"{key}-{rudely}-{place}" if key else None
+                leave_after(tenant, place, body, key=one_key, rudely=rudely)
+                stack.wait(lambda: is_free(tenant))
+    events = check_nothing_is_left(stack)
+    new = [event for request_id, event in events.items() if request_id not in before]
+    return [
+        event
+        for event in new
+        if not (event["completion_tokens"] == 1 and event["stop_cause"] == "max_tokens")
+    ]
+
+
+def test_a_client_that_leaves_anywhere_pays_for_what_ran_and_leaves_nothing_behind(
+    tenant: Tenant,
+) -> None:
+    events = sweep(tenant, EARLY, LATE)
+    aborted = [event for event in events if event["stop_cause"] == "aborted"]
+    # One that left before it was read may never have been sent.
+    assert len(aborted) >= 2 * (len(EARLY) - 1)
+    assert all(event["completion_tokens"] < LONG["max_tokens"] for event in aborted)
+    whole = [event["completion_tokens"] for event in events if event not in aborted]
+    assert whole == [NUM_TOKENS] * 2 * len(LATE)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("more", [{}, {"n": 2}, {"logprobs": 5}], ids=str)
+def test_a_client_that_leaves_after_any_event_leaves_nothing_behind(
+    tenant: Tenant, more: dict[str, Any], monkeypatch
+) -> None:
+    monkeypatch.setitem(BODY, "n", 1)
+    for name, value in more.items():
+        monkeypatch.setitem(BODY, name, value)
+    aborted = [e for e in sweep(tenant, range(40), LATE) if e["stop_cause"] == "aborted"]
+    assert len(aborted) >= 2 * 39
+
+
+def test_with_an_idempotency_key_it_runs_to_its_end_and_the_repeat_has_all_of_it(
+    tenant: Tenant,
+) -> None:
+    body = SHORT | {"max_tokens": 100}
+    leave_after(tenant, 2, body, key="left", rudely=True)
+
+    def repeat() -> httpx.Response:
+        # The same bytes: another spelling of them is another body.
+        headers = {"Idempotency-Key": "left", "Content-Type": "application/json"}
+        return tenant.http.post("/v1/completions", content=encode(body), headers=headers)
+
+    wait = repeat()
+    assert (wait.status_code, wait.headers["x-should-retry"]) == (409, "true")
+    tenant.stack.wait(lambda: repeat().status_code == 200)
+    assert repeat().headers["idempotent-replayed"] == "true"
+    assert repeat().text.count("data: ") == 102, "its tokens, the usage chunk, [DONE]"
+    events = check_nothing_is_left(tenant.stack).values()
+    assert [event["completion_tokens"] for event in events].count(100) == 1
+
+
+def test_a_whole_answer_whose_client_left_is_aborted(tenant: Tenant) -> None:
+    before = check_nothing_is_left(tenant.stack)
+    client = connect(tenant.stack)
+    send(client, tenant, LONG | {"stream": False, "stream_options": None}, None)
+    tenant.stack.wait(lambda: "open" in hold_states(tenant.stack))
+    client.close()
+    tenant.stack.wait(lambda: is_free(tenant))
+    events = check_nothing_is_left(tenant.stack)
+    new = [event for request_id, event in events.items() if request_id not in before]
+    (aborted,) = [event for event in new if event["stop_cause"] == "aborted"]
+    assert aborted["completion_tokens"] < LONG["max_tokens"]
+
+
+@pytest.mark.soak
+def test_a_client_that_stops_reading_holds_its_seat_no_longer_than_its_request_may_last(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    settings = {"max_model_len": 512, "request_timeout_s": 1.0}
+    with running(tmp_path, tiny_model, fake_engine=True, **settings) as stack:
+        tenant = stack.tenant("slow", max_concurrency=1)
+        client = connect(stack, receive_bytes=4096)
+        # Some 12 MB: more than the sockets between the two take.
+        send(client, tenant, LONG | {"n": 16, "logprobs": 20}, None)
+        stack.wait(lambda: "open" in hold_states(stack))
+        stack.wait(lambda: "open" not in hold_states(stack))
+        assert not is_free(tenant), "the engine has ended it, its client has not"
+        stack.wait(lambda: is_free(tenant), timeout_s=READING_S + 20)
+        check_nothing_is_left(stack)
+        client.close()
