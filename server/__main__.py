@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import os
 import socket
 import sys
 from pathlib import Path
@@ -11,10 +10,10 @@ from types import FrameType
 
 import uvicorn
 
+from server.admin_key import AdminKey
 from server.app import create_app
 from server.drain import Drain
 from server.gateway import Gateway
-from server.secrets_store import load_or_create_secret
 from server.settings import Settings
 
 _UNREAD_MS = 60_000
@@ -26,9 +25,7 @@ def main() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
-    admin_key = os.environ.get("CHORALE_ADMIN_KEY") or load_or_create_secret(
-        settings.data_dir / "admin.key"
-    )
+    admin_key = AdminKey.load(settings.data_dir)
     gateway = Gateway.build(settings, Path(written["model_dir"]), admin_key)
     config = uvicorn.Config(
         create_app(gateway),

@@ -15,6 +15,7 @@ from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from server.admin_key import AdminKey
 from server.auditor import INTERVAL_S as AUDIT_INTERVAL_S
 from server.auditor import Auditor
 from server.chores import Chores
@@ -39,7 +40,7 @@ from server.recordings import Recorder
 from server.running import Running
 from server.scheduled import TURN_S as EXPORTS_TURN_S
 from server.scheduled import ScheduledExports
-from server.secrets_store import load_or_create_secret
+from server.secrets_store import Secrets
 from server.settings import Settings
 from server.settler import Settler
 from server.signing import Signer
@@ -83,15 +84,15 @@ class Gateway:
     token_leases: TokenLeases
     drain: Drain
     metrics: Metrics
-    pepper: str
-    admin_key: str
+    pepper: str = field(repr=False)
+    admin_key: AdminKey
     work_dir: Path
     spool: Spool = field(default_factory=Spool)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
     key_uses: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, settings: Settings, model_dir: Path, admin_key: str) -> "Gateway":
+    def build(cls, settings: Settings, model_dir: Path, admin_key: AdminKey) -> "Gateway":
         """Everything but what needs a running event loop (see `app.lifespan`)."""
         data_dir = settings.data_dir
         database = Database(settings.database_url, data_dir=data_dir)
@@ -105,7 +106,7 @@ class Gateway:
         )
         storage = open_storage(settings.storage_url)
         work_dir = _emptied(data_dir / "work")
-        pepper = load_or_create_secret(data_dir / "secrets" / "pepper")
+        secrets = Secrets.load(data_dir)
         settler: Settler | None = None
 
         def settle_soon() -> None:
@@ -127,7 +128,7 @@ class Gateway:
             max_wait_s=settings.first_token_timeout_s,
             default_share=settings.max_queue_share,
         )
-        signer = Signer.load_or_create(data_dir / "secrets" / "receipt_signing_key")
+        signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
         leases = Leases(database)
         settler = Settler(
             database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
@@ -149,7 +150,7 @@ class Gateway:
         return cls(
             settings=settings,
             database=database,
-            identities=Identities(database, pepper),
+            identities=Identities(database, secrets.pepper),
             base=base,
             catalog=catalog,
             uploads=uploads,
@@ -179,7 +180,7 @@ class Gateway:
             token_leases=token_leases,
             drain=Drain(load, running, engines, settings.drain_timeout_s),
             metrics=metrics,
-            pepper=pepper,
+            pepper=secrets.pepper,
             admin_key=admin_key,
             work_dir=work_dir,
         )

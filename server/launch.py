@@ -12,7 +12,6 @@ ServeError
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from typing import Any
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
-from server.secrets_store import load_or_create_secret
+from server.secrets_store import Secrets
 from server.settings import Settings
 from server.supervisor import ChildSpec
 from server.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
@@ -90,9 +89,11 @@ def prepare(
 ) -> list[ChildSpec]:
     """Write what the processes read at start; the processes, in the order of their start.
 
-    settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError.
+    settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError,
+    SecretError.
     """
     data_dir = settings.data_dir
+    Secrets.load(data_dir, may_make=not _shares(settings))
     model_dir = find_model(settings.model)
     try:
         base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
@@ -113,6 +114,12 @@ def prepare(
     ]
 
 
+def _shares(settings: Settings) -> bool:
+    """Whether there may be other gateways, which need the same secrets."""
+    url = settings.database_url or "sqlite"
+    return settings.redis_url is not None or not url.startswith("sqlite")
+
+
 def find_model(model: str) -> Path:
     """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
     folder = Path(model).expanduser()
@@ -130,24 +137,6 @@ def find_model(model: str) -> Path:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
         reason = f"no such folder, and the hub does not give it ({first_line})"
         raise ModelNotFound(model, reason) from error
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class AdminKey:
-    """path: where it lies; None if it came from the environment. is_new: made just now."""
-
-    path: Path | None
-    key: str
-    is_new: bool
-
-
-def make_admin_key(data_dir: Path) -> AdminKey:
-    """The operator's key: CHORALE_ADMIN_KEY, or the one in the data directory, made if missing."""
-    if given := os.environ.get("CHORALE_ADMIN_KEY"):
-        return AdminKey(None, given, is_new=False)
-    path = data_dir / "admin.key"
-    is_new = not path.exists()
-    return AdminKey(path, load_or_create_secret(path), is_new)
 
 
 def write_private(path: Path, content: dict[str, Any]) -> None:

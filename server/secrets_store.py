@@ -1,17 +1,81 @@
-"""Secrets that are made on the first start and kept beside the data: pepper, admin key."""
+"""The secrets of a gateway, given by the operator or made on the first start beside the data.
+
+Given: in the environment, or in files of `D/secrets`. What several gateways share is never made by
+one of them: another would make its own, and refuse the keys of the first.
+
+SecretError
+├── EmptySecret      the file is there and holds nothing
+├── InvalidSecret    it is not 32 bytes in hex
+└── SecretMissing    it must be given
+"""
 
 import os
+import re
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
 
-class EmptySecret(Exception):
-    """The file is there and holds nothing: using it would be using no secret."""
+
+class SecretError(Exception):
+    """Everything this module raises; str() names the place, and never the secret."""
+
+
+class EmptySecret(SecretError):
+    """Using it would be using no secret."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         super().__init__(f"The secret file {path} is empty.")
+
+
+class InvalidSecret(SecretError):
+    def __init__(self, place: str) -> None:
+        self.place = place
+        super().__init__(
+            f"{place} must hold 32 bytes in hex; restore it. `openssl rand -hex 32` makes a new "
+            "one, with which what depends on the old one is not valid any more."
+        )
+
+
+class SecretMissing(SecretError):
+    def __init__(self, variable: str, path: Path) -> None:
+        self.variable, self.path = variable, path
+        super().__init__(
+            f"With PostgreSQL or Redis the secret {variable} must be given, the same to every "
+            f"gateway: make it with `openssl rand -hex 32` and set {variable}, or put it in {path}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """pepper: what keys are hashed with.   receipt_signing_key: Ed25519, 32 bytes in hex."""
+
+    pepper: str = field(repr=False)
+    receipt_signing_key: str = field(repr=False)
+
+    @classmethod
+    def load(cls, data_dir: Path, *, may_make: bool = True) -> "Secrets":
+        """From CHORALE_<NAME>, else D/secrets/<name>, made there if it may be.
+
+        Raises SecretError.
+        """
+        return cls(*(_load_given(data_dir, name, may_make) for name in cls.__slots__))
+
+
+def _load_given(data_dir: Path, name: str, may_make: bool) -> str:
+    variable, path = f"CHORALE_{name.upper()}", data_dir / "secrets" / name
+    if given := os.environ.get(variable):
+        place, secret = variable, given
+    elif may_make or path.exists():
+        place, secret = str(path), load_or_create_secret(path)
+    else:
+        raise SecretMissing(variable, path)
+    if not _HEX.fullmatch(secret):
+        raise InvalidSecret(place)
+    return secret
 
 
 def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> str:
@@ -33,6 +97,16 @@ def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> 
     finally:
         draft.unlink(missing_ok=True)
     return _load(path)
+
+
+def replace_secret(path: Path) -> str:
+    """A new one in its place, at once and with mode 0600."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    secret = _random_secret()
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    _write(draft, secret)
+    draft.rename(path)
+    return secret
 
 
 def _load(path: Path) -> str:

@@ -15,7 +15,10 @@ from registry.storage_url import parse_storage_url
 
 ENV_PREFIX = "CHORALE_"
 # Read by the client commands and by the supervisor, no settings of the server.
-_OTHER_ENV = {"CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG"}
+_OTHER_ENV = {
+    "CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG", "CHORALE_PEPPER",
+    "CHORALE_RECEIPT_SIGNING_KEY",
+}  # fmt: skip
 
 
 class UnknownSetting(Exception):

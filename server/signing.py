@@ -1,4 +1,4 @@
-"""The key that receipts and statements are signed with: Ed25519, made on the first start.
+"""The key that receipts and statements are signed with: Ed25519.
 
 Who verifies needs the public key only, so this module imports no database.
 """
@@ -6,26 +6,12 @@ Who verifies needs the public key only, so this module imports no database.
 import base64
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from server.secrets_store import load_or_create_secret
-
 # What is signed says what it is, so that a signature means one thing only.
 _DOMAIN = b"chorale receipt 1\n"
-
-
-class InvalidSigningKey(Exception):
-    """The key's file does not hold 32 bytes in hex."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        super().__init__(
-            f"{path} must hold an Ed25519 private key of 32 bytes, in hex; restore it, or move it "
-            "away to have a new one made."
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +42,6 @@ class Signer:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
         self.public = PublicKey(self._key.public_key().public_bytes_raw())
         self.key_id = self.public.key_id
-
-    @classmethod
-    def load_or_create(cls, path: Path) -> "Signer":
-        """The key in `path`, in hex; made there if there is none. Raises InvalidSigningKey."""
-        try:
-            seed = bytes.fromhex(load_or_create_secret(path))
-            return cls(seed)
-        except ValueError:
-            raise InvalidSigningKey(path) from None
 
     def sign(self, sha256: str) -> str:
         """Base64. Ed25519 is deterministic: the same document has one signature."""

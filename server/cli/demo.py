@@ -52,9 +52,9 @@ def demo(
 
 def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:
     """Tenants, keys and adapters that are not there yet. The content of demo.json."""
-    from server.launch import make_admin_key
+    from server.admin_key import AdminKey
 
-    url, admin_key = base_url(settings), make_admin_key(settings.data_dir).key
+    url, admin_key = base_url(settings), AdminKey.load(settings.data_dir).key
     known_keys = _known_keys(settings.data_dir / "demo.json")
     tenants = []
     for name, adapter_names in _TENANTS.items():

@@ -102,8 +102,9 @@ def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
 @contextmanager
 def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]]":
     """The three processes, stopped at the end, and the settings with what was derived."""
-    from server.launch import ServeError, make_admin_key, prepare, settle_settings
-    from server.secrets_store import EmptySecret
+    from server.admin_key import AdminKey
+    from server.launch import ServeError, prepare, settle_settings
+    from server.secrets_store import SecretError
     from server.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
     logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s")
@@ -112,14 +113,14 @@ def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]
         settings = settle_settings(settings)
         with lock_data_dir(settings.data_dir):
             children = prepare(settings)
-            admin_key = make_admin_key(settings.data_dir)
+            admin_key = AdminKey.load(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
             with Supervisor(children) as supervisor:
                 yield supervisor, settings
-    except (ServeError, ChildCannotStart, DataDirInUse, EmptySecret) as error:
+    except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 import uvicorn
 
 from engine.config import EngineConfig
+from server.admin_key import AdminKey
 from server.app import create_app
 from server.database import Database
 from server.failures import Failures
@@ -94,7 +95,7 @@ def _run_engine(folder: Path, pointed: Points) -> None:
 
 
 def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
-    gateway = Gateway.build(settings_for(folder, life.database_url), DEMO, "the-operator")
+    gateway = Gateway.build(settings_for(folder, life.database_url), DEMO, AdminKey("the-operator"))
     # A dead gateway's leases end soon: 10 s for everybody else.
     leases = Leases(gateway.database, LEASE_S)
     settler = Settler(

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.tables import metadata
+from server.admin_key import AdminKey
 from server.clock import now_ms
 from server.database import DEFAULT_FILE, Database
 from server.gateway import Gateway
@@ -53,7 +54,7 @@ def furnish(folder: Path) -> None:
     """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     prepare(settings)
-    gateway = Gateway.build(settings, DEMO, "the-operator")
+    gateway = Gateway.build(settings, DEMO, AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()
     asyncio.run(gateway.engines.close())

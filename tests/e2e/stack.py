@@ -20,6 +20,8 @@ import httpx
 ADMIN_KEY = "the-operators-own-admin-key"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 START_S = 60.0
+# Where gateways may share a database, what they must share too is given.
+SECRETS = {"CHORALE_PEPPER": "1" * 64, "CHORALE_RECEIPT_SIGNING_KEY": "2" * 64}
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Stack:
             "arena_bytes": 64 << 20,
             "drain_timeout_s": 5.0,
         } | settings
+        self._shares = {"database_url", "redis_url"} & settings.keys()
         self._fake = fake_engine
         self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,7 +98,8 @@ class Stack:
         path = self.data_dir / "settings.json"
         path.write_text(json.dumps(self._settings))
         module = "tests.e2e.serve_fake" if self._fake else "tests.e2e.serve_real"
-        env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY} | environment
+        env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY}
+        env |= (SECRETS if self._shares else {}) | environment
         self._process = subprocess.Popen([sys.executable, "-m", module, str(path)], env=env)
         if wait:
             self.wait_ready()

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from registry.ref import AdapterRef
+from server.admin_key import AdminKey
 from server.app import create_app
 from server.gateway import Gateway
 from server.keys import create_key
@@ -81,7 +82,7 @@ class InProcess:
             model=str(DEMO), model_name=model_name, data_dir=data_dir, database_url=database_url
         )
         engines = FakeEngines()
-        built = Gateway.build(settings, DEMO, ADMIN_KEY)
+        built = Gateway.build(settings, DEMO, AdminKey(ADMIN_KEY))
         asyncio.run(built.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
         return cls(replace(built, engines=engines), engines)

@@ -5,6 +5,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
+from server.admin_key import AdminKey
 from server.app import create_app
 from server.gateway import Gateway
 from server.routes import machines
@@ -31,7 +32,7 @@ def client() -> TestClient:
     """An application whose gateway holds nothing but an admin key; it is never started."""
     gateway = Gateway.__new__(Gateway)
     object.__setattr__(gateway, "metrics", _NoMetrics())
-    object.__setattr__(gateway, "admin_key", "the-admin-key")
+    object.__setattr__(gateway, "admin_key", AdminKey("the-admin-key"))
     object.__setattr__(gateway, "settings", Settings(model="none"))
     return TestClient(create_app(gateway))
 

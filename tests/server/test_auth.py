@@ -1,7 +1,3 @@
-import os
-import stat
-import threading
-
 import pytest
 import sqlalchemy as sa
 from hypothesis import given
@@ -16,7 +12,6 @@ from server.auth import (
     record_key_use,
 )
 from server.keys import DEFAULT_SCOPES, KeyNotFound, create_key, list_keys, revoke_key
-from server.secrets_store import EmptySecret, load_or_create_secret
 from server.tables import api_keys
 from server.tenants import (
     InvalidTenant,
@@ -216,37 +211,3 @@ def test_limits_are_replaced_as_a_whole(database):
         bad = limits if name == "ten_none" else TenantLimits(tokens_per_minute=0)
         with pytest.raises((TenantNotFound, InvalidTenant)):
             database.write_sync(lambda c, n=name, b=bad: set_limits(c, n, b, now_ms=NOW_MS))
-
-
-# ---- secrets ----
-
-
-def test_a_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
-    path = tmp_path / "secrets" / "pepper"
-    secret = load_or_create_secret(path)
-    assert len(secret) == 64
-    assert load_or_create_secret(path) == secret
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert os.listdir(path.parent) == ["pepper"]
-
-
-def test_processes_that_start_at_once_get_the_same_secret(tmp_path):
-    found, start = [], threading.Barrier(8)
-
-    def load():
-        start.wait()
-        found.append(load_or_create_secret(tmp_path / "pepper"))
-
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
-
-
-def test_an_empty_secret_is_an_error(tmp_path):
-    (tmp_path / "pepper").write_text("\n")
-    with pytest.raises(EmptySecret):
-        load_or_create_secret(tmp_path / "pepper")

@@ -19,10 +19,10 @@ from server.launch import (
     ModelNotFound,
     ModelNotServed,
     find_model,
-    make_admin_key,
     prepare,
     settle_settings,
 )
+from server.secrets_store import SecretMissing
 from server.settings import Settings
 from server.supervisor import Supervisor, SupervisorConfig
 from server.tokenizer import Tokenizer
@@ -38,6 +38,14 @@ def make_settings(tmp_path, **values):
 def prepare_all(tmp_path, **values):
     settings = make_settings(tmp_path, **values)
     return settings, {spec.name: spec for spec in prepare(settings)}
+
+
+def give_secrets(monkeypatch):
+    """Their names."""
+    names = ("CHORALE_PEPPER", "CHORALE_RECEIPT_SIGNING_KEY")
+    for name in names:
+        monkeypatch.setenv(name, "0" * 64)
+    return names
 
 
 def mode(path):
@@ -94,7 +102,8 @@ def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
             assert written[name] == getattr(settings, name)
 
 
-def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path):
+def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path, monkeypatch):
+    give_secrets(monkeypatch)
     url = "postgresql://chorale:secret@localhost/chorale"
     settings, _ = prepare_all(tmp_path, database_url=url)
     path = settings.data_dir / "gateway.json"
@@ -109,6 +118,7 @@ def test_each_process_gets_only_the_credentials_that_it_needs(tmp_path, monkeypa
     names = ("AWS_SECRET_ACCESS_KEY", "CHORALE_ADMIN_KEY", "CHORALE_DATABASE_URL", "HF_TOKEN")
     for name in names:
         monkeypatch.setenv(name, "secret")
+    names += give_secrets(monkeypatch)
     _, specs = prepare_all(tmp_path, threads=3)
     given = {name: {n for n in names if n in spec.environment} for name, spec in specs.items()}
     assert given["engine"] == set()
@@ -154,20 +164,12 @@ def test_no_context_is_longer_than_the_model_was_made_for(tmp_path):
         prepare_all(tmp_path, max_model_len=1025)
 
 
-def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
-    monkeypatch.delenv("CHORALE_ADMIN_KEY", raising=False)
-    first = make_admin_key(tmp_path)
-    again = make_admin_key(tmp_path)
-    assert first.is_new
-    assert not again.is_new
-    assert first.key == again.key == (tmp_path / "admin.key").read_text().strip()
-    assert mode(tmp_path / "admin.key") == 0o600
-
-
-def test_a_given_admin_key_is_written_nowhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("CHORALE_ADMIN_KEY", "given")
-    assert make_admin_key(tmp_path).key == "given"
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    "shared", [{"database_url": "postgresql://localhost/x"}, {"redis_url": "redis://localhost"}]
+)
+def test_what_gateways_share_must_be_given_before_anything_starts(tmp_path, shared):
+    with pytest.raises(SecretMissing, match="CHORALE_PEPPER"):
+        prepare_all(tmp_path, **shared)
 
 
 def test_a_public_prompt_becomes_the_tokens_that_chats_and_completions_begin_with(tmp_path):
