@@ -22,7 +22,8 @@ _MAX_FOUND = 1000
 
 async def cancel(gateway: Gateway, tenant_id: str, request_id: str) -> bool:
     """False when the tenant has no such request under way. Raises LedgerUnavailable."""
-    if gateway.running.get(request_id, tenant_id):
+    if running := gateway.running.get(request_id, tenant_id):
+        running.is_cancelled = True
         await gateway.engines.abort(request_id)
         return True
     if gateway.database.is_sqlite:
@@ -31,20 +32,25 @@ async def cancel(gateway: Gateway, tenant_id: str, request_id: str) -> bool:
 
 
 async def watch(gateway: Gateway) -> None:
-    """Until cancelled; returns at once on SQLite."""
-    while not gateway.database.is_sqlite:
+    """Until cancelled."""
+    while True:
         await asyncio.sleep(_POLL_S)
         with contextlib.suppress(LedgerUnavailable):  # the next look asks again
             await look(gateway)
 
 
 async def look(gateway: Gateway) -> None:
-    """End what was cancelled elsewhere and runs here. Raises LedgerUnavailable."""
-    if len(gateway.running):
-        # Again and again until its hold is closed: the first may come before the engine has it.
+    """End what runs here and was cancelled, here or elsewhere. Raises LedgerUnavailable.
+
+    Again and again until it has ended: the first time may have been before the engine had it.
+    """
+    if len(gateway.running) and not gateway.database.is_sqlite:
         for request_id in await gateway.database.read(noted_cancels):
-            if gateway.running.find(request_id):
-                await gateway.engines.abort(request_id)
+            if running := gateway.running.find(request_id):
+                running.is_cancelled = True
+    for request_id in gateway.running:
+        if (running := gateway.running.find(request_id)) and running.is_cancelled:
+            await gateway.engines.abort(request_id)
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:

@@ -11,6 +11,7 @@ class RunningRequest:
 
     wanted_tokens: completion tokens that it may come to, all answers together.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
+    is_cancelled: its tenant asked to end it, maybe before the engine had it.
     """
 
     request_id: str
@@ -19,6 +20,7 @@ class RunningRequest:
     wanted_tokens: int
     is_cold: bool
     has_begun: bool = False
+    is_cancelled: bool = False
 
 
 class Running:
