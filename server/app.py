@@ -34,6 +34,7 @@ from server.routes import (
     audit,
     audit_log,
     billing,
+    budgets,
     exports,
     inference,
     keys,
@@ -48,6 +49,7 @@ from server.routes import (
     statements,
     uploads,
     usage,
+    webhooks,
 )
 from server.signing_keys import record_key
 from server.tenants import TenantError
@@ -72,7 +74,7 @@ def create_app(gateway: Gateway) -> FastAPI:
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
-    for module in (keys, audit_log):
+    for module in (keys, audit_log, budgets, webhooks):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
         app.include_router(module.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)

@@ -190,6 +190,7 @@ def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "o
         actor=actor,
         action="budget.set",
         target=budget.tenant_id,
+        tenant_id=budget.tenant_id,
         detail=f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars",
     )
 
@@ -213,6 +214,7 @@ def remove_budget(
         actor=actor,
         action="budget.remove",
         target=tenant_id,
+        tenant_id=tenant_id,
         detail=f"{kind} {enforcement}",
     )
     return True

@@ -18,6 +18,8 @@ from registry.validate import AdapterLimits
 from server.admin_key import AdminKey
 from server.auditor import INTERVAL_S as AUDIT_INTERVAL_S
 from server.auditor import Auditor
+from server.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
+from server.budget_watch import BudgetWatch
 from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
@@ -48,6 +50,9 @@ from server.spool import Spool
 from server.statements import Statements
 from server.token_leases import TokenLeases
 from server.tokenizer import Tokenizer
+from server.webhook_delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
+from server.webhook_delivery import WebhookDelivery
+from server.webhook_urls import UrlRules
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,9 @@ class Gateway:
         )
         signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
         leases = Leases(database)
+        budgets = BudgetWatch(database)
+        rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
+        webhooks = WebhookDelivery(database, secrets.pepper, rules)
         settler = Settler(
             database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids
         )
@@ -173,7 +181,9 @@ class Gateway:
             statements=statements,
             auditor=auditor,
             ledger_probe=LedgerProbe(database),
-            chores=_chores(leases, kept, statements, exports, auditor, idempotency),
+            chores=_chores(
+                leases, kept, statements, exports, auditor, idempotency, budgets, webhooks
+            ),
             limiter=MemoryLimiter(),
             running=running,
             load=load,
@@ -204,6 +214,8 @@ def _chores(
     exports: ScheduledExports,
     auditor: Auditor,
     idempotency: IdempotencyKeys,
+    budgets: BudgetWatch,
+    webhooks: WebhookDelivery,
 ) -> Chores:
     """What one of the gateways on a database does: (name, turn, seconds between turns)."""
     return Chores(
@@ -214,6 +226,8 @@ def _chores(
             ("exports", exports.turn, EXPORTS_TURN_S),
             ("audit", auditor.turn, AUDIT_INTERVAL_S),
             ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
+            ("budgets", budgets.turn, BUDGETS_INTERVAL_S),
+            ("webhooks", webhooks.turn, WEBHOOKS_INTERVAL_S),
         ],
     )
 

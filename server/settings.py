@@ -82,6 +82,9 @@ class Settings(BaseModel):
     first_token_timeout_s: float = Field(30.0, gt=0)
     max_body_bytes: int = Field(4 << 20, ge=1 << 10)
     drain_timeout_s: float = Field(30.0, ge=0)
+    # Where webhooks may be sent to besides public addresses by https: for closed networks.
+    webhook_allow_http: bool = False
+    webhook_allow_private: bool = False
 
     @field_validator("public_prompts", mode="before")
     @classmethod

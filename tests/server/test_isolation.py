@@ -32,9 +32,10 @@ from registry.upload_rows import (
     UploadFile,
     insert_upload,
 )
-from server import ledger, prices
+from server import ledger, prices, webhooks
 from server.app import create_app
 from server.auth import ADAPTERS_READ, ADAPTERS_WRITE, ADMIN, INFERENCE, SCOPES, USAGE_READ
+from server.budgets import Budget, set_budget
 from server.database import DEFAULT_FILE
 from server.holds import insert_hold
 from server.keys import create_key, revoke_key
@@ -74,7 +75,8 @@ ABOUT_THE_CALLER = {
     "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
     "GET /v1/statements", "GET /v1/statements/{period}",
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
-    "GET /v1/organization/costs",
+    "GET /v1/organization/costs", "GET /v1/budgets", "GET /v1/webhook", "PUT /v1/webhook",
+    "DELETE /v1/webhook", "POST /v1/webhook/test", "GET /v1/webhook/events",
 }  # fmt: skip
 # A tenant's key reads its own there, and the operator's reads of all.
 FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
@@ -83,6 +85,7 @@ NAMED_IN_BODY = {"POST /v1/chat/completions", "POST /v1/completions"}
 SCOPE = {
     "receipts": USAGE_READ, "statements": USAGE_READ, "usage": USAGE_READ,
     "organization": USAGE_READ, "balance": USAGE_READ, "keys": ADMIN, "audit-log": ADMIN,
+    "budgets": USAGE_READ, "webhook": ADMIN,
     "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
     "GET adapters": ADAPTERS_READ,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
@@ -118,6 +121,8 @@ DETAILS = {
     "tenant": ["initech", "acme", "nobody"],
     "format": ["csv"],
     "period": ["2026-02"],
+    "kind": ["monthly"],
+    "enforcement": ["hard"],
 }
 DECLARED = {
     name: {"size_bytes": 2, "sha256": "0" * 64}
@@ -134,6 +139,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /admin/v1/tenants": {"name": "new"},
     "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
     "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
+    "PUT /v1/webhook": {"url": "https://hooks.example/x"},
+    "PUT /admin/v1/tenants/{tenant}/webhook": {"url": "https://hooks.example/x"},
+    "PUT /admin/v1/tenants/{tenant}/budgets/{kind}/{enforcement}": {"amount": "1"},
     "POST /v1/keys": {"name": "new"},
     "POST /v1/keys/{key_id}/rotate": {"overlap_s": 0},
     "PATCH /v1/keys/{key_id}": {"name": "new"},
@@ -245,6 +253,11 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     insert_hold(conn, hold)
     ledger.post(conn, SIGNER, ENGINE, [make_end(1, "used", tenant_id=tenant_id)], NOW_MS)
     put_schedule(conn, tenant_id, "csv", 3600, NOW_MS)
+    budget = Budget(tenant_id=tenant_id, kind="monthly", enforcement="hard", amount_nanousd=10**12)
+    set_budget(conn, budget, now_ms=NOW_MS)
+    url = "https://hooks.example/acme"
+    webhooks.set_webhook(conn, tenant_id, url, now_ms=NOW_MS, actor="operator")
+    webhooks.insert_event(conn, webhooks.new_event(tenant_id, "webhook.test", {}, now_ms=NOW_MS))
     for key_id in SUBJECTS["key_id"]:
         insert_key(conn, world.acme, key_id)
 
