@@ -19,18 +19,23 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Part:
-    """Some of one answer, or all of it. logprobs: in their OpenAI shape, None without any."""
+    """Some of one answer, or all of it. logprobs: in their OpenAI shape, None without any.
+
+    finish_reason, stop_cause: how it ended, in OpenAI's words and in the engine's.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    stop_cause: str | None = None
 
     def append(self, other: "Part") -> None:
         """What comes after."""
         self.text += other.text
         self.token_ids += other.token_ids
         self.finish_reason = other.finish_reason
+        self.stop_cause = other.stop_cause
         if self.logprobs is None:
             self.logprobs = other.logprobs
         elif other.logprobs is not None:
@@ -60,7 +65,7 @@ class Choice:
             # Here, output by output: an answer's worth at its end would hold up everybody else.
             logprobs = self._logprobs.render(output.new_token_ids, output.logprobs)
         reason = finish_reason(output) if is_final else None
-        return Part(text, list(output.new_token_ids), logprobs, reason)
+        return Part(text, list(output.new_token_ids), logprobs, reason, output.stop_cause)
 
     def whole(self, part: Part, prompt_token_ids: Sequence[int] | None) -> dict[str, Any]:
         """The choice of an answer that is not streamed. prompt_token_ids: None for no ids."""
@@ -88,11 +93,15 @@ class Choice:
         return choice
 
     def _head(self, part: Part) -> dict[str, Any]:
-        return {
+        head = {
             "index": self.index,
             "logprobs": part.logprobs,
             "finish_reason": part.finish_reason,
         }
+        if part.finish_reason is not None:
+            # OpenAI has no word for a budget that ended.
+            head["x_chorale"] = {"stop_cause": part.stop_cause}
+        return head
 
 
 @dataclass(frozen=True, slots=True)
