@@ -1,4 +1,4 @@
-"""Cancelling ends an answer as any other ends, wherever it has got to, and pays for what ran."""
+"""Cancelled or out of time, an answer ends as any other ends, and what ran of it is paid."""
 
 import json
 import sqlite3
@@ -19,8 +19,9 @@ STREAM = BODY | {"stream": True, "stream_options": {"include_usage": True}}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    """One request at a time: a second one waits in the engine's queue."""
+    """Two answers at a time: a third one waits in the engine's queue. 400 tokens take 4 s."""
     settings: dict[str, Any] = {"max_num_seqs": 2, "environment": {"FAKE_STEP_S": "0.01"}}
+    settings |= {"request_timeout_s": 1.5}
     folder = tmp_path_factory.mktemp("cancel")
     with running(folder, tiny_model, fake_engine=True, max_model_len=512, **settings) as stack:
         yield stack
@@ -110,3 +111,13 @@ def test_only_its_own_tenant_can_cancel_it_and_twice_is_no_fault(tenant: Tenant)
     assert asked.cancel().status_code in (200, 404), "it may have ended by now"
     asked.join(30)
     assert chunks(asked.answer)[-1]["usage"]["completion_tokens"] < 400
+
+
+def test_a_stream_that_runs_out_of_time_ends_as_length_with_its_usage(tenant: Tenant) -> None:
+    asked = Asked(tenant, STREAM)
+    asked.join(30)
+    *streamed, last = chunks(asked.answer)
+    assert streamed[-1]["choices"][0]["finish_reason"] == "length"
+    assert 0 < last["usage"]["completion_tokens"] < 400
+    assert last["usage"]["x_chorale"]["stop_cause"] == "deadline"
+    assert last["usage"]["x_chorale"]["cost_nanousd"] > 0
