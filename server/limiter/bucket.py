@@ -91,7 +91,7 @@ class Bucket:
             return
         unused = charge[0] - used * WINDOW_MS
         if unused < 0:
-            pass
+            self.backlog -= unused
         else:
             refund = min(unused, charge[1])
             self.backlog -= refund

@@ -93,6 +93,27 @@ def test_a_late_refund_is_worth_nothing_once_the_bucket_was_full():
     assert caller.standing(TOKENS).remaining == 0
 
 
+def test_two_late_refunds_do_not_count_the_same_refill_twice():
+    caller = Caller()
+    slow = [caller.acquire(TOKENS, tokens=tokens) for tokens in (100, 500)]
+    caller.now += 55_000
+    caller.acquire(TOKENS, tokens=550)
+    for grant in slow:
+        caller.limiter.settle(grant, 0)
+    assert caller.standing(TOKENS).remaining == 50
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_late_refunds_come_out_the_same_in_any_order(order):
+    caller = Caller()
+    slow = [caller.acquire(TOKENS, tokens=tokens) for tokens in (300, 200)]
+    caller.now += 45_000
+    caller.acquire(TOKENS, tokens=400)
+    for which in order:
+        caller.limiter.settle(slow[which], 0)
+    assert caller.standing(TOKENS).remaining == 200
+
+
 def test_a_request_for_more_than_the_limit_passes_an_idle_limit():
     caller = Caller()
     caller.acquire(TOKENS, tokens=100_000)
