@@ -3,7 +3,7 @@
 By what is posted, not by what is held: requests under way may still give something back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,12 +48,13 @@ class _Standing:
 class BudgetWatch:
     """A chore: looks at the budgets of all tenants that have a webhook."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
         self._database = database
+        self._clock = clock
 
     async def turn(self) -> int:
         """How many events it made. Raises LedgerUnavailable."""
-        at_ms, count, after = now_ms(), 0, _BEGINNING
+        at_ms, count, after = self._clock(), 0, _BEGINNING
         while True:
             changes = partial(_changes, after=after, at_ms=at_ms)
             page, after = await self._database.read(changes)

@@ -1,6 +1,7 @@
 """Delivers webhook events: at least once, signed, to public addresses, with waits between tries."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -38,35 +39,37 @@ class WebhookDelivery:
         pepper: str,
         rules: UrlRules,
         *,
-        transport: httpx.AsyncBaseTransport | None = None,
+        timeout_s: float = TIMEOUT_S,
+        clock: Callable[[], int] = now_ms,
     ) -> None:
         self._database = database
         self._pepper = pepper
         self._rules = rules
-        self._transport = transport
+        self._timeout_s = timeout_s
+        self._clock = clock
 
     async def turn(self) -> int:
         """Try what is due; forget what is old. How many tries. Raises LedgerUnavailable."""
         count = 0
         # No proxy and no .netrc: the address that was checked is the one that is connected to.
         async with httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=TIMEOUT_S, transport=self._transport
+            trust_env=False, follow_redirects=False, timeout=self._timeout_s
         ) as client:
             for _ in range(_MAX_ROUNDS):
-                due = await self._database.read(lambda conn: due_events(conn, now_ms()))
+                due = await self._database.read(lambda conn: due_events(conn, self._clock()))
                 if not due:
                     break
                 await asyncio.gather(*(self._try(client, *pair) for pair in due))
                 count += len(due)
-        await self._database.write(lambda conn: prune_events(conn, now_ms()))
+        await self._database.write(lambda conn: prune_events(conn, self._clock()))
         return count
 
     async def _try(self, client: httpx.AsyncClient, webhook: Webhook, event: Event) -> None:
-        started_ms = now_ms()
+        started_ms = self._clock()
         status, error = await self._post(client, webhook, event, started_ms)
 
         def write(conn: Connection) -> None:
-            note_try(conn, event, error, now_ms())
+            note_try(conn, event, error, self._clock())
             if status == _GONE:
                 gone = sa.update(webhooks).filter_by(webhook_id=webhook.webhook_id)
                 conn.execute(gone.values(is_enabled=False))
@@ -78,7 +81,7 @@ class WebhookDelivery:
     ) -> tuple[int | None, str | None]:
         """The status, and what was wrong; None if it was delivered."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 url = check_url(webhook.url, self._rules)
                 address = await resolve(url, self._rules)
                 async with client.stream(
@@ -97,7 +100,7 @@ class WebhookDelivery:
                 ) as answer:
                     await _read_little(answer)
         except TimeoutError:
-            return None, f"no answer within {TIMEOUT_S:g} s"
+            return None, f"no answer within {self._timeout_s:g} s"
         except BadWebhookUrl as error:
             return None, str(error)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

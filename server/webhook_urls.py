@@ -5,16 +5,22 @@ BadWebhookUrl   the URL cannot be sent to, or its host is not of the public inte
 
 import asyncio
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import httpx
 
 MAX_URL_CHARACTERS = 2048
-_NAT64 = IPv6Network("64:ff9b::/96")
-_AZURE_HOST = IPv4Address("168.63.129.16")
-"""A public address by its number; of the host that a virtual machine there runs on."""
+_PLAIN = re.compile(r"[!-~]+")
+_UNICAST = IPv6Network("2000::/3")
+"""All that the internet routes; what embeds an IPv4 address elsewhere is outside of it."""
+_INSIDE = (
+    IPv4Network("192.0.0.0/24"),  # global to Python 3.11; some clouds keep their metadata there
+    IPv4Network("192.88.99.0/24"),
+    IPv4Network("168.63.129.16/32"),  # the host of a virtual machine at Azure
+)
 
 
 class BadWebhookUrl(Exception):
@@ -31,8 +37,8 @@ class UrlRules:
 
 def check_url(text: str, rules: UrlRules) -> httpx.URL:
     """What is wrong with it without asking for its host's address. Raises BadWebhookUrl."""
-    if len(text) > MAX_URL_CHARACTERS or not text.isascii() or not text.isprintable():
-        raise BadWebhookUrl(f"url is at most {MAX_URL_CHARACTERS} printable ASCII characters.")
+    if len(text) > MAX_URL_CHARACTERS or not _PLAIN.fullmatch(text):
+        raise BadWebhookUrl(f"url is at most {MAX_URL_CHARACTERS} visible ASCII characters.")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
@@ -67,9 +73,11 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if address.sixtofour or address.teredo or address in _NAT64 or address.is_site_local:
+        if address.sixtofour or address.teredo or address not in _UNICAST:
             return False
-    return address.is_global and not address.is_multicast and address != _AZURE_HOST
+    elif address.is_multicast or any(address in network for network in _INSIDE):
+        return False
+    return address.is_global
 
 
 def _check_address(address: IPv4Address | IPv6Address, rules: UrlRules) -> None:
