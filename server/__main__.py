@@ -14,6 +14,8 @@ from server.admin_key import AdminKey
 from server.app import create_app
 from server.drain import Drain
 from server.gateway import Gateway
+from server.http_protocol import HttpLimits, protocol
+from server.logs import LogHandler, LogWriter
 from server.settings import Settings
 
 _UNREAD_MS = 60_000
@@ -21,24 +23,31 @@ _UNREAD_MS = 60_000
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="gateway: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
+    log_format = settings.log_format or ("text" if sys.stderr.isatty() else "json")
+    writer = LogWriter(sys.stderr, log_format)
+    logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = AdminKey.load(settings.data_dir)
     gateway = Gateway.build(settings, Path(written["model_dir"]), admin_key)
     config = uvicorn.Config(
-        create_app(gateway),
+        create_app(gateway, writer.write),
         host=settings.host,
         port=settings.port,
-        log_level="warning",
+        http=protocol(HttpLimits(settings.max_connections)),
+        # Its records are lines as all others; what strangers send that is no HTTP is not worth one.
+        log_config=None,
+        log_level="error",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
+    gateway.metrics.lines_dropped.set_function(lambda: writer.num_dropped)
     server = _Server(config, gateway.drain)
     with contextlib.suppress(KeyboardInterrupt):
         server.run([_listen(config)])
+    writer.close()
     if not server.started:  # it has said why
         sys.exit(1)
 

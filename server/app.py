@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.cors import CORSMiddleware
 
 from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
@@ -26,7 +25,7 @@ from server.errors import ApiError
 from server.gateway import Gateway
 from server.ledger import adopt_events
 from server.limiter.rules import RateLimited
-from server.metrics import Metrics
+from server.middleware import Edge, WriteLine
 from server.prices import ensure_price
 from server.routes import (
     adapters,
@@ -57,12 +56,22 @@ from server.tenants import TenantError
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
 _MAX_SHOWN_CHARACTERS = 64
+_METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    """The application around a gateway; starting it connects to the engine and the database."""
+def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> FastAPI:
+    """The application around a gateway; starting it connects to the engine and the database.
+
+    write_line: takes the log line of every request, as LogWriter.write does.
+    """
     app = FastAPI(
-        title="Chorale", version="0.1.0", lifespan=_lifespan, docs_url=None, redoc_url=None
+        title="Chorale",
+        version="0.1.0",
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # It would redirect to what the Host header says.
+        redirect_slashes=False,
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
@@ -87,7 +96,12 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
-    app.add_middleware(_RequestIds, metrics=gateway.metrics)
+    if origins := gateway.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"],
+            expose_headers=["*"],
+        )  # fmt: skip
+    app.add_middleware(Edge, routed=app, metrics=gateway.metrics, write_line=write_line)
     return app
 
 
@@ -174,7 +188,6 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(RateLimited, lambda _, e: _render(errors.from_rate_limit(e)))
     app.add_exception_handler(RequestValidationError, _render_validation)
     app.add_exception_handler(HTTPException, _render_http)
-    app.add_exception_handler(Exception, _render_unexpected)
 
 
 def _render(error: ApiError) -> JSONResponse:
@@ -195,33 +208,3 @@ def _render_http(_: Request, error: Exception) -> JSONResponse:
         return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
     code = "method_not_allowed" if error.status_code == 405 else None
     return _render(ApiError(error.status_code, str(error.detail), code=code))
-
-
-def _render_unexpected(_: Request, __: Exception) -> JSONResponse:
-    # The server logs it, with its trace; the customer learns nothing of our insides.
-    return _render(errors.internal_error())
-
-
-# ---- every request, every answer ----
-
-
-class _RequestIds:
-    """Gives every answer its `x-request-id` and counts it. Pure ASGI: streams pass untouched."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = f"req_{uuid.uuid4().hex}"
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"].append((b"x-request-id", request_id.encode()))
-                self._metrics.requests.labels(scope["method"], message["status"]).inc()
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

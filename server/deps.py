@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from server import auth, errors
+from server import auth, errors, logs
 from server.auth import Identity
 from server.clock import now_ms
 from server.gateway import Gateway
@@ -31,6 +31,7 @@ async def authenticate(gateway: GatewayDep, bearer: Bearer) -> Identity:
         raise errors.missing_api_key()
     identity = await gateway.identities.of(bearer.credentials)
     gateway.key_uses[identity.key_id] = now_ms()
+    logs.note(tenant_id=identity.tenant_id, key_id=identity.key_id)
     return identity
 
 

@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import RequestOutput
-from server import answers, errors, outcomes, prompts
+from server import answers, errors, logs, outcomes, prompts
 from server.admission import Admitted
 from server.answers import Choice, Part
 from server.clock import now_ms
@@ -44,6 +44,10 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
                     gateway.metrics.time_to_first_token.observe(waited_s)
                 if output.is_last:
                     _learn(gateway, admitted, output)
+                    logs.note(
+                        prompt_tokens=output.num_prompt_tokens,
+                        completion_tokens=output.num_completion_tokens,
+                    )
                 yield output
     except RequestRefused as refused:
         used_tokens = None

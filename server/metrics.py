@@ -92,6 +92,11 @@ class Metrics:
             ["method", "status"],
             registry=self._registry,
         )
+        self.lines_dropped = Gauge(
+            "chorale_log_lines_dropped",
+            "Log lines that were not written: who reads them was too slow",
+            registry=self._registry,
+        )
         self.time_to_first_token = Histogram(
             "chorale_time_to_first_token_seconds",
             "From the request's arrival at the gateway to its first tokens",

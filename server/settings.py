@@ -7,7 +7,7 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -27,6 +27,9 @@ class UnknownSetting(Exception):
 
 class InvalidSetting(Exception):
     """Which setting, and what it must be."""
+
+
+_Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]
 
 
 class Settings(BaseModel):
@@ -85,8 +88,11 @@ class Settings(BaseModel):
     # Where webhooks may be sent to besides public addresses by https: for closed networks.
     webhook_allow_http: bool = False
     webhook_allow_private: bool = False
+    max_connections: int = Field(4096, ge=1)  # of one gateway process
+    cors_origins: tuple[_Origin, ...] = ()  # of pages elsewhere that may call this
+    log_format: Literal["json", "text"] | None = None  # text on a terminal, else JSON
 
-    @field_validator("public_prompts", mode="before")
+    @field_validator("public_prompts", "cors_origins", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
         """A variable of the environment holds a JSON list."""

@@ -4,21 +4,26 @@ import asyncio
 import json
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from server import bodies
+from server.auth import INFERENCE, USAGE_READ
 from server.bodies import JsonBody, read_body
 from server.database import DEFAULT_FILE
 from server.errors import ApiError
 from server.json_text import MAX_DEPTH, MAX_VALUES, check_json
-from tests.server.in_process import InProcess
+from server.settings import Settings
+from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
 
@@ -164,15 +169,17 @@ def routes_with_bodies(product: InProcess) -> list[tuple[str, str]]:
 
 
 def test_a_body_is_not_read_for_a_caller_who_is_refused(product: InProcess) -> None:
-    scopeless = product.user("scopeless", scopes=frozenset())
+    keys = [
+        product.user(f"{scope[:5]}s", scopes={scope}).api_key for scope in (INFERENCE, USAGE_READ)
+    ]
     routes = routes_with_bodies(product)
     assert len(routes) > 15
     for method, path in routes:
-        for key in (None, "sk-chorale-nobodys"):
-            assert call_unread(product, method, path, key) == (401, 0), f"{method} {path}"
+        for none in (None, "sk-chorale-nobodys"):
+            assert call_unread(product, method, path, none) == (401, 0), f"{method} {path}"
         if path.startswith("/v1/"):
-            answer = call_unread(product, method, path, scopeless.api_key)
-            assert answer == (403, 0), f"{method} {path}: name the key before the body"
+            answers = [call_unread(product, method, path, key) for key in keys]
+            assert (403, 0) in answers, f"{method} {path}: name the key before the body"
 
 
 def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
@@ -199,10 +206,114 @@ def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -
     ],
 )
 def test_hostile_json_is_a_400_and_not_echoed(product: InProcess, body: bytes) -> None:
-    caller = product.user(f"hostile-{abs(hash(body))}")
+    caller = product.user(f"hostile-{body[:20].hex()}-{len(body)}")
     for path in ("/admin/v1/tenants", "/v1/completions", "/v1/chat/completions"):
         user = product.operator if "admin" in path else caller
         answer = user.call("POST", path, content=body)
         assert answer.status_code == 400, f"{path} {answer.text}"
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
         assert len(answer.content) < 1000
+
+
+# ---- what every answer says ----
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/admin/v1/tenants", "/nowhere", "/"])
+@pytest.mark.parametrize("key", [ADMIN_KEY, "nobodys"])
+def test_every_answer_has_the_headers_that_keep_browsers_and_caches_out(
+    product: InProcess, path: str, key: str
+) -> None:
+    headers = User(product, "", "", key).call("GET", path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+    assert headers["openai-version"] == "2020-10-01"
+    assert headers["openai-processing-ms"].isdecimal()
+    assert headers["x-request-id"].startswith("req_")
+    assert "server" not in headers
+    assert len(set(headers)) == len(headers.multi_items())
+
+
+def test_a_stream_keeps_the_headers_of_a_stream(product: InProcess) -> None:
+    answer = product.user("streams").complete("base", stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [
+        (b"mine-1 of 2", True),
+        (b"x" * 512, True),
+        (b"x" * 513, False),
+        (b"a\tb", False),
+        (b"\xc3\xa9", False),
+        (b"", False),
+    ],
+)
+def test_a_request_id_of_the_clients_own_comes_back_if_it_is_printable(
+    product: InProcess, sent: bytes, echoed: bool
+) -> None:
+    answer = product.operator.call("GET", "/health", headers={"x-client-request-id": sent})
+    assert answer.headers.get("x-client-request-id") == (sent.decode() if echoed else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/adapters/a%00b", "/v1/usage?start=%00"])
+def test_an_address_with_a_nul_is_refused(product: InProcess, path: str) -> None:
+    assert product.operator.call("GET", path).status_code == 400
+
+
+def test_no_answer_redirects_to_what_the_host_header_says(product: InProcess) -> None:
+    answer = product.operator.call("GET", "/admin/v1/tenants/", headers={"host": "evil.example"})
+    assert answer.status_code == 404
+    assert "evil" not in answer.text + str(answer.headers)
+
+
+def test_a_fault_of_ours_is_a_500_that_says_nothing(product: InProcess) -> None:
+    class Broken:
+        @property
+        def last(self) -> None:
+            raise RuntimeError("insides")
+
+    broken = InProcess(replace(product.gateway, auditor=Broken()), product.engines)
+    answer = broken.operator.call("GET", "/admin/v1/audit")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "insides" not in answer.text
+    assert answer.headers["x-request-id"]
+
+
+# ---- pages elsewhere ----
+
+
+def preflight(product: InProcess, origin: str) -> httpx.Response:
+    headers = {"origin": origin, "access-control-request-method": "POST"}
+    return product.operator.call("OPTIONS", "/v1/chat/completions", headers=headers)
+
+
+def test_without_a_setting_no_page_elsewhere_may_call(product: InProcess) -> None:
+    for answer in (
+        preflight(product, "https://app.example"),
+        product.operator.call("GET", "/health", headers={"origin": "https://app.example"}),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_only_the_origins_that_are_set_may_call_and_without_cookies(product: InProcess) -> None:
+    settings = product.gateway.settings.model_copy(
+        update={"cors_origins": ("https://app.example",)}
+    )
+    shared = InProcess(replace(product.gateway, settings=settings), product.engines)
+    answer = preflight(shared, "https://app.example")
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in answer.headers
+    for other in ("https://evil.example", "https://app.example.evil", "null"):
+        assert "access-control-allow-origin" not in preflight(shared, other).headers
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "null"])
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(model="none", cors_origins=(origin,))

@@ -369,7 +369,7 @@ def query_of(path: str) -> str:
 
 def _answer(answer: httpx.Response) -> Answer:
     """Without what is another at every time, and the length: that is of the id."""
-    others = ("x-request-id", "date", "content-length")
+    others = ("x-request-id", "date", "content-length", "openai-processing-ms")
     headers = {name: value for name, value in answer.headers.items() if name not in others}
     return answer.status_code, answer.text, headers
 
