@@ -67,7 +67,7 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 
 @router.post("/keys", status_code=201)
 async def create_own(
-    body: _TermsBody, gateway: GatewayDep, identity: TenantAdminKey
+    gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
 ) -> dict[str, Any]:
     """Within what the asking key has; the one answer that carries the key itself."""
     return await _create(gateway, identity.tenant_id, body, identity)
@@ -90,7 +90,7 @@ async def get_own(key_id: str, gateway: GatewayDep, identity: TenantAdminKey) ->
 
 @router.patch("/keys/{key_id}")
 async def change_own(
-    key_id: str, body: _TermsBody, gateway: GatewayDep, identity: TenantAdminKey
+    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
 ) -> dict[str, Any]:
     """What is not named stays as it is."""
     return await _change(gateway, identity.tenant_id, key_id, body, identity)
@@ -98,7 +98,7 @@ async def change_own(
 
 @router.post("/keys/{key_id}/rotate", status_code=201)
 async def rotate_own(
-    key_id: str, body: _RotationBody, gateway: GatewayDep, identity: TenantAdminKey
+    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _RotationBody
 ) -> dict[str, Any]:
     return await _rotate(gateway, identity.tenant_id, key_id, body, identity)
 

@@ -1,7 +1,7 @@
 """Limits as they stand, each with what takes of it and when that frees; and those of an adapter."""
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +13,7 @@ from server.adapter_limits import (
     limits_of_adapters,
     set_adapter_limits,
 )
+from server.bodies import json_body
 from server.clock import now_ms
 from server.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep, IdentityDep
 from server.limiter.rules import Standing
@@ -59,7 +60,10 @@ async def get_limits_of_adapter(
 
 @router.put("/adapters/{name}/limits")
 async def set_limits_of_adapter(
-    name: str, body: _Limits, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_Limits, json_body(_Limits)],
 ) -> dict[str, Any]:
     """Of all that ask for it together; what is left out is not limited."""
     limits = AdapterLimits(**body.model_dump())

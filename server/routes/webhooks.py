@@ -29,7 +29,7 @@ Body = Annotated[_NewWebhook, json_body(_NewWebhook)]
 
 
 @router.put("/webhook")
-async def set_webhook(body: Body, gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def set_webhook(gateway: GatewayDep, identity: TenantAdminKey, body: Body) -> dict[str, Any]:
     """The first answer carries the secret; another URL keeps it."""
     return await _set(gateway, identity.tenant_id, body.url, identity.actor)
 
