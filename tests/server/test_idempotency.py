@@ -1,6 +1,7 @@
 """Idempotency-Keys: one claim at a time, none that stays, the same answer to the same request."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import shutil
@@ -18,7 +19,6 @@ from hypothesis import strategies as st
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
 from server import idempotency, recordings
-from server.keys import create_key
 from server.database import Database, LedgerUnavailable
 from server.gateway_tables import idempotency_keys
 from server.idempotency import (
@@ -31,6 +31,7 @@ from server.idempotency import (
     release_key,
     store_answer,
 )
+from server.keys import create_key
 from server.ledger_tables import holds
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.in_process import FakeEngines, InProcess, User, make_welcome
@@ -95,6 +96,18 @@ def test_an_answer_is_kept_for_a_day_and_then_forgotten(database: Database, monk
     assert take(database, make_claim("kept")).request_id == "r1"
     row = take(database, make_claim("kept"))
     assert abs(row.expires_at_ms - row.created_at_ms - KEPT_MS) < 60_000
+
+
+def test_a_key_whose_day_is_over_is_free_before_it_is_pruned(
+    database: Database, monkeypatch
+) -> None:
+    old, new = make_claim(), make_claim(body=b"new")
+    take(database, old)
+    monkeypatch.setattr(idempotency, "KEPT_MS", -1)
+    database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
+    assert take(database, new) is None
+    assert take(database, old).status is None, "what was answered then is forgotten"
+    assert database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
 
 
 def test_pruning_goes_on_until_nothing_old_is_left_a_thousand_at_a_time(
@@ -634,6 +647,19 @@ def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> Non
         await body.aclose()
         await asyncio.wait_for(filling, 10)
         assert num_put == 500, "and once it has left, the request runs on"
+
+    asyncio.run(run())
+
+
+def test_of_an_answer_that_is_too_long_nothing_is_kept_in_memory(monkeypatch) -> None:
+    monkeypatch.setattr(recordings, "MAX_STORED_BYTES", 5000)
+
+    async def run() -> None:
+        recording = recordings.Recording(make_claim())
+        await recording.leave()
+        for number in range(200):
+            await recording.put(hashlib.sha256(bytes([number])).digest() * 40)
+        assert recording._kept == []
 
     asyncio.run(run())
 
