@@ -6,7 +6,6 @@ tenant: nothing here keeps a counter that could differ from them.
 BudgetExhausted   a hard budget does not pay for the prompt and one token
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -220,9 +219,11 @@ def remove_budget(
     return True
 
 
-def get_budgets(conn: Connection, tenant_ids: Collection[str]) -> list[Budget]:
-    """Those of these tenants, in one order; a tenant has four at most."""
-    query = sa.select(budgets).where(budgets.c.tenant_id.in_(tenant_ids))
+def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
+    """Those of a tenant, four at most; or of all. In one order."""
+    query = sa.select(budgets)
+    if tenant_id is not None:
+        query = query.where(budgets.c.tenant_id == tenant_id)
     query = query.order_by(budgets.c.tenant_id, budgets.c.kind, budgets.c.enforcement)
     return [Budget(**row._mapping) for row in conn.execute(query)]
 

@@ -28,6 +28,7 @@ _LIMITS = (
     "weight",
     "max_adapters",
     "max_adapter_bytes_total",
+    "monthly_budget",
 )
 
 
@@ -42,6 +43,7 @@ def create(
     weight: Annotated[float | None, typer.Option(help="Its share when busy.")] = None,
     max_adapters: Annotated[int | None, typer.Option()] = None,
     max_adapter_bytes_total: Annotated[int | None, typer.Option()] = None,
+    monthly_budget: Annotated[str | None, typer.Option(help="Dollars, then it is stopped.")] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,

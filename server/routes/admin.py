@@ -1,18 +1,21 @@
 """The operator's side: tenants, usage of all, residency."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
-from server import tenants
+from server import budgets, tenants
 from server.bodies import json_body
+from server.budgets import Budget
 from server.clock import now_ms
 from server.deps import GatewayDep
 from server.gateway import Gateway
+from server.rating import format_usd
+from server.routes.budgets import Dollars, nanousd
 from server.routes.usage import GroupBy, Time, render_usage
 from server.tenants import Tenant, TenantLimits
 
@@ -28,6 +31,9 @@ class _Limits(BaseModel):
     weight: float = Field(1.0, gt=0, le=1000)
     max_adapters: int | None = Field(None, ge=0, lt=2**31)
     max_adapter_bytes_total: int | None = Field(None, ge=0, lt=2**63)
+
+    # In dollars: what it may spend in a month, then it is stopped.
+    monthly_budget: Dollars | None = None
 
 
 class _Changes(_Limits):
@@ -45,26 +51,37 @@ class _NewTenant(_Limits):
 async def create_tenant(
     body: Annotated[_NewTenant, json_body(_NewTenant)], gateway: GatewayDep
 ) -> dict[str, Any]:
-    limits = TenantLimits(**body.model_dump(exclude={"name", "plan"}))
-    return _tenant(
-        await gateway.database.write(
-            lambda conn: tenants.create_tenant(
-                conn, body.name, now_ms=now_ms(), limits=limits, plan=body.plan
-            )
+    limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
+
+    def create(conn: Connection) -> Tenant:
+        made = tenants.create_tenant(
+            conn, body.name, now_ms=now_ms(), limits=limits, plan=body.plan
         )
-    )
+        if body.monthly_budget is not None:
+            _set_monthly_budget(conn, made, body.monthly_budget)
+        return made
+
+    return await _write(gateway, create)
 
 
 @router.get("/tenants")
 async def list_tenants(gateway: GatewayDep) -> dict[str, Any]:
-    found = await gateway.database.read(tenants.list_tenants)
-    return {"object": "list", "data": [_tenant(t) for t in found], "has_more": False}
+    def read(conn: Connection) -> list[dict[str, Any]]:
+        limits = _monthly_budgets(conn)
+        return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
+
+    return {"object": "list", "data": await gateway.database.read(read), "has_more": False}
 
 
 @router.get("/tenants/{tenant}")
 async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
     """By id or by name."""
-    return _tenant(await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant)))
+
+    def read(conn: Connection) -> dict[str, Any]:
+        found = tenants.get_tenant(conn, tenant)
+        return _tenant(found, _monthly_budgets(conn, found.tenant_id))
+
+    return await gateway.database.read(read)
 
 
 @router.patch("/tenants/{tenant}")
@@ -72,7 +89,7 @@ async def change_tenant(
     tenant: str, body: Annotated[_Changes, json_body(_Changes)], gateway: GatewayDep
 ) -> dict[str, Any]:
     """What is not named stays as it is."""
-    named = body.model_dump(exclude_unset=True, exclude={"plan"})
+    named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
 
     def change(conn: Connection) -> Tenant:
         found = tenants.get_tenant(conn, tenant)
@@ -81,6 +98,8 @@ async def change_tenant(
             tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
         if body.plan is not None:
             tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
+        if "monthly_budget" in body.model_fields_set:
+            _set_monthly_budget(conn, found, body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
 
     return await _write(gateway, change)
@@ -126,12 +145,40 @@ async def _change_status(
 
 async def _write(gateway: Gateway, write: Callable[[Connection], Tenant]) -> dict[str, Any]:
     """A change that this gateway's next request sees."""
-    tenant = await gateway.database.write(write)
-    gateway.identities.forget(tenant.tenant_id)
-    return _tenant(tenant)
+
+    def write_and_show(conn: Connection) -> dict[str, Any]:
+        tenant = write(conn)
+        return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
+
+    shown = await gateway.database.write(write_and_show)
+    gateway.identities.forget(shown["tenant_id"])
+    return shown
 
 
-def _tenant(tenant: Tenant) -> dict[str, Any]:
+def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) -> None:
+    """The hard one; None is without."""
+    if amount is None:
+        budgets.remove_budget(conn, tenant.tenant_id, "monthly", "hard", now_ms=now_ms())
+        return
+    budget = Budget(
+        tenant_id=tenant.tenant_id,
+        kind="monthly",
+        enforcement="hard",
+        amount_nanousd=nanousd(amount),
+    )
+    budgets.set_budget(conn, budget, now_ms=now_ms())
+
+
+def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str, str]:
+    """{tenant_id: dollars} of hard ones, of a tenant or of all."""
+    return {
+        budget.tenant_id: format_usd(budget.amount_nanousd)
+        for budget in budgets.get_budgets(conn, tenant_id)
+        if (budget.kind, budget.enforcement) == ("monthly", "hard")
+    }
+
+
+def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> dict[str, Any]:
     return {
         "object": "tenant",
         "tenant_id": tenant.tenant_id,
@@ -139,5 +186,6 @@ def _tenant(tenant: Tenant) -> dict[str, Any]:
         "status": tenant.status,
         "plan": tenant.plan,
         **dataclasses.asdict(tenant.limits),
+        "monthly_budget": monthly_budgets.get(tenant.tenant_id),
         "created_at": tenant.created_at_ms // 1000,
     }

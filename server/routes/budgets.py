@@ -19,11 +19,13 @@ router = APIRouter()
 admin_router = APIRouter()
 
 
-class _Amount(BaseModel):
-    """Dollars, below ten millions, with nine decimals at most."""
+Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]
+"""Below ten millions, with nine decimals at most."""
 
+
+class _Amount(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    amount: str = Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")
+    amount: Dollars
 
 
 @router.get("/budgets")
@@ -60,7 +62,7 @@ async def set_budget(
             tenant_id=tenants.get_tenant(conn, tenant).tenant_id,
             kind=kind,
             enforcement=enforcement,
-            amount_nanousd=int(Decimal(body.amount) * 10**9),
+            amount_nanousd=nanousd(body.amount),
         )
         budgets.set_budget(conn, budget, now_ms=now_ms())
         return _get(conn, budget.tenant_id, kind, enforcement)
@@ -81,10 +83,14 @@ async def remove_budget(
     return await gateway.database.write(write)
 
 
+def nanousd(amount: Dollars) -> int:
+    return int(Decimal(amount) * 10**9)
+
+
 def _list(conn: Connection, tenant_id: str) -> dict[str, Any]:
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
-    found = budgets.get_budgets(conn, [tenant_id])
+    found = budgets.get_budgets(conn, tenant_id)
     data = [_budget(budget, sums, at_ms) for budget in found]
     return {"object": "list", "data": data, "has_more": False}
 

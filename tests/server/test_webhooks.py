@@ -453,3 +453,18 @@ def test_an_amount_is_exact_decimal_dollars(product, amount):
     path = "/admin/v1/tenants/acme/budgets/monthly/hard"
     answer = product.operator.call("PUT", path, {"amount": amount})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "amount")
+
+
+def test_a_tenants_monthly_budget_is_its_hard_one(product):
+    operator = product.operator
+    made = operator.call("POST", "/admin/v1/tenants", {"name": "acme", "monthly_budget": "12.5"})
+    assert made.json()["monthly_budget"] == "12.500000000"
+    [budget] = operator.call("GET", "/admin/v1/tenants/acme/budgets").json()["data"]
+    assert (budget["kind"], budget["enforcement"]) == ("monthly", "hard")
+    changed = operator.call("PATCH", "/admin/v1/tenants/acme", {"weight": 2}).json()
+    assert changed["monthly_budget"] == "12.500000000"
+    changed = operator.call("PATCH", "/admin/v1/tenants/acme", {"monthly_budget": None}).json()
+    assert changed["monthly_budget"] is None
+    assert operator.call("GET", "/admin/v1/tenants/acme/budgets").json()["data"] == []
+    assert operator.call("GET", "/admin/v1/tenants/acme").json() == changed
+    assert operator.call("GET", "/admin/v1/tenants").json()["data"] == [changed]
