@@ -17,7 +17,8 @@ def record_audit(
 ) -> None:
     """One line of the audit log, in the transaction of what it tells about.
 
-    actor: `operator`, or `key:` and a key's id.   tenant_id: whose thing the target is.
+    actor: `operator`, `gateway` for what falls due, or `key:` and a key's id.
+    tenant_id: whose thing the target is.
     """
     conn.execute(
         insert(audit_log).values(

@@ -6,6 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, RowMapping
 
+from registry.adapter_rows import owner_of
 from registry.audit import record_audit
 from registry.tables import adapters
 from server.gateway_tables import adapter_limits
@@ -54,7 +55,13 @@ def set_adapter_limits(
     conn.execute(upsert)
     detail = " ".join(f"{name}={value}" for name, value in values.items())
     record_audit(
-        conn, at_ms=now_ms, actor=actor, action="adapter.limits", target=adapter_id, detail=detail
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="adapter.limits",
+        target=adapter_id,
+        tenant_id=owner_of(conn, adapter_id),
+        detail=detail,
     )
 
 

@@ -12,7 +12,7 @@ MAX_LINES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """actor: `operator`, or `key:` and a key's id.   tenant_id: whose thing the target is."""
+    """As registry.audit wrote it."""
 
     audit_id: int
     at_ms: int

@@ -124,6 +124,7 @@ def add_price(
         actor=actor,
         action="price.add",
         target=str(price.price_version),
+        tenant_id=scope_id if scope == "tenant" else None,
         detail=" ".join(f"{name}={value}" for name, value in asdict(price).items()),
     )
     return price

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
+from registry.audit import record_audit
 from registry.errors import StorageError
 from registry.storage import Storage
 from server import clock
@@ -69,7 +70,13 @@ def list_due(conn: Connection, now_ms: int) -> list[Schedule]:
 
 
 def put_schedule(
-    conn: Connection, tenant_id: str, format: ExportFormat, interval_s: int, now_ms: int
+    conn: Connection,
+    tenant_id: str,
+    format: ExportFormat,
+    interval_s: int,
+    now_ms: int,
+    *,
+    actor: str = "operator",
 ) -> Schedule:
     """Due at once. One that is there changes its interval only."""
     values = {
@@ -86,11 +93,21 @@ def put_schedule(
         set_={"interval_s": interval_s, "next_at_ms": now_ms},
     )
     conn.execute(upsert)
+    _audit(conn, "export.schedule", tenant_id, f"{format}, each {interval_s} s", now_ms, actor)
     return next(found for found in list_of(conn, tenant_id) if found.format == format)
 
 
-def delete_schedule(conn: Connection, tenant_id: str, format: ExportFormat) -> None:
-    conn.execute(sa.delete(scheduled_exports).where(*_is(tenant_id, format)))
+def delete_schedule(
+    conn: Connection,
+    tenant_id: str,
+    format: ExportFormat,
+    now_ms: int,
+    *,
+    actor: str = "operator",
+) -> None:
+    """Again is fine."""
+    if conn.execute(sa.delete(scheduled_exports).where(*_is(tenant_id, format))).rowcount:
+        _audit(conn, "export.unschedule", tenant_id, format, now_ms, actor)
 
 
 class ScheduledExports:
@@ -189,3 +206,17 @@ def _add(encoder: Encoder, page: Sequence[Receipt], file: IO[bytes]) -> None:
 
 def _is(tenant_id: str, format: ExportFormat) -> tuple[sa.ColumnElement[bool], ...]:
     return _columns.tenant_id == tenant_id, _columns.format == format
+
+
+def _audit(
+    conn: Connection, action: str, tenant_id: str, detail: str, now_ms: int, actor: str
+) -> None:
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=action,
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=detail,
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.audit import record_audit
 from server.clock import database_now_ms
 from server.database import Database
 from server.entries import lock_ledger
@@ -113,18 +114,23 @@ class Statements:
             if not after:
                 return count
 
-    def issue(self, tenant_id: str, period: str) -> Statement:
+    def issue(self, tenant_id: str, period: str, *, actor: str = "gateway") -> Statement:
         """The statement, now if it was not before. Raises PeriodNotOver."""
         figures = StatementFigures()
         while page := self._database.read_sync(lambda c: _page(c, tenant_id, period, figures)):
             for receipt in page:
                 figures.add(receipt)
         return self._database.write_sync(
-            lambda conn: self._insert(conn, tenant_id, period, figures.copy())
+            lambda conn: self._insert(conn, tenant_id, period, figures.copy(), actor)
         )
 
     def _insert(
-        self, conn: Connection, tenant_id: str, period: str, figures: StatementFigures
+        self,
+        conn: Connection,
+        tenant_id: str,
+        period: str,
+        figures: StatementFigures,
+        actor: str,
     ) -> Statement:
         """Under the ledger's lock: what was posted since the reads, and the statement."""
         lock_ledger(conn)
@@ -162,6 +168,15 @@ class Statements:
         )
         row = {name: getattr(statement, name) for name in Statement.__slots__}
         conn.execute(sa.insert(statements).values(**row))
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action="statement.issue",
+            target=tenant_id,
+            tenant_id=tenant_id,
+            detail=f"{period}, sha256 {sha256}",
+        )
         return statement
 
 

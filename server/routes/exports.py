@@ -150,7 +150,12 @@ async def put_schedule(
     return _schedule(
         await gateway.database.write(
             lambda conn: scheduled.put_schedule(
-                conn, identity.tenant_id, format, scheduled.INTERVAL_S[body.interval], now_ms()
+                conn,
+                identity.tenant_id,
+                format,
+                scheduled.INTERVAL_S[body.interval],
+                now_ms(),
+                actor=identity.actor,
             )
         )
     )
@@ -162,7 +167,9 @@ async def delete_schedule(
 ) -> dict[str, Any]:
     """Its objects stay."""
     await gateway.database.write(
-        lambda conn: scheduled.delete_schedule(conn, identity.tenant_id, format)
+        lambda conn: scheduled.delete_schedule(
+            conn, identity.tenant_id, format, now_ms(), actor=identity.actor
+        )
     )
     return {"object": "usage.export.deleted", "format": format, "deleted": True}
 

@@ -83,7 +83,9 @@ async def issue_statements(
     tenant_ids = await gateway.database.read(read)
     try:
         issued = [
-            await asyncio.to_thread(gateway.statements.issue, tenant_id, body.period)
+            await asyncio.to_thread(
+                gateway.statements.issue, tenant_id, body.period, actor="operator"
+            )
             for tenant_id in tenant_ids[:MAX_ISSUED]
         ]
     except PeriodNotOver as error:

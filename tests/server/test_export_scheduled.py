@@ -183,7 +183,7 @@ def test_killed_between_object_and_row_it_goes_on_behind_the_object(
 def test_a_schedule_that_is_made_again_goes_on_behind_its_objects(database, run, folder):
     for count in (3, 2):
         use(database, count=count)
-        database.write_sync(lambda c: delete_schedule(c, "ten_1", "jsonl"))
+        database.write_sync(lambda c: delete_schedule(c, "ten_1", "jsonl", NOW_MS))
         schedule(database)
         run(folder)
     assert seqs(folder) == [1, 2, 3, 4, 5]

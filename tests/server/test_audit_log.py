@@ -1,0 +1,146 @@
+"""Whatever manages something leaves a line: on every route, with its actor, without secrets."""
+
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+
+from registry.audit import record_audit
+from registry.tables import audit_log
+from server.tenants import create_tenant
+from tests.server.factories import NOW_MS
+from tests.server.in_process import InProcess
+from tests.server.test_isolation import (
+    ABOUT_THE_CALLER,
+    OPERATOR,
+    ROUTES,
+    SUBJECTS,
+    World,
+    empty,
+    filled,
+    kind_of,
+    requests,
+    world,
+)
+
+__all__ = ["empty", "filled", "world"]  # the fixtures of what there is
+
+MANAGES = ("PUT", "POST", "PATCH", "DELETE")
+# They change nobody's settings; what comes of an upload is told when it is published.
+MANAGE_NOTHING = {
+    "POST /v1/chat/completions", "POST /v1/completions",
+    "POST /v1/chat/completions/{answer_id}/cancel",
+    "POST /v1/adapters:validate", "POST /admin/v1/billing/simulate",
+    "POST /v1/adapters/{name}/uploads", "PUT /v1/uploads/{upload_id}/files/{filename}",
+    "DELETE /v1/uploads/{upload_id}", "POST /v1/uploads/{upload_id}/complete",
+    "POST /v1/adapters/{name}/versions/{version}/prove",
+    "POST /v1/webhook/test", "POST /admin/v1/tenants/{tenant}/webhook/test",
+}  # fmt: skip
+MANAGING = [route for route in ROUTES if route.startswith(MANAGES) and route not in MANAGE_NOTHING]
+BODIES = {
+    "POST /admin/v1/prices": {"prompt_nanousd": 1, "cached_nanousd": 1, "completion_nanousd": 1},
+    "POST /admin/v1/statements": {"period": "2026-02"},
+    "PATCH /admin/v1/tenants/{tenant}/keys/{key_id}": {"name": "new"},
+    "POST /admin/v1/tenants/{tenant}/keys/{key_id}/rotate": {"overlap_s": 0},
+}
+
+
+def lines(product: InProcess) -> list[sa.Row[tuple[object, ...]]]:
+    query = sa.select(audit_log).order_by(audit_log.c.audit_id)
+    return product.gateway.database.read_sync(lambda conn: list(conn.execute(query)))
+
+
+def subjects_of(route: str) -> list[str]:
+    if route in OPERATOR or route in ABOUT_THE_CALLER:
+        return SUBJECTS["key_id"]
+    return SUBJECTS[kind_of(route)]
+
+
+def test_what_is_said_to_manage_nothing_is_there() -> None:
+    assert set(ROUTES) >= MANAGE_NOTHING
+
+
+@pytest.mark.parametrize("route", MANAGING)
+def test_every_act_of_management_leaves_a_line(world: World, route: str) -> None:
+    product = world.product
+    user = product.operator if route in OPERATOR else world.acme
+    before = len(lines(product))
+    shown = [product.gateway.pepper, world.acme.api_key.split("-")[3]]
+    for subject in subjects_of(route):
+        for method, path, body in requests(route, subject):
+            headers = {"idempotency-key": "once"}
+            answer = user.call(method, path, BODIES.get(route, body), headers)
+            if answer.is_success:
+                made = answer.json()
+                shown += [made[name] for name in ("api_key", "secret") if made.get(name)]
+    left = lines(product)[before:]
+    assert left, answer.text
+    actor = "operator" if route in OPERATOR else f"key:{world.acme.api_key.split('-')[2]}"
+    assert {line.actor for line in left} == {actor}
+    assert not any(secret.split("-")[-1] in repr(left) for secret in shown)
+
+
+@pytest.fixture
+def product(world: World) -> Iterator[InProcess]:
+    """With seven more lines of acme, and one of nobody's."""
+
+    def write(conn: sa.Connection) -> None:
+        for number in range(8):
+            record_audit(
+                conn, at_ms=NOW_MS + number * 1000, actor=f"key:k{number % 2}", action="test.act",
+                target=str(number), tenant_id=world.acme.tenant_id if number else None,
+            )  # fmt: skip
+
+    world.product.gateway.database.write_sync(write)
+    return world.product
+
+
+def targets(answer: object) -> list[str]:
+    return [line["target"] for line in answer.json()["data"]]  # type: ignore[attr-defined]
+
+
+def test_pages_hold_every_line_once_the_newest_first(product: InProcess) -> None:
+    seen: list[str] = []
+    query = "action=test.act&limit=3"
+    while True:
+        page = product.operator.call("GET", f"/admin/v1/audit-log?{query}").json()
+        seen += [line["target"] for line in page["data"]]
+        assert page["last_id"] == page["data"][-1]["audit_id"]
+        if not page["has_more"]:
+            break
+        query = f"action=test.act&limit=3&after={page['last_id']}"
+    assert seen == list("76543210")
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("tenant=acme", "7654321"),
+        ("tenant=globex", ""),
+        ("actor=key:k1", "7531"),
+        (f"start={NOW_MS // 1000 + 2}&end={NOW_MS // 1000 + 4}", "32"),
+    ],
+)
+def test_an_operator_reads_what_it_asks_for(product: InProcess, query: str, found: str) -> None:
+    answer = product.operator.call("GET", f"/admin/v1/audit-log?action=test.act&{query}")
+    assert targets(answer) == list(found)
+
+
+def test_a_tenants_admin_reads_what_its_keys_did_and_nothing_else(
+    product: InProcess, world: World
+) -> None:
+    product.gateway.database.write_sync(
+        lambda conn: create_tenant(conn, "fresh", now_ms=NOW_MS, actor="key:k1")
+    )
+    data = world.acme.call("GET", "/v1/audit-log?limit=1000").json()["data"]
+    assert [line["target"] for line in data if line["action"] == "test.act"] == list("7654321")
+    assert {line["tenant_id"] for line in data} == {world.acme.tenant_id}
+    assert not [line for line in data if not line["actor"].startswith("key:")]
+    assert world.globex.call("GET", "/v1/audit-log").json()["data"] == []
+
+
+@pytest.mark.parametrize(
+    "query", ["limit=0", "limit=1001", "after=x", "actor=a%00b", "start=yesterday", "tenant=%00"]
+)
+def test_what_cannot_be_asked_is_refused(product: InProcess, query: str) -> None:
+    assert product.operator.call("GET", f"/admin/v1/audit-log?{query}").status_code == 400
