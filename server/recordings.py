@@ -101,6 +101,8 @@ class Recording:
         return StoredAnswer(self.request_id, status, headers, body)
 
     def _keep(self, compressed: bytes) -> None:
+        if not compressed:  # the compressor gathers small pieces
+            return
         self._kept_bytes += len(compressed)
         if self._kept_bytes <= MAX_STORED_BYTES:
             self._kept.append(compressed)
