@@ -1,0 +1,203 @@
+"""The states of all limits in Redis: every call is one script, one round trip, one deadline.
+
+StateLost         Redis answers, but does not know this epoch: it was wiped, or began anew
+StateUnavailable  no answer within the deadline, or no connection
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import NoScriptError, RedisError
+
+from server.limiter.rules import Grant, Holder, Limit, Standing
+from server.limiter.states import asked_units, used_units
+
+SCRIPT = resources.files("server.limiter").joinpath("limits.lua").read_text()
+
+CARRIED = "~"
+"""Before the request id of a seat that was carried from an earlier epoch."""
+
+
+class StateUnavailable(Exception):
+    """Redis did not answer in time; nothing is known of what was asked."""
+
+
+class StateLost(Exception):
+    """Redis does not know the epoch; nothing was charged."""
+
+
+@dataclass(frozen=True, slots=True)
+class CarryNeeded:
+    """Seats of these limits have to be carried from the holds; nothing was charged."""
+
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """age_ms: of the epoch.   waits: of each limit, all 0 if it passed."""
+
+    age_ms: int
+    waits: tuple[int, ...]
+    standings: tuple[Standing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the script. clock_ms: None for Redis' own, which all gateways share."""
+
+    command: str
+    limits: tuple[Limit, ...]
+    units: tuple[int, ...]
+    request_id: str = ""
+    lease_ms: int = 0
+    carry_ms: int = 0
+    carried: str = ""
+    clock_ms: int | None = None
+
+    def keys(self, prefix: str) -> list[str]:
+        names = [f"{prefix}:{it.metric}:{it.scope}:{it.scope_id}" for it in self.limits]
+        return [f"{prefix}:born", *names]
+
+    def arguments(self) -> list[str | int]:
+        clock_ms = "" if self.clock_ms is None else self.clock_ms
+        found: list[str | int] = [self.command, clock_ms, self.request_id, self.lease_ms]
+        found += [self.carry_ms, self.carried]
+        for limit, units in zip(self.limits, self.units, strict=True):
+            found += ["seats" if limit.metric == "concurrency" else "rate", limit.amount, units]
+        return found
+
+    def read(self, reply: list[Any]) -> Answer | CarryNeeded:
+        """Raises StateLost."""
+        if reply[0] == b"lost":
+            raise StateLost
+        if reply[0] == b"carry":
+            return CarryNeeded(tuple(self.limits[index - 1] for index in reply[1:]))
+        _, age_ms, waits, *each = reply
+        standings = tuple(
+            Standing(
+                limit=limit,
+                remaining=remaining,
+                reset_ms=reset_ms,
+                holders=tuple(_holder(*holder) for holder in holders),
+            )
+            for limit, remaining, reset_ms, holders in zip(self.limits, *each, strict=True)
+        )
+        return Answer(age_ms, tuple(waits), standings)
+
+
+def acquire_call(
+    request_id: str,
+    limits: Sequence[Limit],
+    tokens: int,
+    lease_ms: int,
+    *,
+    carry_ms: int = 0,
+    carried: dict[Limit, Sequence[tuple[str, int]]] | None = None,
+    clock_ms: int | None = None,
+) -> Call:
+    """carried: of each limit of seats, (request_id, lease_ms) of those under way."""
+    seats = {
+        str(index): [(CARRIED + name, left_ms) for name, left_ms in carried[limit]]
+        for index, limit in enumerate(limits, 1)
+        if carried and limit in carried
+    }
+    return Call(
+        "acquire",
+        tuple(limits),
+        tuple(asked_units(limit.metric, tokens) for limit in limits),
+        request_id,
+        lease_ms,
+        carry_ms,
+        json.dumps(seats) if seats else "",
+        clock_ms,
+    )
+
+
+def check_call(limits: Sequence[Limit], *, clock_ms: int | None = None) -> Call:
+    return Call("check", tuple(limits), (1,) * len(limits), clock_ms=clock_ms)
+
+
+def settle_call(
+    grant: Grant, used_tokens: int | None, *, carry_ms: int = 0, clock_ms: int | None = None
+) -> Call:
+    return Call(
+        "settle",
+        grant.limits,
+        tuple(used_units(limit.metric, used_tokens) for limit in grant.limits),
+        grant.request_id,
+        carry_ms=carry_ms,
+        clock_ms=clock_ms,
+    )
+
+
+def standings_call(limits: Sequence[Limit], *, clock_ms: int | None = None) -> Call:
+    return Call("standings", tuple(limits), (0,) * len(limits), clock_ms=clock_ms)
+
+
+class RedisStates:
+    """deadline_s: of one call.   max_connections: calls under way at once; more wait within it."""
+
+    def __init__(self, url: str, *, deadline_s: float = 0.05, max_connections: int = 32) -> None:
+        self._deadline_s = deadline_s
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url, max_connections=max_connections, timeout=deadline_s, protocol=2
+        )
+        self._redis = redis.asyncio.Redis.from_pool(pool)
+        self._script = self._redis.register_script(SCRIPT)
+
+    async def run(self, prefix: str, call: Call) -> Answer | CarryNeeded:
+        """Raises StateLost, StateUnavailable."""
+        reply = await self._in_time(self._evaluate(call.keys(prefix), call.arguments()))
+        return call.read(reply)
+
+    async def begin(self, prefix: str, *, is_first: bool) -> None:
+        """Make an epoch known, before anyone else hears of it. Raises StateUnavailable.
+
+        is_first: nothing was ever counted before, so that every limit has all of its amount.
+        """
+        # 0: born by its first call, which comes after all calls of the epoch before it.
+        born_ms = 1 if is_first else 0
+        await self._in_time(self._redis.set(f"{prefix}:born", born_ms, nx=True))
+
+    async def ping(self) -> None:
+        """Raises StateUnavailable."""
+        await self._in_time(self._redis.ping())
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _evaluate(self, keys: list[str], arguments: list[str | int]) -> Any:
+        try:
+            return await self._redis.evalsha(self._script.sha, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return await self._redis.eval(SCRIPT, len(keys), *keys, *arguments)
+
+    async def _in_time(self, answer: Any) -> Any:
+        task = asyncio.ensure_future(answer)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
+            for _ in range(_LAST_LOOKS):
+                if task.done():
+                    break
+                # This process was late, maybe, not Redis: its answer may lie in the socket.
+                await asyncio.sleep(0)
+            if not task.done():
+                raise StateUnavailable
+            return task.result()
+        except (RedisError, OSError) as error:
+            raise StateUnavailable from error
+        finally:
+            task.cancel()
+
+
+_LAST_LOOKS = 4
+
+
+def _holder(request_id: bytes, units: int, expires_ms: int) -> Holder:
+    return Holder(request_id.decode().removeprefix(CARRIED), units, expires_ms)

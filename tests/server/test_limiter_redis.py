@@ -1,0 +1,53 @@
+"""The script on a real Redis, at times that the tests hand in."""
+
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from server.limiter.redis_states import (
+    SCRIPT,
+    Answer,
+    acquire_call,
+    check_call,
+    settle_call,
+    standings_call,
+)
+from tests.server.limiter_machine import BORN_MS, LimiterMachine
+
+PREFIX = "chorale:{test}:1"
+
+
+class ScriptStates:
+    """Answers as `States` does."""
+
+    def __init__(self, client):
+        self.client = client
+        client.flushall()
+        client.set(f"{PREFIX}:born", BORN_MS)
+
+    def run(self, call) -> Answer:
+        keys = call.keys(PREFIX)
+        return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
+
+    def acquire(self, request_id, limits, tokens, lease_ms, now_ms):
+        call = acquire_call(request_id, limits, tokens, lease_ms, clock_ms=now_ms)
+        return list(self.run(call).waits)
+
+    def check(self, limits, now_ms):
+        return list(self.run(check_call(limits, clock_ms=now_ms)).waits)
+
+    def settle(self, grant, used_tokens, now_ms):
+        self.run(settle_call(grant, used_tokens, clock_ms=now_ms))
+
+    def standings(self, limits, now_ms, *, with_holders):
+        return self.run(standings_call(limits, clock_ms=now_ms)).standings
+
+
+def test_the_script_is_the_models_step_by_step(redis_server):
+    client = redis_server.client
+
+    class ScriptMachine(LimiterMachine):
+        def make_subject(self):
+            return ScriptStates(client)
+
+    steps = settings(max_examples=20, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(ScriptMachine, settings=steps)
