@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -26,6 +27,7 @@ from server.gateway import Gateway
 from server.ledger import adopt_events
 from server.limiter.rules import RateLimited
 from server.middleware import Edge, WriteLine
+from server.openapi import openapi_document
 from server.prices import ensure_price
 from server.routes import (
     adapters,
@@ -96,6 +98,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(machines.router)
     _handle_errors(app)
+    app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]
     if origins := gateway.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"],

@@ -34,7 +34,7 @@ class _Terms(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     name: str = Field("", max_length=MAX_NAME)
-    scopes: list[str] | None = Field(None, max_length=_MAX_SCOPES)
+    scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=_MAX_SCOPES)
     expires_at: int | None = Field(None, ge=0, le=_MAX_S)
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
