@@ -31,10 +31,15 @@ _TRANSIENT = (ConnectionError, TimeoutError, EngineDeadError, LedgerUnavailable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlerConfig:
-    """group_size: records in one transaction.   max_skipped: passes that a dead engine sits out."""
+    """group_size: records in one transaction.   max_skipped: passes that a dead engine sits out.
+
+    gather_s: from the first end of a group to its settling. One end costs 5 ms of a processor when
+    it is settled alone, and 0.3 among others.
+    """
 
     group_size: int = 256
     poll_s: float = 0.2
+    gather_s: float = 0.05
     read_timeout_s: float = 5.0
     void_interval_s: float = 5.0
     max_skipped: int = 16
@@ -109,6 +114,7 @@ class Settler:
             if not self._stopped:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), self._config.poll_s)
+                    await asyncio.sleep(self._config.gather_s)
 
     async def wait_settled(self, timeout_s: float) -> bool:
         """Whether what an engine had to tell when we started is posted by then."""
