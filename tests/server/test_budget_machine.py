@@ -291,7 +291,7 @@ def new_sqlite(migrated_sqlite, tmp_path):
 
 
 def test_budgets_are_what_the_model_says_whatever_happens(new_sqlite, tmp_path):
-    run(tmp_path, new_sqlite, max_examples=25, steps=40)
+    run(tmp_path, new_sqlite, max_examples=15, steps=30)
 
 
 def test_budgets_are_what_the_model_says_on_postgresql(empty_postgres, tmp_path):
@@ -300,7 +300,7 @@ def test_budgets_are_what_the_model_says_on_postgresql(empty_postgres, tmp_path)
 
 @pytest.mark.soak
 def test_budgets_are_what_the_model_says_for_long(new_sqlite, tmp_path):
-    run(tmp_path, new_sqlite, max_examples=1500, steps=60)
+    run(tmp_path, new_sqlite, max_examples=300, steps=60)
 
 
 def test_four_gateways_at_once_never_go_over_a_tiny_budget(postgres_database, tmp_path):
