@@ -1,30 +1,23 @@
 """`chorale audit`: what the ledger says in one place against what it says in another."""
 
-import json as json_of
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from server.cli.beside import DatabaseUrl, open_beside
 from server.cli.connection import DEFAULT_DATA_DIR, DataDir, Json
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table, stderr
 
 if TYPE_CHECKING:
     from server.audit.report import Progress, Report
-    from server.database import Database
-
-STATEMENT_TIMEOUT_S = 600.0
-"""Nobody waits for this reader; a gateway's own statements have 5 s."""
 
 
 def audit(
     data_dir: DataDir = DEFAULT_DATA_DIR,
-    database_url: Annotated[
-        str | None, typer.Option(help="Another database; without it the data directory's own.")
-    ] = None,
+    database_url: DatabaseUrl = None,
     since: Annotated[
         str | None, typer.Option(help="ISO date: row by row only what was posted since then.")
     ] = None,
@@ -44,7 +37,7 @@ def audit(
     has_engine = (engine_dir / "identity").exists()
     since_ms = 0 if since is None else _at_ms(since)
     try:
-        with _opened(data_dir, database_url) as database, _telling() as tell:
+        with open_beside(data_dir, database_url) as database, _telling() as tell:
             report = database.read_sync(
                 lambda conn: run_audit(
                     conn,
@@ -64,32 +57,6 @@ def audit(
         _show(report, has_engine=has_engine)
     if report.num_findings:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _opened(data_dir: Path, url: str | None) -> "Iterator[Database]":
-    """The database beside its gateway. Raises CommandFailed where there is none."""
-    from server.database import DEFAULT_FILE, Database, DatabaseConfig
-
-    url = url or _url_of_gateway(data_dir)
-    file = data_dir / DEFAULT_FILE
-    if url is None and not file.exists():
-        raise CommandFailed(f"There is no {file}; give --data-dir or --database-url.", exit_code=2)
-    config = DatabaseConfig(statement_timeout_s=STATEMENT_TIMEOUT_S)
-    database = Database(url, data_dir=data_dir, exclusive=False, config=config)
-    try:
-        yield database
-    finally:
-        database.close()
-
-
-def _url_of_gateway(data_dir: Path) -> str | None:
-    """What `chorale serve` was started with."""
-    path = data_dir / "gateway.json"
-    if not path.exists():
-        return None
-    url: str | None = json_of.loads(path.read_text())["settings"].get("database_url")
-    return url
 
 
 @contextmanager

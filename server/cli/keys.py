@@ -1,71 +1,173 @@
-"""`chorale keys`: API keys of tenants."""
+"""`chorale keys`: API keys, and the operator's own."""
 
-from typing import Annotated
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from server.cli.beside import DatabaseUrl, open_beside
 from server.cli.connection import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
     AdminKey,
+    ApiKey,
     DataDir,
     Json,
     Url,
     as_operator,
+    as_tenant,
 )
-from server.cli.terminal import say, show, show_json, show_table
+from server.cli.terminal import CommandFailed, say, show, show_json, show_table
 
-app = typer.Typer(no_args_is_help=True, help="API keys of tenants (operator).")
+if TYPE_CHECKING:
+    from server.client.http import Client
 
-Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
+app = typer.Typer(no_args_is_help=True, help="API keys: a tenant's (operator), or one's own.")
+
+Tenant = Annotated[
+    str | None,
+    typer.Argument(help="Id or name. Without it your own account, by an API key with scope admin."),
+]
+KeyId = Annotated[str, typer.Argument(help="Of `chorale keys list`.")]
+
+_DAY_S = 86_400
 
 
 @app.command("create")
 def create(
-    tenant: Tenant,
+    tenant: Tenant = None,
     name: Annotated[str, typer.Option(help="To tell it from others.")] = "",
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="May be repeated: inference, adapters:read, adapters:write, usage:read, admin. "
+            "All but admin if left out."
+        ),
+    ] = None,
+    expires_at: Annotated[int | None, typer.Option(help="Unix seconds.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option()] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option()] = None,
+    max_concurrency: Annotated[int | None, typer.Option()] = None,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
     """Make a key. It is shown now and never again: the server keeps only its HMAC."""
-    with as_operator(url, admin_key, data_dir) as client:
-        key = client.request("POST", f"/admin/v1/tenants/{tenant}/keys", body={"name": name})
-    if json:
-        show_json(key)
-        return
-    say(f"Key {key['key_id']}, shown only this once:")
-    show(key["api_key"])
+    terms = {
+        "scopes": scope,
+        "expires_at": expires_at,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "max_concurrency": max_concurrency,
+    }
+    body = {"name": name} | {field: value for field, value in terms.items() if value}
+    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
+        _show_new(client.request("POST", _path(tenant), body=body), json)
 
 
 @app.command("list")
 def list_keys(
-    tenant: Tenant,
+    tenant: Tenant = None,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """A tenant's keys, revoked ones too."""
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("GET", f"/admin/v1/tenants/{tenant}/keys")["data"]
+    """Keys and when they were used last, revoked ones too."""
+    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
+        found = client.list_all(_path(tenant), "after", "key_id")
     if json:
         show_json(found)
         return
     rows = [{**key, "state": "revoked" if key.get("revoked_at") else "active"} for key in found]
-    show_table(("key_id", "name", "prefix", "scopes", "state"), rows)
+    columns = ("key_id", "name", "prefix", "scopes", "created_by", "expires_at", "last_used_at")
+    show_table((*columns, "state"), rows)
+
+
+@app.command("rotate")
+def rotate(
+    key_id: KeyId,
+    tenant: Tenant = None,
+    overlap_s: Annotated[
+        int, typer.Option(help="How long the old key is still good, 7 days at most.")
+    ] = _DAY_S,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Make a key in place of another, which expires after the overlap."""
+    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
+        path = f"{_path(tenant)}/{key_id}/rotate"
+        _show_new(client.request("POST", path, body={"overlap_s": overlap_s}), json)
 
 
 @app.command("revoke")
 def revoke(
-    tenant: Tenant,
-    key_id: Annotated[str, typer.Argument(help="Of `chorale keys list`.")],
+    key_id: KeyId,
+    tenant: Tenant = None,
     url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Refuse a key from now on."""
-    with as_operator(url, admin_key, data_dir) as client:
-        client.request("DELETE", f"/admin/v1/tenants/{tenant}/keys/{key_id}")
+    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
+        client.request("DELETE", f"{_path(tenant)}/{key_id}")
     say(f"Key {key_id} is revoked.")
+
+
+@app.command("reset-admin")
+def reset_admin(data_dir: DataDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None) -> None:
+    """Make a new admin key, on the server's own machine; the old one is refused within 5 s."""
+    from sqlalchemy.exc import DBAPIError
+
+    from server.database import DatabaseError
+    from server.secrets_store import replace_secret
+
+    path = data_dir / "admin.key"
+    if not path.exists():
+        raise CommandFailed(f"There is no {path}: the server has its key from CHORALE_ADMIN_KEY.")
+    try:
+        with open_beside(data_dir, database_url) as database:
+            # Told first: a line for nothing is better than a key that nobody has heard of.
+            database.write_sync(_tell)
+        key = replace_secret(path)
+    except (DatabaseError, DBAPIError, OSError) as error:
+        raise CommandFailed(str(error).partition("\n")[0]) from error
+    say(f"The new admin key is in {path}")
+    if sys.stderr.isatty():
+        say(f"It is [bold]{key}[/bold]")
+
+
+def _tell(conn: Any) -> None:
+    from registry.audit import record_audit
+    from server.clock import now_ms
+
+    record_audit(
+        conn, at_ms=now_ms(), actor="operator", action="admin_key.reset", target="admin.key"
+    )
+
+
+def _connect(
+    tenant: str | None, url: str, api_key: str | None, admin_key: str | None, data_dir: Path
+) -> "AbstractContextManager[Client]":
+    return as_tenant(url, api_key) if tenant is None else as_operator(url, admin_key, data_dir)
+
+
+def _path(tenant: str | None) -> str:
+    return "/v1/keys" if tenant is None else f"/admin/v1/tenants/{tenant}/keys"
+
+
+def _show_new(key: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show_json(key)
+        return
+    say(f"Key {key['key_id']}, shown only this once:")
+    show(key["api_key"])

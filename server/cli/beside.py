@@ -1,0 +1,46 @@
+"""The database of a gateway, opened beside it on the same machine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from server.cli.terminal import CommandFailed
+
+if TYPE_CHECKING:
+    from server.database import Database
+
+STATEMENT_TIMEOUT_S = 600.0
+"""Nobody waits for a command; a gateway's own statements have 5 s."""
+
+DatabaseUrl = Annotated[
+    str | None, typer.Option(help="Another database; without it the data directory's own.")
+]
+
+
+@contextmanager
+def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
+    """What `chorale serve` was started with, or `url`. Raises CommandFailed where there is none."""
+    from server.database import DEFAULT_FILE, Database, DatabaseConfig
+
+    url = url or _url_of_gateway(data_dir)
+    file = data_dir / DEFAULT_FILE
+    if url is None and not file.exists():
+        raise CommandFailed(f"There is no {file}; give --data-dir or --database-url.", exit_code=2)
+    config = DatabaseConfig(statement_timeout_s=STATEMENT_TIMEOUT_S)
+    database = Database(url, data_dir=data_dir, exclusive=False, config=config)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _url_of_gateway(data_dir: Path) -> str | None:
+    path = data_dir / "gateway.json"
+    if not path.exists():
+        return None
+    url: str | None = json.loads(path.read_text())["settings"].get("database_url")
+    return url

@@ -1,0 +1,99 @@
+import stat
+
+import pytest
+import sqlalchemy as sa
+
+from registry.tables import audit_log
+from tests.server.fake_api import Api, fixed, is_one_line, make_run
+
+NEW = {"key_id": "k2", "api_key": "sk-secret"}
+LISTED = {"object": "list", "data": [{"key_id": "k1", "revoked_at": 5}], "has_more": False}
+ANSWERS = {
+    (method, f"{prefix}/keys{path}"): (200, answer)
+    for prefix in ("/v1", "/admin/v1/tenants/acme")
+    for method, path, answer in (
+        ("POST", "", NEW),
+        ("GET", "", LISTED),
+        ("POST", "/k1/rotate", NEW),
+        ("DELETE", "/k1", {}),
+    )
+}
+
+
+@pytest.fixture
+def api():
+    api = Api(fixed(ANSWERS))
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def run(api, monkeypatch, tmp_path):
+    return make_run(api.url, monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "prefix", "key"),
+    [((), "/v1/keys", "tenant-key"), (("acme",), "/admin/v1/tenants/acme/keys", "admin-key")],
+)
+def test_a_tenants_admin_and_the_operator_do_the_same_each_with_its_key(
+    run, api, tenant, prefix, key
+):
+    for command in (("create",), ("list",), ("rotate", "k1"), ("revoke", "k1")):
+        assert run("keys", *command, *tenant).exit_code == 0
+    assert [(method, path.partition("?")[0]) for method, path, _ in api.asked()] == [
+        ("POST", prefix),
+        ("GET", prefix),
+        ("POST", f"{prefix}/k1/rotate"),
+        ("DELETE", f"{prefix}/k1"),
+    ]
+    assert {request.headers["authorization"] for request in api.requests} == {f"Bearer {key}"}
+
+
+def test_what_was_said_of_a_key_is_sent_and_nothing_else(run, api):
+    run("keys", "create", "--scope", "admin", "--scope", "inference", "--max-concurrency", "3")
+    assert api.asked()[0][2] == {
+        "name": "",
+        "scopes": ["admin", "inference"],
+        "max_concurrency": 3,
+    }
+    run("keys", "create")
+    run("keys", "rotate", "k1", "--overlap-s", "0")
+    assert [body for *_, body in api.asked()[1:]] == [{"name": ""}, {"overlap_s": 0}]
+
+
+@pytest.mark.parametrize("command", [("create",), ("rotate", "k1")])
+def test_a_new_key_is_all_that_stands_on_stdout(run, command):
+    result = run("keys", *command)
+    assert result.stdout == "sk-secret\n"
+    assert "only this once" in result.stderr
+
+
+def test_the_admin_key_is_replaced_on_the_servers_machine_and_that_is_audited(
+    run, sqlite_database, tmp_path
+):
+    path = tmp_path / "admin.key"
+    path.write_text("old\n")
+    result = run("keys", "reset-admin", "--data-dir", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    new = path.read_text().strip()
+    assert len(new) == 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert new not in result.stdout + result.stderr
+    row = sqlite_database.read_sync(lambda conn: conn.execute(sa.select(audit_log)).one())
+    assert (row.actor, row.action) == ("operator", "admin_key.reset")
+    assert new not in repr(row)
+
+
+def test_without_its_record_the_admin_key_is_not_replaced(run, tmp_path):
+    (tmp_path / "admin.key").write_text("old\n")
+    result = run("keys", "reset-admin", "--data-dir", str(tmp_path))
+    assert is_one_line(result.stderr, "chorale.db")
+    assert (tmp_path / "admin.key").read_text() == "old\n"
+
+
+def test_a_key_of_the_environment_is_not_reset_in_a_file(run, sqlite_database, tmp_path):
+    result = run("keys", "reset-admin", "--data-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert "CHORALE_ADMIN_KEY" in result.stderr
+    assert not (tmp_path / "admin.key").exists()
