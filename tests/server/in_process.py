@@ -46,6 +46,9 @@ class FakeEngines:
     def residency(self, object_key: str) -> Residency | None:
         return None
 
+    def all_residency(self) -> list[Residency]:
+        return []
+
     async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
         self.prefetched.append((tenant_id, adapter))
 

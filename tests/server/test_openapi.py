@@ -130,20 +130,25 @@ def ask_everything(product: InProcess, num_examples: int) -> None:
     for found in schema.get_all_operations():
         operation = found.ok()
         key = ADMIN_KEY if operation.path.startswith("/admin/") else tenant.api_key
-        cases = operation.as_strategy() | operation.as_strategy(GenerationMode.NEGATIVE)
-        asked(given(case=cases)(asking(product, key)))()
+        answered: list[int] = []
+        asked(given(case=operation.as_strategy())(asking(product, key, answered)))()
+        assert answered, operation.label
+        if operation.body or operation.query:  # else there is nothing to do wrong
+            bad = operation.as_strategy(GenerationMode.NEGATIVE)
+            asked(given(case=bad)(asking(product, key, answered)))()
 
 
-def asking(product: InProcess, key: str) -> Callable[[Case], None]:
+def asking(product: InProcess, key: str, answered: list[int]) -> Callable[[Case], None]:
     def ask(case: Case) -> None:
         response = asyncio.run(send(product, case, key))
+        answered.append(response.status_code)
         case.validate_response(response, checks=CHECKS)
 
     return ask
 
 
 def test_no_request_of_the_document_is_answered_as_it_does_not_say(product: InProcess) -> None:
-    ask_everything(product, num_examples=2)
+    ask_everything(product, num_examples=1)
 
 
 @pytest.mark.soak
