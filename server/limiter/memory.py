@@ -18,7 +18,7 @@ from typing import Any
 from server.clock import now_ms as wall_ms
 from server.limiter.bucket import WINDOW_MS
 from server.limiter.rules import Grant, Limit, Standing
-from server.limiter.states import States, raise_if_limited
+from server.limiter.states import States, asked_units, raise_if_limited
 
 
 def monotonic_ms() -> int:
@@ -48,7 +48,8 @@ class MemoryLimiter:
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
     ) -> Grant:
         now_ms = self._clock()
-        waits = self._states.acquire(request_id, limits, tokens, lease_ms, now_ms)
+        units = [asked_units(limit.metric, tokens) for limit in limits]
+        waits = self._states.acquire(request_id, limits, units, lease_ms, now_ms)
         standings = self._states.standings(limits, now_ms)
         raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
         return Grant(
@@ -70,6 +71,9 @@ class MemoryLimiter:
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         return list(self._states.standings(limits, self._clock(), with_holders=True))
+
+    async def refresh(self) -> None:
+        """There is no other gateway whose way of counting it could be."""
 
     def load(self, path: Path, *, wall_now_ms: int | None = None) -> None:
         """Go on where the last gateway ended; from here on the file says that one runs."""

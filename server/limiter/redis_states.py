@@ -6,10 +6,10 @@ StateUnavailable  no answer within the deadline, or no connection
 
 import asyncio
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
@@ -21,6 +21,8 @@ SCRIPT = resources.files("server.limiter").joinpath("limits.lua").read_text()
 
 CARRIED = "~"
 """Before the request id of a seat that was carried from an earlier epoch."""
+
+_LAST_LOOKS = 4
 
 
 class StateUnavailable(Exception):
@@ -47,17 +49,20 @@ class Answer:
     standings: tuple[Standing, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of the script. clock_ms: None for Redis' own, which all gateways share."""
+    """One call of the script; see there. clock_ms: None for Redis' own, which all gateways share.
 
-    command: str
+    carried: of limits of seats, the (request_id, left_ms) of earlier epochs' requests.
+    """
+
+    command: Literal["acquire", "check", "settle", "standings"]
     limits: tuple[Limit, ...]
     units: tuple[int, ...]
     request_id: str = ""
     lease_ms: int = 0
     carry_ms: int = 0
-    carried: str = ""
+    carried: Mapping[Limit, Sequence[tuple[str, int]]] = field(default_factory=dict)
     clock_ms: int | None = None
 
     def keys(self, prefix: str) -> list[str]:
@@ -67,10 +72,21 @@ class Call:
     def arguments(self) -> list[str | int]:
         clock_ms = "" if self.clock_ms is None else self.clock_ms
         found: list[str | int] = [self.command, clock_ms, self.request_id, self.lease_ms]
-        found += [self.carry_ms, self.carried]
+        found += [self.carry_ms, self._carried_json()]
         for limit, units in zip(self.limits, self.units, strict=True):
             found += ["seats" if limit.metric == "concurrency" else "rate", limit.amount, units]
         return found
+
+    def _carried_json(self) -> str:
+        if not self.carried:
+            return ""
+        return json.dumps(
+            {
+                index: [(CARRIED + name, left_ms) for name, left_ms in self.carried[limit]]
+                for index, limit in enumerate(self.limits, 1)
+                if limit in self.carried
+            }
+        )
 
     def read(self, reply: list[Any]) -> Answer | CarryNeeded:
         """Raises StateLost."""
@@ -92,52 +108,47 @@ class Call:
 
 
 def acquire_call(
-    request_id: str,
-    limits: Sequence[Limit],
-    tokens: int,
-    lease_ms: int,
-    *,
-    carry_ms: int = 0,
-    carried: dict[Limit, Sequence[tuple[str, int]]] | None = None,
-    clock_ms: int | None = None,
-) -> Call:
-    """carried: of each limit of seats, (request_id, lease_ms) of those under way."""
-    seats = {
-        str(index): [(CARRIED + name, left_ms) for name, left_ms in carried[limit]]
-        for index, limit in enumerate(limits, 1)
-        if carried and limit in carried
-    }
-    return Call(
-        "acquire",
-        tuple(limits),
-        tuple(asked_units(limit.metric, tokens) for limit in limits),
-        request_id,
-        lease_ms,
-        carry_ms,
-        json.dumps(seats) if seats else "",
-        clock_ms,
-    )
-
-
-def check_call(limits: Sequence[Limit], *, clock_ms: int | None = None) -> Call:
-    return Call("check", tuple(limits), (1,) * len(limits), clock_ms=clock_ms)
-
-
-def settle_call(
-    grant: Grant, used_tokens: int | None, *, carry_ms: int = 0, clock_ms: int | None = None
+    request_id: str, limits: Sequence[Limit], tokens: int, lease_ms: int, carry_ms: int = 0
 ) -> Call:
     return Call(
-        "settle",
-        grant.limits,
-        tuple(used_units(limit.metric, used_tokens) for limit in grant.limits),
-        grant.request_id,
+        command="acquire",
+        limits=tuple(limits),
+        units=tuple(asked_units(limit.metric, tokens) for limit in limits),
+        request_id=request_id,
+        lease_ms=lease_ms,
         carry_ms=carry_ms,
-        clock_ms=clock_ms,
     )
 
 
-def standings_call(limits: Sequence[Limit], *, clock_ms: int | None = None) -> Call:
-    return Call("standings", tuple(limits), (0,) * len(limits), clock_ms=clock_ms)
+def check_call(limits: Sequence[Limit]) -> Call:
+    """Of one request of one token."""
+    return Call(command="check", limits=tuple(limits), units=(1,) * len(limits))
+
+
+def settle_call(grant: Grant, used_tokens: int | None, carry_ms: int = 0) -> Call:
+    return Call(
+        command="settle",
+        limits=grant.limits,
+        units=tuple(used_units(limit.metric, used_tokens) for limit in grant.limits),
+        request_id=grant.request_id,
+        carry_ms=carry_ms,
+    )
+
+
+def leave_call(grant: Grant, carry_ms: int) -> Call:
+    """The seats of a grant of an earlier epoch, where they were carried."""
+    seats = tuple(limit for limit in grant.limits if limit.metric == "concurrency")
+    return Call(
+        command="settle",
+        limits=seats,
+        units=(1,) * len(seats),
+        request_id=CARRIED + grant.request_id,
+        carry_ms=carry_ms,
+    )
+
+
+def standings_call(limits: Sequence[Limit]) -> Call:
+    return Call(command="standings", limits=tuple(limits), units=(0,) * len(limits))
 
 
 class RedisStates:
@@ -194,9 +205,6 @@ class RedisStates:
             raise StateUnavailable from error
         finally:
             task.cancel()
-
-
-_LAST_LOOKS = 4
 
 
 def _holder(request_id: bytes, units: int, expires_ms: int) -> Holder:

@@ -117,3 +117,6 @@ class Limiter(Protocol):
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         """Each limit as it is now, with its holders."""
+
+    async def refresh(self) -> None:
+        """After StaleEpoch, before `acquire` is called again."""

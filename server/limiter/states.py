@@ -30,23 +30,28 @@ class States:
         return len(self._states)
 
     def acquire(
-        self, request_id: str, limits: Sequence[Limit], tokens: int, lease_ms: int, now_ms: int
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        units: Sequence[int],
+        lease_ms: int,
+        now_ms: int,
     ) -> list[int]:
-        """How long to wait for each limit; all are 0 if all were charged."""
+        """How long to wait for each limit's units; all are 0 if all were charged."""
         waits = []
         states = []
-        for limit in limits:
+        for limit, asked in zip(limits, units, strict=True):
             state = self._state(limit, now_ms)
             states.append(state)
             if state is None:
                 waits.append(_SWEEP_MS)
             else:
                 state.touch(limit.amount, now_ms)
-                waits.append(state.wait_ms(limit.amount, asked_units(limit.metric, tokens), now_ms))
+                waits.append(state.wait_ms(limit.amount, asked, now_ms))
         if not any(waits):
-            for limit, state in zip(limits, states, strict=True):
+            for state, asked in zip(states, units, strict=True):
                 assert state is not None
-                state.charge(request_id, asked_units(limit.metric, tokens), lease_ms)
+                state.charge(request_id, asked, lease_ms)
         return waits
 
     def check(self, limits: Sequence[Limit], now_ms: int) -> list[int]:

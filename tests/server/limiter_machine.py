@@ -26,6 +26,45 @@ leases_ms = st.sampled_from([500, 20_000, 200_000, 200_000, 200_000])
 steps_ms = st.sampled_from([1, 17, 999, 1000, 3571, 8571, 8571, 20_000, 10**9])
 
 
+TOKENS = Limit("tokens", "tenant", "t", 600)
+
+refunds = st.lists(
+    st.tuples(
+        st.sampled_from(["acquire", "acquire", "wait", "settle", "settle"]),
+        st.sampled_from([1, 50, 100, 250, 400]),
+        st.sampled_from([500, 4000, 9000, 20_000, 45_000]),
+        st.integers(0, 9),
+    ),
+    max_size=25,
+)
+
+
+def check_refunds(subject, script):
+    """Many charges of one limit open together, settled in any order: `subject` is the model."""
+    now, log, open_ones = BORN_MS + 60_000, Log(BORN_MS, [(BORN_MS, TOKENS.amount)]), []
+    for number, (kind, tokens, ms, which) in enumerate(script):
+        if kind == "wait":
+            now += ms
+        elif kind == "acquire":
+            log.at = max(log.at, now)
+            wait = log.wait(False, TOKENS.amount, tokens, now)
+            assert subject.acquire(f"{number}", [TOKENS], [tokens], 10**7, now) == [wait]
+            if not wait:
+                log.charge(f"{number}", tokens, 10**7)
+                open_ones.append((number, tokens))
+        elif open_ones:
+            name, charged = open_ones.pop(which % len(open_ones))
+            used = charged * (which % 3) // 4
+            grant = Grant(
+                request_id=f"{name}", limits=(TOKENS,), tokens=charged, epoch=None, standings=()
+            )
+            log.settle(f"{name}", used, now)
+            subject.settle(grant, used, now)
+        (standing,) = subject.standings([TOKENS], now, with_holders=False)
+        assert standing.remaining == max(0, (600 * 60_000 - log.backlog(now)) // 60_000)
+        assert standing.reset_ms == -(-log.backlog(now) // 600)
+
+
 class LimiterMachine(RuleBasedStateMachine):
     """subject: answers as `States` does. A subclass names it."""
 
@@ -83,7 +122,8 @@ class LimiterMachine(RuleBasedStateMachine):
             log.at = max(log.at, self.now)
             log.amounts.append((log.at, limit.amount))
             expected.append(self.wait(limit, asked_units(limit.metric, tokens)))
-        assert self.subject.acquire(request_id, limits, tokens, lease_ms, self.now) == expected
+        units = [asked_units(limit.metric, tokens) for limit in limits]
+        assert self.subject.acquire(request_id, limits, units, lease_ms, self.now) == expected
         if any(expected):
             return
         for limit in limits:

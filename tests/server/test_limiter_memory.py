@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from server.limiter.memory import MemoryLimiter
 from server.limiter.rules import Grant, Limit, RateLimited
 from server.limiter.states import States
-from tests.server.limiter_machine import BORN_MS, LimiterMachine
+from tests.server.limiter_machine import BORN_MS, LimiterMachine, check_refunds, refunds
 
 REQUESTS = Limit("requests", "tenant", "t", 6)
 TOKENS = Limit("tokens", "tenant", "t", 600)
@@ -21,8 +21,14 @@ class StatesMachine(LimiterMachine):
         return States(born_ms=BORN_MS, max_states=100)
 
 
-StatesMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+StatesMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestTheStatesAreTheModelsStepByStep = StatesMachine.TestCase
+
+
+@settings(max_examples=300, deadline=None)
+@given(refunds)
+def test_refunds_of_charges_that_are_open_together_are_the_models(script):
+    check_refunds(States(born_ms=BORN_MS, max_states=10), script)
 
 
 class Caller:
@@ -175,7 +181,7 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
     for number, (wait_ms, tokens, share) in enumerate(script):
         now += wait_ms
         limits = (REQUESTS, TOKENS)
-        if not any(states.acquire(str(number), limits, tokens, 10**6, now)):
+        if not any(states.acquire(str(number), limits, (1, tokens), 10**6, now)):
             admitted.append([now, min(tokens, 600), 1])
             grant = Grant(
                 request_id=str(number), limits=limits, tokens=tokens, epoch=None, standings=()

@@ -1,6 +1,8 @@
 """The script on a real Redis, at times that the tests hand in."""
 
-from hypothesis import settings
+from dataclasses import replace
+
+from hypothesis import given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from server.limiter.redis_states import (
@@ -11,7 +13,7 @@ from server.limiter.redis_states import (
     settle_call,
     standings_call,
 )
-from tests.server.limiter_machine import BORN_MS, LimiterMachine
+from tests.server.limiter_machine import BORN_MS, LimiterMachine, check_refunds, refunds
 
 PREFIX = "chorale:{test}:1"
 
@@ -24,22 +26,23 @@ class ScriptStates:
         client.flushall()
         client.set(f"{PREFIX}:born", BORN_MS)
 
-    def run(self, call) -> Answer:
+    def run(self, call, now_ms) -> Answer:
+        call = replace(call, clock_ms=now_ms)
         keys = call.keys(PREFIX)
         return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
 
-    def acquire(self, request_id, limits, tokens, lease_ms, now_ms):
-        call = acquire_call(request_id, limits, tokens, lease_ms, clock_ms=now_ms)
-        return list(self.run(call).waits)
+    def acquire(self, request_id, limits, units, lease_ms, now_ms):
+        call = acquire_call(request_id, limits, 0, lease_ms)
+        return list(self.run(replace(call, units=tuple(units)), now_ms).waits)
 
     def check(self, limits, now_ms):
-        return list(self.run(check_call(limits, clock_ms=now_ms)).waits)
+        return list(self.run(check_call(limits), now_ms).waits)
 
     def settle(self, grant, used_tokens, now_ms):
-        self.run(settle_call(grant, used_tokens, clock_ms=now_ms))
+        self.run(settle_call(grant, used_tokens), now_ms)
 
     def standings(self, limits, now_ms, *, with_holders):
-        return self.run(standings_call(limits, clock_ms=now_ms)).standings
+        return self.run(standings_call(limits), now_ms).standings
 
 
 def test_the_script_is_the_models_step_by_step(redis_server):
@@ -49,5 +52,16 @@ def test_the_script_is_the_models_step_by_step(redis_server):
         def make_subject(self):
             return ScriptStates(client)
 
-    steps = settings(max_examples=20, stateful_step_count=30, deadline=None)
+    steps = settings(max_examples=50, stateful_step_count=40, deadline=None)
     run_state_machine_as_test(ScriptMachine, settings=steps)
+
+
+def test_refunds_of_charges_that_are_open_together_are_the_models(redis_server):
+    client = redis_server.client
+
+    @settings(max_examples=200, deadline=None)
+    @given(refunds)
+    def check(script):
+        check_refunds(ScriptStates(client), script)
+
+    check()
