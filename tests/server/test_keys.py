@@ -346,7 +346,7 @@ _acts = st.lists(
 
 @given(acts=_acts)
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_nothing_that_keys_do_gives_any_of_them_more_than_the_first_has(sqlite_database, acts):
     """The first is the operator's only; all others are its work, whatever they try."""
