@@ -1,0 +1,50 @@
+"""SECURITY.md says what is so: its rows are all there, and the tests that it names exist."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
+
+
+def rows() -> list[list[str]]:
+    """The cells of every row with a number."""
+    lines = (ROOT / "SECURITY.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    return [row for row in cells if row[0].isdecimal()]
+
+
+def test_there_is_a_row_for_each_of_the_44_rules() -> None:
+    assert [int(row[0]) for row in rows()] == list(range(1, 45))
+    assert all(len(row) == 4 and all(row) for row in rows())
+
+
+def test_every_row_names_a_test_or_says_why_there_is_none() -> None:
+    for number, _, how, shown in rows():
+        if not NAMED.search(shown):
+            assert shown == "none", number
+            assert how.startswith("No test") or "Not there:" in how, number
+
+
+def test_every_test_that_is_named_exists() -> None:
+    named = NAMED.findall((ROOT / "SECURITY.md").read_text())
+    assert len(named) > 80
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (
+            f"{path}::{name}"
+        )
+
+
+# ---- what a rule forbids, and no one test would meet ----
+
+
+def test_no_code_of_the_gateway_asks_for_an_address_made_from_the_host_header() -> None:
+    for path in (ROOT / "server").rglob("*.py"):
+        if path.parent.name not in ("client", "cli"):
+            found = re.search(r"request\.(url|base_url)|url_for\(", path.read_text())
+            assert not found, f"{path}: {found and found[0]}"
+
+
+def test_there_is_no_parser_of_forms() -> None:
+    for name in ("pyproject.toml", "constraints.txt"):
+        assert "multipart" not in (ROOT / name).read_text().lower()
