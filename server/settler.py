@@ -39,7 +39,7 @@ class SettlerConfig:
 
     group_size: int = 256
     poll_s: float = 0.2
-    gather_s: float = 0.05
+    gather_s: float = 0.1
     read_timeout_s: float = 5.0
     void_interval_s: float = 5.0
     max_skipped: int = 16
