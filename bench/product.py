@@ -40,9 +40,9 @@ class Product:
         self.process = process
         self._admin_key = admin_key
 
-    def create_tenant(self, name: str) -> str:
+    def create_tenant(self, name: str, **limits: int) -> str:
         """A new tenant's API key."""
-        self._call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name})
+        self._call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name, **limits})
         path = f"/admin/v1/tenants/{name}/keys"
         return str(self._call("POST", path, self._admin_key, json={"name": "bench"})["api_key"])
 
@@ -132,12 +132,12 @@ def started(
             process.wait()
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until /ready says so. Raises ProductFailed."""
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str = "/ready") -> None:
+    """Until that path answers 200. Raises ProductFailed."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(f"{url}/ready", timeout=1.0, trust_env=False).status_code == 200:
+            if httpx.get(f"{url}{path}", timeout=1.0, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:  # nobody listens yet
             pass

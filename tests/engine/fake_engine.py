@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,13 @@ def main() -> None:
     serve(EngineConfig(**json.loads(Path(sys.argv[1]).read_text())))
 
 
-def serve(config: EngineConfig, **journal_options: Any) -> None:
+def serve(
+    config: EngineConfig,
+    *,
+    make_runner: Callable[[TokenMeter], FakeRunner] = SlowRunner,
+    num_slabs: int = 2048,
+    **journal_options: Any,
+) -> None:
     """Until every gateway is gone."""
     step_tokens = config.max_num_batched_tokens or 128
     config = replace(config, max_num_batched_tokens=step_tokens, max_sum_ranks_per_step=1024)
@@ -47,12 +54,12 @@ def serve(config: EngineConfig, **journal_options: Any) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        adapters = AdapterManager(Arena(2048), FakeLoader())
+        adapters = AdapterManager(Arena(num_slabs), FakeLoader())
         vocabulary = read_vocabulary(Path(config.vocabulary_path))
         vocabulary += [b"?"] * (256 - len(vocabulary))
         scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
         journal = Journal(data_dir / "journal", engine_id, config.base_revision, **journal_options)
-        runner = SlowRunner(TokenMeter(data_dir / "meter"))
+        runner = make_runner(TokenMeter(data_dir / "meter"))
         core = EngineCore(
             scheduler,
             runner,

@@ -1,0 +1,1 @@
+"""What the gateway costs in front of an engine without a model, beside another proxy's."""

@@ -1,0 +1,59 @@
+"""`python -m bench.gateway`: JSON lines with what the gateway costs, and beside it a peer.
+
+TMPDIR says which disk the databases and the journal are on: one in memory makes commits free.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.billing.measurement import Measurement
+from bench.experiment import replace_rows
+from bench.gateway.commits import Commits
+from bench.gateway.overhead import Overhead
+from bench.gateway.streams import Streams
+from bench.report import describe_machine, json_line
+
+
+def measurements(litellm_env: str | None) -> Mapping[str, Measurement]:
+    return {
+        "commits": Commits(),
+        "overhead": Overhead(litellm_env=litellm_env),
+        "streams": Streams(litellm_env=litellm_env),
+    }
+
+
+def main() -> None:
+    named = measurements(None)
+    parser = argparse.ArgumentParser(prog="bench.gateway", description=__doc__)
+    parser.add_argument("--only", choices=named, action="append", help="may be repeated")
+    parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
+    parser.add_argument(
+        "--litellm-env", help="folder of an environment with LiteLLM's proxy; made if not there"
+    )
+    options = parser.parse_args()
+    named = measurements(options.litellm_env)
+    lines = []
+    for name in options.only or named:
+        lines.append(row(name, named[name]))
+        sys.stdout.write(lines[-1])
+        sys.stdout.flush()
+    if options.out:
+        replace_rows(options.out, lines)
+
+
+def row(name: str, measurement: Measurement) -> str:
+    """One JSON line."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        result = measurement.measure(Path(folder))
+    setup = asdict(measurement)
+    if "litellm_env" in setup:
+        setup["litellm_env"] = setup["litellm_env"] is not None
+    return json_line(f"gateway.{name}", describe_machine(), setup, result) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Our gateway on PostgreSQL in front of the paced engine, and a bare server in front of one."""
+
+import json
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.gateway.asked import PROMPT, bare_body, chat_body
+from bench.gateway.load import Target
+from bench.process_tree import find_children
+from bench.product import Product, free_port, started, wait_ready
+from server.launch import prepare, settle_settings
+from server.settings import Settings
+from server.tokenizer import Tokenizer
+
+_MODEL_DIR = Path(__file__).parents[2] / "demo" / "model"
+_MODEL = "bench"
+_MUCH = 10**9
+"""Limits that are counted and never reached."""
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
+
+
+@dataclass(frozen=True)
+class Ours:
+    """A running gateway. key: of a tenant with limits on requests, tokens and concurrency."""
+
+    port: int
+    key: str
+    pid: int
+
+    def target(self, max_tokens: int, *, stream: bool = False) -> Target:
+        body = chat_body(_MODEL, max_tokens, stream=stream).decode()
+        return {"port": self.port, "path": "/v1/chat/completions", "body": body, "key": self.key}
+
+
+def prompt_tokens() -> int:
+    """Of what every chat request asks."""
+    tokenizer = Tokenizer(_MODEL_DIR)
+    text = tokenizer.render([{"role": "user", "content": PROMPT}])
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+@contextmanager
+def serving(
+    folder: Path, database_url: str, *, step_s: float = 0.0, module: str = "bench.gateway.serve"
+) -> Iterator[Ours]:
+    """folder: there and empty.   step_s: of the engine; 0: as fast as it can."""
+    admin_key = f"bench-{secrets.token_hex(16)}"
+    settings = _settings(folder) | {"database_url": database_url}
+    path, log = folder / "settings.json", folder / "chorale.log"
+    path.write_text(json.dumps(settings))
+    environment = {
+        "PACED_STEP_S": str(step_s), "CHORALE_ADMIN_KEY": admin_key,
+        "CHORALE_PEPPER": secrets.token_hex(32),
+        "CHORALE_RECEIPT_SIGNING_KEY": secrets.token_hex(32),
+    }  # fmt: skip
+    with started((sys.executable, "-m", module, str(path)), log, environment) as process:
+        product = Product(f"http://127.0.0.1:{settings['port']}", admin_key, process)
+        wait_ready(product.url, process, log)
+        key = product.create_tenant("bench", **dict.fromkeys(_LIMITS, _MUCH))
+        (pid,) = find_children(process.pid, "gateway.json")
+        yield Ours(settings["port"], key, pid)
+
+
+@contextmanager
+def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
+    """The socket of the same engine without a gateway; it ends when nobody is connected for 10 s.
+
+    folder: there and empty.
+    """
+    settings = settle_settings(Settings.model_validate(_settings(folder)))
+    children = prepare(settings, engine_module="bench.gateway.paced_engine")
+    (engine,) = [child for child in children if child.name == "engine"]
+    environment = {**engine.environment, "PACED_STEP_S": str(step_s)}
+    with started(engine.command, folder / "engine.log", environment):
+        yield settings.data_dir / "engine" / "engine.sock"
+
+
+def engine_target(socket: Path, max_tokens: int) -> Target:
+    sizes = {"prompt_tokens": prompt_tokens(), "max_tokens": max_tokens}
+    return {"socket": str(socket)} | sizes
+
+
+@contextmanager
+def bare(socket: Path, folder: Path) -> Iterator[tuple[int, int]]:
+    """(port, pid) of `bench.gateway.bare` in front of that engine."""
+    port, log = free_port(), folder / "bare.log"
+    command = (sys.executable, "-m", "bench.gateway.bare", str(socket), str(port))
+    with started(command, log, {}) as process:
+        wait_ready(f"http://127.0.0.1:{port}", process, log)
+        yield port, process.pid
+
+
+def bare_target(port: int, max_tokens: int, *, stream: bool = False) -> Target:
+    body = bare_body(prompt_tokens(), max_tokens, stream=stream).decode()
+    return {"port": port, "path": "/v1/chat/completions", "body": body, "key": None}
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    return {
+        "model": str(_MODEL_DIR), "model_name": _MODEL, "data_dir": str(folder / "data"),
+        "port": free_port(), "threads": 1, "max_model_len": 1024,
+        "max_num_seqs": 512, "max_num_batched_tokens": 4096, "drain_timeout_s": 5.0,
+        "request_timeout_s": 600.0, "first_token_timeout_s": 600.0,
+    }  # fmt: skip

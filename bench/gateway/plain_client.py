@@ -1,0 +1,44 @@
+"""The engine's client alone, for who has no ledger."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+from bench.gateway.asked import add_request
+from engine.client import EngineClient
+from engine.errors import EngineDeadError
+from engine.messages import RequestOutput
+
+_READY_S = 60.0
+_DRAIN_S = 0.25
+_RECORDS = 1024
+
+
+class PlainClient:
+    """Asks, and drops what the engine's journal says: unread, it would fill up."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._client = EngineClient(socket_path)
+
+    async def start(self) -> None:
+        await self._client.start()
+        welcome = await self._client.wait_ready(_READY_S)
+        self._draining = asyncio.create_task(self._drain(welcome.engine_id))
+
+    async def close(self) -> None:
+        self._draining.cancel()
+        await asyncio.gather(self._draining, return_exceptions=True)
+        await self._client.close()
+
+    def generate(self, prompt_tokens: int, max_tokens: int) -> AsyncGenerator[RequestOutput, None]:
+        return self._client.generate(add_request(uuid.uuid4().hex, prompt_tokens, max_tokens))
+
+    async def _drain(self, engine_id: str) -> None:
+        settled_seq = 0
+        while True:
+            with contextlib.suppress(EngineDeadError):
+                found = await self._client.read_journal(engine_id, settled_seq, _RECORDS)
+                settled_seq = max([settled_seq, *(record.seq for record in found.records)])
+            await asyncio.sleep(_DRAIN_S)

@@ -1,0 +1,19 @@
+"""`python -m bench.gateway.serve SETTINGS.json`: `chorale serve` around the paced engine."""
+
+import sys
+from pathlib import Path
+
+from server.launch import prepare, settle_settings
+from server.settings import Settings
+from server.supervisor import Supervisor
+
+
+def main() -> None:
+    settings = settle_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
+    children = prepare(settings, engine_module="bench.gateway.paced_engine")
+    with Supervisor(children) as supervisor:
+        supervisor.run()
+
+
+if __name__ == "__main__":
+    main()
