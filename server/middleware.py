@@ -115,7 +115,7 @@ class _Exchange:
         """What the log says of it: ids and figures alone."""
         return {
             "at": self._at_s,
-            "level": "error" if (self.status or 500) >= 500 else "info",
+            "level": _level(self.status),
             "request_id": self._request_id,
             "method": self._scope["method"],
             "route": template,
@@ -125,6 +125,13 @@ class _Exchange:
             "adapter_digest": self._digest.decode() if self._digest else None,
             "client_request_id": self._client_request_id and self._client_request_id.decode(),
         }
+
+
+def _level(status: int | None) -> str:
+    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500."""
+    if status == 500:
+        return "error"
+    return "info" if status is None or status < 500 else "warning"
 
 
 def _client_request_id(scope: Scope) -> bytes | None:
