@@ -110,6 +110,9 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
 async def _resolve(
     gateway: Gateway, identity: Identity, asked: Asked, request_id: str
 ) -> _Resolved:
+    if asked.model == gateway.catalog.base.model_id:
+        price = await gateway.price_tags.of(identity.tenant_id)
+        return _Resolved(None, price, identity.limits)
     request_key = asked.request_key or request_id
 
     def read(conn: Connection) -> _Resolved:

@@ -37,6 +37,7 @@ from server.limiter.memory import MemoryLimiter
 from server.limiter.rules import Limiter
 from server.load import Load
 from server.metrics import Metrics
+from server.price_tags import PriceTags
 from server.proving import Prover
 from server.recordings import Recorder
 from server.running import Running
@@ -66,6 +67,7 @@ class Gateway:
     settings: Settings
     database: Database
     identities: Identities
+    price_tags: PriceTags
     base: BaseModel
     catalog: Catalog
     uploads: Uploads
@@ -159,6 +161,7 @@ class Gateway:
             settings=settings,
             database=database,
             identities=Identities(database, secrets.pepper),
+            price_tags=PriceTags(database),
             base=base,
             catalog=catalog,
             uploads=uploads,

@@ -20,6 +20,8 @@ Scope = Literal["adapter", "tenant", "plan", "default"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 """The narrowest first."""
 
+_NEVER_MS = 2**62
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price(Prices):
@@ -65,8 +67,16 @@ def price_for(
     """
     asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": plan, "adapter_id": adapter_id}
     newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
-    in_effect = [price for price in newest if not price.ends_by(at_ms)]
-    return min(in_effect or [_first_price(conn)], key=lambda price: SCOPES.index(price.scope))
+    return _narrowest(conn, newest, at_ms)
+
+
+def price_with_end(conn: Connection, at_ms: int, *, tenant_id: str) -> tuple[Price, int]:
+    """`price_for` without an adapter, and the first moment when another price may apply."""
+    asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": None, "adapter_id": None}
+    newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
+    changes = [price.until_ms for price in newest if price.until_ms and price.until_ms > at_ms]
+    begins_ms = conn.scalar(_NEXT_BEGINNING, {"at_ms": at_ms})
+    return _narrowest(conn, newest, at_ms), min([*changes, begins_ms or _NEVER_MS])
 
 
 def prices_for(
@@ -167,6 +177,12 @@ def get_prices(conn: Connection, numbers: Collection[int]) -> dict[int, Price]:
     return {row.price_version: _price(row) for row in conn.execute(query)}
 
 
+def _narrowest(conn: Connection, newest: list[Price], at_ms: int) -> Price:
+    """The one that applies, of the newest of each scope."""
+    in_effect = [price for price in newest if not price.ends_by(at_ms)]
+    return min(in_effect or [_first_price(conn)], key=lambda price: SCOPES.index(price.scope))
+
+
 def _first_price(conn: Connection) -> Price:
     columns = price_versions.c
     query = sa.select(price_versions).where(columns.scope == "default")
@@ -208,3 +224,6 @@ def _newest_of_each_scope() -> sa.CompoundSelect[Any]:
 
 # Made once: it is on the way of every request. Four looks into one index, however old the book.
 _NEWEST_OF_EACH_SCOPE = _newest_of_each_scope()
+_NEXT_BEGINNING = sa.select(sa.func.min(price_versions.c.effective_at_ms)).where(
+    price_versions.c.effective_at_ms > sa.bindparam("at_ms", type_=sa.BigInteger)
+)

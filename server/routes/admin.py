@@ -152,6 +152,7 @@ async def _write(gateway: Gateway, write: Callable[[Connection], Tenant]) -> dic
 
     shown = await gateway.database.write(write_and_show)
     gateway.identities.forget(shown["tenant_id"])
+    gateway.price_tags.forget()  # of another plan, maybe
     return shown
 
 

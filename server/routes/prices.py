@@ -82,7 +82,9 @@ async def add_price(
             now_ms=now,
         )
 
-    return _price(await gateway.database.write(write))
+    added = await gateway.database.write(write)
+    gateway.price_tags.forget()
+    return _price(added)
 
 
 def _effective_at_ms(body: _NewPrice, now: int) -> int:
