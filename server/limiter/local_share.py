@@ -3,9 +3,11 @@
 Rates start empty, each with 1 / num_gateways of its amount. Of seats, those that requests of
 earlier epochs still take come first; of the others each gateway has its share:
 
-    taken  <=  old + sum over gateways of floor((amount - old then) / num_gateways)  <=  amount
+    taken  <=  old + sum over gateways of floor((amount - read) / num_gateways)  <=  amount
 
-as `old`, the open holds of earlier epochs, only becomes less.
+read: the open holds when that gateway looked last, but for its own of this epoch. It has all of
+`old` in it, which only becomes less; and others' of this epoch too, so that less than the amount
+may be given away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,9 @@ from dataclasses import replace
 from server.limiter.redis_states import Answer, Call, CarryNeeded
 from server.limiter.rules import Grant, Limit
 from server.limiter.states import States
+
+_READ_MS = 1000
+"""After which the holds of a limit are read again, if it is asked for."""
 
 
 class LocalShare:
@@ -27,17 +32,16 @@ class LocalShare:
         self._carried_until_ms = born_ms + carry_ms
         self._max_states = max_states
         self._states = States(born_ms=born_ms, max_states=max_states)
-        # Of each limit of seats that was asked for: when its old requests are over at the latest.
-        self._carried: dict[tuple[str, str], dict[str, int]] = {}
+        # Of each limit of seats that was asked for: when it was read, and when each request that
+        # was read is over at the latest.
+        self._carried: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
 
     def run(self, call: Call, now_ms: int) -> Answer | CarryNeeded:
         """What the script would do, by this gateway's clock; but for `settle`."""
         if call.carried:
             self._carry(call.carried, now_ms)
-        elif call.command == "acquire":
-            unknown = tuple(limit for limit in call.limits if self._is_unknown(limit, now_ms))
-            if unknown and len(self._carried) < self._max_states:
-                return CarryNeeded(unknown)
+        elif old := tuple(limit for limit in call.limits if self._is_old(limit, now_ms)):
+            return CarryNeeded(old)
         shares = tuple(self._share(limit, now_ms) for limit in call.limits)
         waits: list[int] = []
         if call.command == "acquire":
@@ -57,25 +61,34 @@ class LocalShare:
     def leave(self, grant: Grant) -> None:
         """A request of an earlier epoch has ended."""
         for limit in grant.limits:
-            self._carried.get((limit.scope, limit.scope_id), {}).pop(grant.request_id, None)
+            if limit.metric == "concurrency" and _key(limit) in self._carried:
+                self._carried[_key(limit)][1].pop(grant.request_id, None)
 
     def _carry(self, carried: Mapping[Limit, Sequence[tuple[str, int]]], now_ms: int) -> None:
         for limit, requests in carried.items():
-            leases = {request_id: now_ms + left_ms for request_id, left_ms in requests}
-            self._carried[limit.scope, limit.scope_id] = leases
+            if _key(limit) not in self._carried and len(self._carried) >= self._max_states:
+                continue
+            (standing,) = self._states.standings([limit], now_ms, with_holders=True)
+            own = {holder.request_id for holder in standing.holders}
+            leases = {key: now_ms + left_ms for key, left_ms in requests if key not in own}
+            self._carried[_key(limit)] = now_ms, leases
 
-    def _is_unknown(self, limit: Limit, now_ms: int) -> bool:
-        return (
-            limit.metric == "concurrency"
-            and now_ms < self._carried_until_ms
-            and (limit.scope, limit.scope_id) not in self._carried
-        )
+    def _is_old(self, limit: Limit, now_ms: int) -> bool:
+        """Whether the holds have to be read again for it."""
+        if limit.metric != "concurrency" or now_ms >= self._carried_until_ms:
+            return False
+        read_ms, _ = self._carried.get(_key(limit), (now_ms - _READ_MS, {}))
+        return now_ms >= read_ms + _READ_MS
 
     def _share(self, limit: Limit, now_ms: int) -> Limit:
         amount = limit.amount
-        if self._is_unknown(limit, now_ms):
-            amount = 0
-        elif limit.metric == "concurrency":
-            leases = self._carried.get((limit.scope, limit.scope_id), {})
+        if limit.metric == "concurrency" and now_ms < self._carried_until_ms:
+            if _key(limit) not in self._carried:
+                return replace(limit, amount=0)
+            _, leases = self._carried[_key(limit)]
             amount -= sum(expires_ms > now_ms for expires_ms in leases.values())
         return replace(limit, amount=max(0, amount // self._num_gateways))
+
+
+def _key(limit: Limit) -> tuple[str, str]:
+    return limit.scope, limit.scope_id

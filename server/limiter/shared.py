@@ -112,8 +112,7 @@ class SharedLimiter:
         """After `run`: what waits is settled, as far as Redis takes it soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                while not self._settles.empty():
-                    await self.settle_next()
+                await self.flush()
         with contextlib.suppress(LedgerUnavailable):
             await self._epochs.end()
         await self._redis.close()
@@ -168,24 +167,10 @@ class SharedLimiter:
         if self._num_probes >= _NUM_PROBES:
             await self._leave(epoch, "redis")
 
-    async def settle_next(self) -> None:
-        """The settle that waits longest, tried until it is done or its grant has expired."""
-        until_ms, grant, used_tokens = await self._settles.get()
-        while self._clock() < until_ms:
-            epoch = self._epochs.current
-            assert epoch is not None
-            if epoch.mode == "local":
-                self._settle_here(epoch, grant, used_tokens)
-                return
-            try:
-                await self._redis.run(
-                    self._prefix(epoch), self._settle_call(epoch, grant, used_tokens)
-                )
-                return
-            except StateLost:
-                return
-            except StateUnavailable:
-                await asyncio.sleep(_RETRY_S)
+    async def flush(self) -> None:
+        """Every settle that waits."""
+        while not self._settles.empty():
+            await self._settle_next()
 
     async def _pass(self, call: Call) -> tuple[int | None, tuple[Standing, ...]]:
         """The epoch it passed in, and how its limits stand. Raises RateLimited."""
@@ -275,6 +260,25 @@ class SharedLimiter:
             return settle_call(grant, used_tokens, self._max_lease_ms)
         return leave_call(grant, self._max_lease_ms)
 
+    async def _settle_next(self) -> None:
+        """The settle that waits longest, tried until it is done or its grant has expired."""
+        until_ms, grant, used_tokens = await self._settles.get()
+        while self._clock() < until_ms:
+            epoch = self._epochs.current
+            assert epoch is not None
+            if epoch.mode == "local":
+                self._settle_here(epoch, grant, used_tokens)
+                return
+            try:
+                await self._redis.run(
+                    self._prefix(epoch), self._settle_call(epoch, grant, used_tokens)
+                )
+                return
+            except StateLost:
+                return
+            except StateUnavailable:
+                await asyncio.sleep(_RETRY_S)
+
     async def _settle_all(self) -> None:
         while True:
-            await self.settle_next()
+            await self._settle_next()

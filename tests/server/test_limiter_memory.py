@@ -2,13 +2,19 @@ import asyncio
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from server.limiter.memory import MemoryLimiter
 from server.limiter.rules import Grant, Limit, RateLimited
 from server.limiter.states import States
-from tests.server.limiter_machine import BORN_MS, LimiterMachine, check_refunds, refunds
+from tests.server.limiter_machine import (
+    BORN_MS,
+    LATE_REFUNDS,
+    LimiterMachine,
+    check_refunds,
+    refunds,
+)
 
 REQUESTS = Limit("requests", "tenant", "t", 6)
 TOKENS = Limit("tokens", "tenant", "t", 600)
@@ -21,12 +27,13 @@ class StatesMachine(LimiterMachine):
         return States(born_ms=BORN_MS, max_states=100)
 
 
-StatesMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+StatesMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestTheStatesAreTheModelsStepByStep = StatesMachine.TestCase
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(refunds)
+@example(LATE_REFUNDS)
 def test_refunds_of_charges_that_are_open_together_are_the_models(script):
     check_refunds(States(born_ms=BORN_MS, max_states=10), script)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from server.limiter.redis_states import (
@@ -13,7 +13,13 @@ from server.limiter.redis_states import (
     settle_call,
     standings_call,
 )
-from tests.server.limiter_machine import BORN_MS, LimiterMachine, check_refunds, refunds
+from tests.server.limiter_machine import (
+    BORN_MS,
+    LATE_REFUNDS,
+    LimiterMachine,
+    check_refunds,
+    refunds,
+)
 
 PREFIX = "chorale:{test}:1"
 
@@ -52,15 +58,16 @@ def test_the_script_is_the_models_step_by_step(redis_server):
         def make_subject(self):
             return ScriptStates(client)
 
-    steps = settings(max_examples=50, stateful_step_count=40, deadline=None)
+    steps = settings(max_examples=30, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(ScriptMachine, settings=steps)
 
 
 def test_refunds_of_charges_that_are_open_together_are_the_models(redis_server):
     client = redis_server.client
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=100, deadline=None)
     @given(refunds)
+    @example(LATE_REFUNDS)
     def check(script):
         check_refunds(ScriptStates(client), script)
 
