@@ -23,7 +23,9 @@ from server.clock import now_ms
 from server.database import LedgerUnavailable
 from server.gateway import Gateway
 from server.holds import Hold, open_hold
-from server.limiter.rules import Grant, Limit
+from server.limiter.epochs import StaleEpoch
+from server.limiter.epochs import check as check_epoch
+from server.limiter.rules import SEAT_SLACK_S, Grant, Limit
 from server.model_names import resolve_model
 from server.openai import ChatRequest
 from server.prices import Price, price_for
@@ -33,8 +35,6 @@ from server.running import RunningRequest
 
 _HOLD_SLACK_MS = 60_000
 """A hold outlives its request's deadline, so that no clock difference lets it expire first."""
-_SEAT_SLACK_S = 5.0
-"""A seat outlives its request's deadline for the same reason."""
 _MAX_EPOCHS = 3
 """Ways of counting that one request may see come and go before it is sent away."""
 
@@ -150,12 +150,15 @@ async def _pay(
             message.request_id,
             resolved.limits,
             tokens=len(message.prompt_token_ids) + _expected_tokens(gateway, asked, message),
-            lease_ms=int((message.deadline_s + _SEAT_SLACK_S) * 1000),
+            lease_ms=int((message.deadline_s + SEAT_SLACK_S) * 1000),
         )
         try:
             if message.adapter:
                 await gateway.engines.prefetch(identity.tenant_id, message.adapter)
             return await _hold(gateway, identity, asked, message, resolved.price, grant), grant
+        except StaleEpoch:
+            gateway.limiter.settle(grant, None)
+            await gateway.limiter.refresh()
         except BaseException:
             gateway.limiter.settle(grant, None)
             raise
@@ -185,6 +188,7 @@ async def _hold(
     adapter = message.adapter
 
     def write(conn: Connection) -> int:
+        check_epoch(conn, grant.epoch)
         lease = cover(
             conn,
             identity.tenant_id,

@@ -115,6 +115,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
     await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
     await _adopt_events(gateway)
+    await gateway.limiter.start()
     await gateway.engines.start()
     settling = asyncio.create_task(gateway.settler.run())
     tasks = [
@@ -127,6 +128,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             gateway.chores.run(),
             cancels.watch(gateway),
             gateway.drain.run(),
+            gateway.limiter.run(),
         )
     ]
     try:
@@ -142,6 +144,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(settling, *tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()
+        await gateway.limiter.close()
         await gateway.engines.close()
         gateway.database.close()
 

@@ -1,7 +1,9 @@
 """What one gateway process holds: made at start, handed to every endpoint."""
 
 import functools
+import hashlib
 import shutil
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,9 +34,12 @@ from server.kept import INTERVAL_S as KEPT_INTERVAL_S
 from server.kept import Kept
 from server.leases import Leases
 from server.ledger_probe import LedgerProbe
+from server.limiter.epochs import Epochs
 from server.limiter.learned import LearnedTokens
 from server.limiter.memory import MemoryLimiter
-from server.limiter.rules import Limiter
+from server.limiter.redis_states import RedisStates
+from server.limiter.rules import SEAT_SLACK_S, Limiter
+from server.limiter.shared import SharedLimiter
 from server.load import Load
 from server.metrics import Metrics
 from server.price_tags import PriceTags
@@ -187,7 +192,7 @@ class Gateway:
             chores=_chores(
                 leases, kept, statements, exports, auditor, idempotency, budgets, webhooks
             ),
-            limiter=MemoryLimiter(),
+            limiter=_limiter(settings, database, secrets.pepper),
             running=running,
             load=load,
             token_leases=token_leases,
@@ -208,6 +213,20 @@ class Gateway:
         """Of the engine once it is there; until then nothing is tokenized for it."""
         welcome = self.engines.welcome
         return welcome.max_model_len if welcome else 0
+
+
+def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
+    """Of one gateway, or of all that share a Redis."""
+    if settings.redis_url is None:
+        return MemoryLimiter(path=settings.data_dir / "limits.json")
+    # The same for all gateways of an installation, and another for others on the same Redis.
+    name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
+    return SharedLimiter(
+        name,
+        RedisStates(settings.redis_url),
+        Epochs(database, f"gw-{uuid.uuid4()}"),
+        max_lease_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
+    )
 
 
 def _chores(

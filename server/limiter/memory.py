@@ -29,13 +29,18 @@ class MemoryLimiter:
     """All limits, for the one gateway of a database; used by one thread.
 
     clock: in integer milliseconds, never back.   max_states: limits in use at the same time; one
-    more is refused until one of them is idle.
+    more is refused until one of them is idle.   path: of its file; without one nothing is kept.
     """
 
     def __init__(
-        self, clock: Callable[[], int] = monotonic_ms, *, max_states: int = 50_000
+        self,
+        clock: Callable[[], int] = monotonic_ms,
+        *,
+        max_states: int = 50_000,
+        path: Path | None = None,
     ) -> None:
         self._clock = clock
+        self._path = path
         self._max_states = max_states
         self._states = States(born_ms=clock() - WINDOW_MS, max_states=max_states)
 
@@ -43,6 +48,17 @@ class MemoryLimiter:
     def is_degraded(self) -> bool:
         """For a minute after the state was lost."""
         return self._clock() < self._states.born_ms + WINDOW_MS
+
+    async def start(self) -> None:
+        if self._path:
+            self.load(self._path)
+
+    async def run(self) -> None:
+        """Nothing has to be done meanwhile."""
+
+    async def close(self) -> None:
+        if self._path:
+            self.save(self._path)
 
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int

@@ -10,6 +10,9 @@ from typing import Literal, Protocol
 Metric = Literal["requests", "tokens", "concurrency"]
 Scope = Literal["tenant", "key", "adapter"]
 
+SEAT_SLACK_S = 5.0
+"""A request's seat outlives its deadline, so that no clock difference frees it too early."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -96,6 +99,15 @@ class Limiter(Protocol):
     @property
     def is_degraded(self) -> bool:
         """It lost its state, or counts a share only: it may refuse early, never late."""
+
+    async def start(self) -> None:
+        """Before anything else."""
+
+    async def run(self) -> None:
+        """What has to be done all the time, until it is cancelled."""
+
+    async def close(self) -> None:
+        """After everything else."""
 
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
