@@ -21,6 +21,7 @@ class PlainClient:
 
     def __init__(self, socket_path: Path) -> None:
         self._client = EngineClient(socket_path)
+        self._is_closed = False
 
     async def start(self) -> None:
         await self._client.start()
@@ -28,8 +29,9 @@ class PlainClient:
         self._draining = asyncio.create_task(self._drain(welcome.engine_id))
 
     async def close(self) -> None:
-        self._draining.cancel()
-        await asyncio.gather(self._draining, return_exceptions=True)
+        # Not cancelled: in Python 3.11 a wait_for whose answer comes at that moment goes on.
+        self._is_closed = True
+        await self._draining
         await self._client.close()
 
     def generate(self, prompt_tokens: int, max_tokens: int) -> AsyncGenerator[RequestOutput, None]:
@@ -37,7 +39,7 @@ class PlainClient:
 
     async def _drain(self, engine_id: str) -> None:
         settled_seq = 0
-        while True:
+        while not self._is_closed:
             with contextlib.suppress(EngineDeadError):
                 found = await self._client.read_journal(engine_id, settled_seq, _RECORDS)
                 settled_seq = max([settled_seq, *(record.seq for record in found.records)])
