@@ -9,8 +9,9 @@ import os
 import random
 import signal
 import sqlite3
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +26,8 @@ from tests.engine.fake_engine import POISON
 
 STEM = list(range(10, 60))
 """Many prompts begin with some of it, so that the prefix cache has its part in the bill."""
+TENANTS = ("acme", "globex")
+"""Who asks in a load; a test may have others beside them."""
 
 
 @dataclass
@@ -79,11 +82,12 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: ran
 async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> Seen:
     """Many requests at once; in the middle of them one process is killed."""
     seen, chance = Seen(), random.Random(seed)
+    tenants = stack.tenants[: len(TENANTS)]
     limits = httpx.Limits(max_connections=100)
     async with httpx.AsyncClient(base_url=stack.base_url, timeout=30, limits=limits) as client:
         tasks = []
         for i in range(count):
-            tenant = stack.tenants[i % len(stack.tenants)]
+            tenant = tenants[i % len(tenants)]
             tasks.append(asyncio.create_task(ask(client, tenant, seen, random.Random(seed + i))))
             await asyncio.sleep(chance.random() * 0.02)
             if kill and i == count // 2:
@@ -140,25 +144,41 @@ def check_bill(stack: Stack, seen: Seen) -> None:
         assert (event["amount_nanousd"] == 0) == is_free
 
 
-@pytest.fixture
-def fake_stack(tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]):
+@contextmanager
+def fake_engine(folder: Path, model: Path, adapters: dict[str, Path]) -> Iterator[Stack]:
     """Everything real but the model: cheap enough to kill again and again."""
     with running(
-        tmp_path, tiny_model, fake_engine=True, max_model_len=512,
+        folder, model, fake_engine=True, max_model_len=512,
         environment={"FAKE_STEP_S": "0.002"},
     ) as stack:  # fmt: skip
-        for name in ("acme", "globex"):
+        for name in TENANTS:
             tenant = stack.tenant(name)
-            tenant.push("alpha", tiny_adapters["alpha"])
-            tenant.push("gamma", tiny_adapters["gamma"])
+            tenant.push("alpha", adapters["alpha"])
+            tenant.push("gamma", adapters["gamma"])
         yield stack
 
 
-def test_the_bill_is_the_meter_after_random_disconnects(fake_stack: Stack) -> None:
-    seen = asyncio.run(load(fake_stack, count=150, seed=1))
+@pytest.fixture
+def fake_stack(tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]) -> Iterator[Stack]:
+    """For a test that kills in the middle of requests."""
+    with fake_engine(tmp_path, tiny_model, tiny_adapters) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def shared_stack(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_adapters: dict[str, Path]
+) -> Iterator[Stack]:
+    """For those that let every request end: what the others asked for is in the bill, too."""
+    with fake_engine(tmp_path_factory.mktemp("shared"), tiny_model, tiny_adapters) as stack:
+        yield stack
+
+
+def test_the_bill_is_the_meter_after_random_disconnects(shared_stack: Stack) -> None:
+    seen = asyncio.run(load(shared_stack, count=150, seed=1))
     assert seen.num_errors == 0
-    check_bill(fake_stack, seen)
-    assert sum(event["cached_tokens"] for event in quiet(fake_stack)) > 0
+    check_bill(shared_stack, seen)
+    assert sum(event["cached_tokens"] for event in quiet(shared_stack)) > 0
 
 
 def test_the_bill_is_exact_after_the_gateway_is_killed(fake_stack: Stack) -> None:
@@ -185,10 +205,10 @@ def test_the_bill_is_exact_after_the_engine_is_killed_again_and_again(fake_stack
     assert all(event["amount_nanousd"] == 0 for event in unpaid)
 
 
-def test_no_hold_stays_open_when_everything_has_ended(fake_stack: Stack) -> None:
-    asyncio.run(load(fake_stack, count=40, seed=4))
-    events = quiet(fake_stack)
-    with closing(sqlite3.connect(fake_stack.data_dir / "chorale.db")) as db:
+def test_no_hold_stays_open_when_everything_has_ended(shared_stack: Stack) -> None:
+    asyncio.run(load(shared_stack, count=40, seed=4))
+    events = quiet(shared_stack)
+    with closing(sqlite3.connect(shared_stack.data_dir / "chorale.db")) as db:
         states = dict(db.execute("SELECT state, count(*) FROM holds GROUP BY state").fetchall())
     held = [event for event in events if event["tenant_id"] != CANARY]
     assert states == {"posted": len(held)}
@@ -250,18 +270,18 @@ def test_a_request_that_killed_the_engine_twice_is_not_tried_a_third_time(
     assert http.post("/v1/completions", json=harmless).status_code == 200
 
 
-def test_a_restarted_gateway_knows_at_once_where_adapters_are(fake_stack: Stack) -> None:
-    tenant = fake_stack.tenants[0]
+def test_a_restarted_gateway_knows_at_once_where_adapters_are(shared_stack: Stack) -> None:
+    tenant = shared_stack.tenants[0]
     body = {"model": "alpha", "prompt": [7], "max_tokens": 1}
     assert tenant.http.post("/v1/completions", json=body).status_code == 200
-    fake_stack.kill("gateway")
-    fake_stack.wait_ready()
+    shared_stack.kill("gateway")
+    shared_stack.wait_ready()
     assert tenant.http.get("/v1/adapters/alpha").json()["latest"]["tier"] == "device"
 
 
-def test_clients_that_hang_up_give_their_seats_back(fake_stack: Stack) -> None:
+def test_clients_that_hang_up_give_their_seats_back(shared_stack: Stack) -> None:
     """However early they leave: a seat that leaked would be a 429 for ever."""
-    tenant = fake_stack.tenant("two-seats", max_concurrency=2)
+    tenant = shared_stack.tenant("two-seats", max_concurrency=2)
 
     async def hang_up(client: httpx.AsyncClient, stream: bool, after_s: float) -> None:
         body = {"model": "base", "prompt": [7] * 30, "max_tokens": 200, "ignore_eos": True}
@@ -272,13 +292,13 @@ def test_clients_that_hang_up_give_their_seats_back(fake_stack: Stack) -> None:
             )
 
     async def storm() -> None:
-        async with httpx.AsyncClient(base_url=fake_stack.base_url) as client:
+        async with httpx.AsyncClient(base_url=shared_stack.base_url) as client:
             for i in range(40):
                 await hang_up(client, stream=bool(i % 2), after_s=0.002 * (i % 20 + 1))
 
     asyncio.run(storm())
     body = {"model": "base", "prompt": [7], "max_tokens": 1}
-    fake_stack.wait(lambda: tenant.http.post("/v1/completions", json=body).status_code == 200)
+    shared_stack.wait(lambda: tenant.http.post("/v1/completions", json=body).status_code == 200)
 
     def both_seats() -> bool:
         with ThreadPoolExecutor(2) as pool:
@@ -286,17 +306,17 @@ def test_clients_that_hang_up_give_their_seats_back(fake_stack: Stack) -> None:
             answers = pool.map(lambda _: tenant.http.post("/v1/completions", json=long), range(2))
             return {answer.status_code for answer in answers} == {200}
 
-    fake_stack.wait(both_seats)
+    shared_stack.wait(both_seats)
 
 
-def test_a_keys_last_use_is_written_down_when_the_gateway_stops(fake_stack: Stack) -> None:
-    tenant = fake_stack.tenants[0]
+def test_a_keys_last_use_is_written_down_when_the_gateway_stops(shared_stack: Stack) -> None:
+    tenant = shared_stack.tenant("seldom-seen")
     assert tenant.http.get("/v1/models").status_code == 200
-    before = fake_stack.pid("gateway")
+    before = shared_stack.pid("gateway")
     os.kill(before, signal.SIGTERM)
-    fake_stack.wait(lambda: fake_stack.pid("gateway") != before)
-    fake_stack.wait_ready()
-    keys = fake_stack.operator.get(f"/admin/v1/tenants/{tenant.name}/keys").json()["data"]
+    shared_stack.wait(lambda: shared_stack.pid("gateway") != before)
+    shared_stack.wait_ready()
+    keys = shared_stack.operator.get(f"/admin/v1/tenants/{tenant.name}/keys").json()["data"]
     assert keys[0]["last_used_at"] is not None
 
 
