@@ -42,16 +42,17 @@ class Bucket:
     """Requests or tokens a minute. backlog: in units x 60,000; `amount` of it drains in a ms.
 
     Debt may exceed the minute's worth. charges: the open ones, the oldest first, as
-    [units x 60,000, lowest backlog since, expires_ms].
+    [units x 60,000, lowest backlog since, expires_ms].   quiet_until_ms: before it none expires.
     """
 
-    __slots__ = ("amount", "at_ms", "backlog", "charges")
+    __slots__ = ("amount", "at_ms", "backlog", "charges", "quiet_until_ms")
 
     def __init__(self, amount: int, backlog: int, at_ms: int) -> None:
         self.amount = amount
         self.backlog = backlog
         self.at_ms = at_ms
         self.charges: dict[str, list[int]] = {}
+        self.quiet_until_ms = at_ms
 
     def touch(self, amount: int, now_ms: int) -> None:
         self.backlog = backlog = self._backlog(now_ms)
@@ -62,9 +63,9 @@ class Bucket:
             if charge[1] <= backlog:
                 break
             charge[1] = backlog
-        # An expired charge was used up, for all we know: nothing of it comes back.
-        for request_id in [key for key, held in self.charges.items() if held[2] <= now_ms]:
-            del self.charges[request_id]
+        # Looked for only then: a walk over all that are open, of every limit of every request.
+        if now_ms >= self.quiet_until_ms:
+            self._drop_expired(now_ms)
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         if amount <= 0:
@@ -77,7 +78,9 @@ class Bucket:
     def charge(self, request_id: str, units: int, lease_ms: int) -> None:
         charged = min(units, self.amount) * WINDOW_MS
         self.backlog += charged
-        self.charges[request_id] = [charged, self.backlog, self.at_ms + lease_ms]
+        expires_ms = self.at_ms + lease_ms
+        self.charges[request_id] = [charged, self.backlog, expires_ms]
+        self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
     def settle(self, request_id: str, used: int, now_ms: int) -> None:
         """Refund what was not used, or charge what was used beyond.
@@ -98,17 +101,25 @@ class Bucket:
             self._rewrite(charge, refund)
         del self.charges[request_id]
 
+    def _drop_expired(self, now_ms: int) -> None:
+        # An expired charge was used up, for all we know: nothing of it comes back.
+        for request_id in [key for key, held in self.charges.items() if held[2] <= now_ms]:
+            del self.charges[request_id]
+        ends = (held[2] for held in self.charges.values())
+        self.quiet_until_ms = min(ends, default=now_ms + WINDOW_MS)
+
     def _rewrite(self, charge: list[int], refund: int) -> None:
         """Correct the other open charges, as if `charge` had been smaller from its first moment."""
+        low, is_newer = charge[1] - refund, True
         for other in reversed(self.charges.values()):
             if other is charge:
+                is_newer = False
+            elif is_newer:
+                other[1] -= refund
+            elif other[1] <= low:
                 break
-            other[1] -= refund
-        low = charge[1] - refund
-        for other in self.charges.values():
-            if other is charge:
-                break
-            other[1] = min(other[1], low)
+            else:
+                other[1] = low
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
         backlog = self._backlog(now_ms)
@@ -151,19 +162,24 @@ class Bucket:
 class Seats:
     """Requests at a time: those under way, each until its lease runs out; never a counter."""
 
-    __slots__ = ("at_ms", "leases")
+    __slots__ = ("at_ms", "leases", "quiet_until_ms")
 
     def __init__(self, at_ms: int) -> None:
         self.at_ms = at_ms
         self.leases: dict[str, int] = {}
+        self.quiet_until_ms = at_ms
 
     def touch(self, amount: int, now_ms: int) -> None:
-        self.at_ms = max(now_ms, self.at_ms)
-        self.leases = dict(self._taken(now_ms))
+        self.at_ms = now_ms = max(now_ms, self.at_ms)
+        if now_ms >= self.quiet_until_ms:
+            self.leases = dict(self._taken(now_ms))
+            self.quiet_until_ms = min(self.leases.values(), default=now_ms + WINDOW_MS)
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         if amount <= 0:
             return WINDOW_MS
+        if len(self.leases) < amount:
+            return 0
         now_ms = max(now_ms, self.at_ms)
         ends = sorted(expires_ms for _, expires_ms in self._taken(now_ms))
         # That many have to end before one more may begin.
@@ -171,7 +187,9 @@ class Seats:
         return ends[missing - 1] - now_ms if missing > 0 else 0
 
     def charge(self, request_id: str, units: int, lease_ms: int) -> None:
-        self.leases[request_id] = self.at_ms + lease_ms
+        expires_ms = self.at_ms + lease_ms
+        self.leases[request_id] = expires_ms
+        self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
     def settle(self, request_id: str, used: int, now_ms: int) -> None:
         self.touch(0, now_ms)
@@ -180,10 +198,11 @@ class Seats:
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
         now_ms = max(now_ms, self.at_ms)
         taken = self._taken(now_ms)
+        ends = [expires_ms for _, expires_ms in taken]
         return Standing(
             limit=limit,
-            remaining=max(0, limit.amount - len(taken)),
-            reset_ms=min((expires_ms - now_ms for _, expires_ms in taken), default=0),
+            remaining=max(0, limit.amount - len(ends)),
+            reset_ms=min(ends, default=now_ms) - now_ms,
             holders=tuple(Holder(key, 1, expires_ms - now_ms) for key, expires_ms in taken)
             if with_holders
             else (),

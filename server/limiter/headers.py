@@ -64,7 +64,8 @@ def format_duration(seconds: float) -> str:
 
 
 def _share_left(standing: Standing) -> float:
-    return standing.remaining / standing.limit.amount
+    # An amount of 0 is a limit too.
+    return standing.remaining / max(1, standing.limit.amount)
 
 
 def _scope(standing: Standing) -> str:

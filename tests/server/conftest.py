@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from server.database import DEFAULT_FILE, Database
-from server.gateway_tables import metadata
+from server.tables import metadata
 
 
 @pytest.fixture(scope="session")
