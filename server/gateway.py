@@ -223,7 +223,7 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
         name,
-        RedisStates(settings.redis_url),
+        RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
         Epochs(database, f"gw-{uuid.uuid4()}"),
         max_lease_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
     )

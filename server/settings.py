@@ -47,6 +47,7 @@ class Settings(BaseModel):
     database_url: str | None = None  # SQLite in data_dir
     storage: str | None = None  # a folder in data_dir
     redis_url: str | None = None  # where several gateways count limits together
+    redis_deadline_s: float = Field(0.05, gt=0)  # later than that, each counts a share by itself
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)

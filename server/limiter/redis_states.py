@@ -1,19 +1,15 @@
 """The states of all limits in Redis: every call is one script, one round trip, one deadline.
 
-StateLost         Redis answers, but does not know this epoch: it was wiped, or began anew
-StateUnavailable  no answer within the deadline, or no connection
+StateLost   Redis answers, but does not know this epoch: it was wiped, or began anew
 """
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
-import redis.asyncio
-from redis.exceptions import NoScriptError, RedisError
-
+from server.limiter.redis_calls import RedisCalls
 from server.limiter.rules import Grant, Holder, Limit, Standing
 from server.limiter.states import asked_units, used_units
 
@@ -21,12 +17,6 @@ SCRIPT = resources.files("server.limiter").joinpath("limits.lua").read_text()
 
 CARRIED = "~"
 """Before the request id of a seat that was carried from an earlier epoch."""
-
-_LAST_LOOKS = 4
-
-
-class StateUnavailable(Exception):
-    """Redis did not answer in time; nothing is known of what was asked."""
 
 
 class StateLost(Exception):
@@ -152,20 +142,14 @@ def standings_call(limits: Sequence[Limit]) -> Call:
 
 
 class RedisStates:
-    """deadline_s: of one call.   max_connections: calls under way at once; more wait within it."""
+    """The states of one Redis. deadline_s: of one call."""
 
-    def __init__(self, url: str, *, deadline_s: float = 0.05, max_connections: int = 32) -> None:
-        self._deadline_s = deadline_s
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, max_connections=max_connections, timeout=deadline_s, protocol=2
-        )
-        self._redis = redis.asyncio.Redis.from_pool(pool)
-        self._script = self._redis.register_script(SCRIPT)
+    def __init__(self, url: str, *, deadline_s: float) -> None:
+        self._calls = RedisCalls(url, SCRIPT, deadline_s=deadline_s)
 
     async def run(self, prefix: str, call: Call) -> Answer | CarryNeeded:
         """Raises StateLost, StateUnavailable."""
-        reply = await self._in_time(self._evaluate(call.keys(prefix), call.arguments()))
-        return call.read(reply)
+        return call.read(await self._calls.evaluate(call.keys(prefix), call.arguments()))
 
     async def begin(self, prefix: str, *, is_first: bool) -> None:
         """Make an epoch known, before anyone else hears of it. Raises StateUnavailable.
@@ -173,38 +157,14 @@ class RedisStates:
         is_first: nothing was ever counted before, so that every limit has all of its amount.
         """
         # 0: born by its first call, which comes after all calls of the epoch before it.
-        born_ms = 1 if is_first else 0
-        await self._in_time(self._redis.set(f"{prefix}:born", born_ms, nx=True))
+        await self._calls.set_new(f"{prefix}:born", 1 if is_first else 0)
 
     async def ping(self) -> None:
         """Raises StateUnavailable."""
-        await self._in_time(self._redis.ping())
+        await self._calls.ping()
 
     async def close(self) -> None:
-        await self._redis.aclose()
-
-    async def _evaluate(self, keys: list[str], arguments: list[str | int]) -> Any:
-        try:
-            return await self._redis.evalsha(self._script.sha, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return await self._redis.eval(SCRIPT, len(keys), *keys, *arguments)
-
-    async def _in_time(self, answer: Any) -> Any:
-        task = asyncio.ensure_future(answer)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._deadline_s)
-            for _ in range(_LAST_LOOKS):
-                if task.done():
-                    break
-                # This process was late, maybe, not Redis: its answer may lie in the socket.
-                await asyncio.sleep(0)
-            if not task.done():
-                raise StateUnavailable
-            return task.result()
-        except (RedisError, OSError) as error:
-            raise StateUnavailable from error
-        finally:
-            task.cancel()
+        await self._calls.close()
 
 
 def _holder(request_id: bytes, units: int, expires_ms: int) -> Holder:

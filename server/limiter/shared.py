@@ -18,13 +18,13 @@ from server.limiter.bucket import WINDOW_MS
 from server.limiter.epochs import Epoch, Epochs, Mode
 from server.limiter.local_share import LocalShare
 from server.limiter.memory import monotonic_ms
+from server.limiter.redis_calls import StateUnavailable
 from server.limiter.redis_states import (
     Answer,
     Call,
     CarryNeeded,
     RedisStates,
     StateLost,
-    StateUnavailable,
     acquire_call,
     check_call,
     leave_call,

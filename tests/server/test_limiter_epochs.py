@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from server.gateway_tables import gateways, limiter_epochs, metadata
 from server.ledger_tables import holds
 from server.limiter.epochs import ALIVE_MS, Epoch, Epochs, StaleEpoch, check
-from server.limiter.redis_states import SCRIPT, StateUnavailable
+from server.limiter.redis_calls import StateUnavailable
+from server.limiter.redis_states import SCRIPT
 from server.limiter.rules import Grant, Limit, RateLimited
 from server.limiter.shared import SharedLimiter
 
