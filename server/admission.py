@@ -187,17 +187,21 @@ async def _hold(
     num_prompt_tokens, now = len(message.prompt_token_ids), now_ms()
     adapter = message.adapter
 
-    def write(conn: Connection) -> int:
-        check_epoch(conn, grant.epoch)
-        lease = cover(
-            conn,
-            identity.tenant_id,
-            price,
-            num_prompt_tokens,
-            message.token_lease,
-            num_answers=asked.n,
-            now_ms=now,
-        )
+    def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
+        try:
+            check_epoch(conn, grant.epoch)
+            lease = cover(
+                conn,
+                identity.tenant_id,
+                price,
+                num_prompt_tokens,
+                message.token_lease,
+                num_answers=asked.n,
+                now_ms=now,
+            )
+        except (BudgetExhausted, StaleEpoch) as refused:
+            # Returned, for nothing was written: raised, its neighbours would have to run again.
+            return refused
         hold = Hold(
             request_id=message.request_id,
             tenant_id=identity.tenant_id,
@@ -221,6 +225,8 @@ async def _hold(
         lease = await gateway.database.write(write, order=identity.tenant_id)
     except LedgerUnavailable:
         raise errors.metering_unavailable() from None
-    except BudgetExhausted as exhausted:
-        raise errors.budget_exhausted(exhausted.kind) from None
+    if isinstance(lease, BudgetExhausted):
+        raise errors.budget_exhausted(lease.kind)
+    if isinstance(lease, StaleEpoch):
+        raise lease
     return message if lease == message.token_lease else replace(message, token_lease=lease)

@@ -5,6 +5,8 @@ extended together or not at all; the engine never waits, and stops at the last l
 """
 
 import asyncio
+import contextlib
+from collections.abc import Sequence
 
 from engine.messages import LeaseLow
 from server.budgets import extend
@@ -14,15 +16,22 @@ from server.engines import Engines
 from server.running import Running, RunningRequest
 
 _RETRY_WAITS_S = (0.2, 0.5, 1.0)
-"""The ledger may be away for a moment; after that the request stops where its lease ends."""
+"""Then the request stops where its lease ends."""
 
 
 class TokenLeases:
     """Answers the engine's LeaseLow. At most one question a request is under way."""
 
-    def __init__(self, database: Database, running: Running) -> None:
+    def __init__(
+        self,
+        database: Database,
+        running: Running,
+        *,
+        retry_waits_s: Sequence[float] = _RETRY_WAITS_S,
+    ) -> None:
         self._database = database
         self._running = running
+        self._retry_waits_s = retry_waits_s
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def extend_soon(self, engines: Engines, low: LeaseLow) -> None:
@@ -42,18 +51,19 @@ class TokenLeases:
         request = self._running.find(low.request_id)
         if request is None:
             return
-        for wait_s in _RETRY_WAITS_S:
-            try:
+        for wait_s in self._retry_waits_s:
+            lease = 0
+            with contextlib.suppress(LedgerUnavailable):
                 lease = await self._extend_hold(request)
-            except LedgerUnavailable:
-                await asyncio.sleep(wait_s)
-                continue
             if lease > low.token_lease:
                 await engines.extend_lease(low.request_id, lease)
-            return
+            if lease or self._running.find(low.request_id) is None:
+                return
+            # The ledger is away, or somebody else has the hold's row just now.
+            await asyncio.sleep(wait_s)
 
     async def _extend_hold(self, request: RunningRequest) -> int:
-        """Completion tokens that it covers now, in all."""
+        """Completion tokens that it covers now, in all; 0 if that cannot be said."""
         return await self._database.write(
             lambda conn: extend(
                 conn,

@@ -12,12 +12,12 @@ import pytest
 
 from engine.messages import LeaseLow
 from server.budgets import Budget, set_budget
-from server.database import DEFAULT_FILE
+from server.database import DEFAULT_FILE, LedgerUnavailable
 from server.engines import Engines
 from server.holds import get_hold
 from server.keys import create_key
 from server.limiter.memory import MemoryLimiter
-from server.running import RunningRequest
+from server.running import Running, RunningRequest
 from server.token_leases import TokenLeases
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price
@@ -193,6 +193,40 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
         assert len(engines.extended) == 1, "nothing is left: it stops at its last token"
     finally:
         gateway.running.remove(request)
+
+
+class BusyDatabase:
+    """Somebody else has the row, then the ledger is away, then it says what is asked for."""
+
+    def __init__(self, answers: list[int | Exception]) -> None:
+        self.answers = answers
+
+    async def write(self, fn: object, order: str) -> int:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "extended"),
+    [([0, LedgerUnavailable("away"), 300], [("r1", 300)]), ([0, 0, 0], []), ([256], [])],
+)
+def test_a_lease_is_asked_for_again_while_nobody_can_say(
+    answers: list[int | Exception], extended: list[tuple[str, int]]
+) -> None:
+    async def extend() -> None:
+        running, database = Running(), BusyDatabase(answers)
+        running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
+        leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
+        low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
+        leases.extend_soon(engines, low)
+        await asyncio.gather(*leases._asking.values())
+        assert not answers, "asked as often as that, and no more"
+
+    engines = AskedEngines()
+    asyncio.run(extend())
+    assert engines.extended == extended
 
 
 def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
