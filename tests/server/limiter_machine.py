@@ -41,7 +41,7 @@ refunds = st.lists(
 )
 
 # Two that were refilled twice by a limiter that forgot what the first refund took.
-LATE_REFUNDS = [([100, 500], 55_000, []), ([500, 50], 0, [(0, 0), (0, 0)])]
+LATE_REFUNDS = [([100, 500], 55_000, []), ([500, 50], 0, [(0, 0), (1, 0)])]
 
 
 def check_refunds(subject, rounds):
@@ -65,6 +65,20 @@ def check_refunds(subject, rounds):
             subject.settle(grant, used, now)
             (standing,) = subject.standings([TOKENS], now, with_holders=False)
             assert standing.reset_ms == -(-log.backlog(now) // 600)
+
+
+def check_expiry(subject):
+    """What is settled when its lease ends comes too late; a millisecond before, it does not."""
+    now, grants = BORN_MS + 60_000, []
+    for name, lease_ms in (("late", 1000), ("in time", 1001)):
+        assert subject.acquire(name, [TOKENS], [200], lease_ms, now) == [0]
+        grants.append(
+            Grant(request_id=name, limits=(TOKENS,), tokens=200, epoch=None, standings=())
+        )
+    for grant, backlog in zip(grants, (390, 190), strict=True):
+        subject.settle(grant, 0, now + 1000)
+        (standing,) = subject.standings([TOKENS], now + 1000, with_holders=False)
+        assert standing.reset_ms == backlog * 100
 
 
 class LimiterMachine(RuleBasedStateMachine):

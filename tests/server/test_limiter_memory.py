@@ -12,6 +12,7 @@ from tests.server.limiter_machine import (
     BORN_MS,
     LATE_REFUNDS,
     LimiterMachine,
+    check_expiry,
     check_refunds,
     refunds,
 )
@@ -36,6 +37,10 @@ TestTheStatesAreTheModelsStepByStep = StatesMachine.TestCase
 @example(LATE_REFUNDS)
 def test_refunds_of_charges_that_are_open_together_are_the_models(script):
     check_refunds(States(born_ms=BORN_MS, max_states=10), script)
+
+
+def test_a_charge_expires_with_its_lease():
+    check_expiry(States(born_ms=BORN_MS, max_states=10))
 
 
 class Caller:

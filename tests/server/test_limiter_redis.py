@@ -17,6 +17,7 @@ from tests.server.limiter_machine import (
     BORN_MS,
     LATE_REFUNDS,
     LimiterMachine,
+    check_expiry,
     check_refunds,
     refunds,
 )
@@ -72,3 +73,7 @@ def test_refunds_of_charges_that_are_open_together_are_the_models(redis_server):
         check_refunds(ScriptStates(client), script)
 
     check()
+
+
+def test_a_charge_expires_with_its_lease(redis_server):
+    check_expiry(ScriptStates(redis_server.client))
