@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from server.clock import now_ms
 from server.database import LedgerUnavailable
 from server.limiter.bucket import WINDOW_MS
 from server.limiter.epochs import Epoch, Epochs, Mode
@@ -63,6 +64,7 @@ class SharedLimiter:
         *,
         max_lease_ms: int,
         clock: Callable[[], int] = monotonic_ms,
+        wall_ms: Callable[[], int] = now_ms,
         max_states: int = 50_000,
     ) -> None:
         self._name = name
@@ -70,6 +72,7 @@ class SharedLimiter:
         self._epochs = epochs
         self._max_lease_ms = max_lease_ms
         self._clock = clock
+        self._wall_ms = wall_ms
         self._max_states = max_states
         self._moving = asyncio.Lock()
         self._share: tuple[int, LocalShare] | None = None
@@ -80,8 +83,11 @@ class SharedLimiter:
     @property
     def is_degraded(self) -> bool:
         epoch = self._epochs.current
-        is_local = epoch is not None and epoch.mode == "local"
-        return is_local or self._clock() < self._degraded_until_ms
+        if epoch is None or epoch.mode == "local" or self._clock() < self._degraded_until_ms:
+            return True
+        # Before its first answer here: how old it is can only be told from the row.
+        is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lease_ms)
+        return epoch.number > 1 and is_young
 
     async def start(self) -> None:
         """Before anything else. Raises LedgerUnavailable."""

@@ -103,7 +103,12 @@ class Fleet:
         redis = FailingRedis(self)
         epochs = Epochs(self.database, f"g{next(self.numbers)}", clock=lambda conn: self.now)
         limiter = SharedLimiter(
-            "test", redis, epochs, max_lease_ms=LEASE_MS, clock=lambda: self.now
+            "test",
+            redis,
+            epochs,
+            max_lease_ms=LEASE_MS,
+            clock=lambda: self.now,
+            wall_ms=lambda: self.now,
         )
         self.run(limiter.start())
         return limiter, redis
@@ -300,6 +305,7 @@ def test_three_answers_of_redis_bring_it_back_empty(make_fleet):
         assert fleet.epoch.mode == "local"
     fleet.run(limiter.probe())
     assert fleet.epoch.mode == "redis"
+    assert limiter.is_degraded, "before anybody has asked"
     with pytest.raises(RateLimited):
         fleet.admit(0)
     assert limiter.is_degraded
