@@ -158,7 +158,7 @@ def fleet(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[Fleet]:
             for stack in stacks:
                 stack.wait_ready()
             fleet = Fleet(stacks, redis, engine)
-            fleet.probe = fleet.tenant("looks").api_key
+            fleet.probe = fleet.tenant("looks", requests_per_minute=1000).api_key
             yield fleet
         finally:
             for stack in stacks:
