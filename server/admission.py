@@ -190,15 +190,17 @@ async def _hold(
     def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
         try:
             check_epoch(conn, grant.epoch)
-            lease = cover(
-                conn,
-                identity.tenant_id,
-                price,
-                num_prompt_tokens,
-                message.token_lease,
-                num_answers=asked.n,
-                now_ms=now,
-            )
+            lease = message.token_lease
+            if identity.has_hard_budget:
+                lease = cover(
+                    conn,
+                    identity.tenant_id,
+                    price,
+                    num_prompt_tokens,
+                    lease,
+                    num_answers=asked.n,
+                    now_ms=now,
+                )
         except (BudgetExhausted, StaleEpoch) as refused:
             # Returned, for nothing was written: raised, its neighbours would have to run again.
             return refused

@@ -21,6 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.ledger_tables import budgets
 from server.limiter.rules import Limit, Metric, Scope
 from server.tables import api_keys, tenants
 
@@ -67,6 +68,7 @@ class Identity:
     scopes: the key's own that every key above it has, too.
     limits: of the tenant and of the key, those that are set.
     max_queue_share: of what waits for the engine, in (0, 1].
+    has_hard_budget: its holds are covered by what is left of it.
     """
 
     tenant_id: str
@@ -78,9 +80,7 @@ class Identity:
     expires_at_ms: int | None = None
     limits: tuple[Limit, ...] = ()
     max_queue_share: float | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    max_concurrency: int | None = None
+    has_hard_budget: bool = False
     max_adapters: int | None = None
     max_adapter_bytes_total: int | None = None
 
@@ -93,6 +93,13 @@ class Identity:
         return scope in self.scopes
 
 
+_HAS_HARD_BUDGET = (
+    sa.exists()
+    .where(budgets.c.tenant_id == tenants.c.tenant_id, budgets.c.enforcement == "hard")
+    .label("has_hard_budget")
+)
+
+
 def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> Identity:
     """Whose key this is. Raises InvalidApiKey, TenantSuspended."""
     key_id = parse_key(plaintext)
@@ -100,6 +107,7 @@ def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> 
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
         .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
+        .add_columns(_HAS_HARD_BUDGET)
         .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
         .where(api_keys.c.key_id == key_id)
     )
@@ -125,9 +133,7 @@ def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> 
             *_limits("key", row.key_id, row, "key_"),
         ),
         max_queue_share=row.max_queue_share,
-        requests_per_minute=row.requests_per_minute,
-        tokens_per_minute=row.tokens_per_minute,
-        max_concurrency=row.max_concurrency,
+        has_hard_budget=row.has_hard_budget,
         max_adapters=row.max_adapters,
         max_adapter_bytes_total=row.max_adapter_bytes_total,
     )

@@ -1,17 +1,7 @@
-"""The SQL database, off the event loop: reads on a small pool, writes in groups on one thread.
-
-DatabaseError
-├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
-├── DatabaseInUse         another gateway serves this SQLite file
-├── MigrationLocked       another process migrates, and does not finish
-└── LedgerUnavailable     cannot be read or written now: full queue, lost connection, full disk
-"""
+"""The SQL database, off the event loop: reads on a small pool, writes in groups on one thread."""
 
 import asyncio
 import os
-import queue
-import random
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import alembic.command
 import alembic.config
@@ -28,7 +18,14 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 import migrations
+from server.database_errors import DatabaseError as DatabaseError
+from server.database_errors import DatabaseInUse as DatabaseInUse
+from server.database_errors import LedgerUnavailable as LedgerUnavailable
+from server.database_errors import MigrationLocked as MigrationLocked
+from server.database_errors import UnsupportedDatabase as UnsupportedDatabase
+from server.database_errors import unavailable
 from server.database_file import FileLock, SameFile
+from server.database_writer import GroupWriter
 
 T = TypeVar("T")
 
@@ -36,41 +33,6 @@ DEFAULT_FILE = "chorale.db"
 
 # Two gateways that start at once meet here; any constant does, as long as it never changes.
 _MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
-
-# serialization_failure, deadlock_detected: run again, and it succeeds.
-_RETRIED_SQLSTATES = {"40001", "40P01"}
-
-
-class DatabaseError(Exception):
-    """Everything this module raises of its own."""
-
-
-class UnsupportedDatabase(DatabaseError):
-    def __init__(self, url: URL) -> None:
-        self.url = url.render_as_string(hide_password=True)
-        super().__init__(f"{self.url} is neither a SQLite file nor PostgreSQL.")
-
-
-class DatabaseInUse(DatabaseError):
-    def __init__(self, path: Path, holder: str) -> None:
-        self.path = path
-        super().__init__(
-            f"Another gateway ({holder}) serves this database: {path} is locked. "
-            "SQLite serves exactly one gateway; several share PostgreSQL."
-        )
-
-
-class MigrationLocked(DatabaseError):
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"Another process still migrates this database after {timeout_s:g} s.")
-
-
-class LedgerUnavailable(DatabaseError):
-    """The database cannot answer now; nothing may be served that it would have to account for."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"The database is unavailable: {reason}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +48,6 @@ class DatabaseConfig:
     statement_timeout_s: float = 5.0
     connect_timeout_s: float = 5.0
     migration_timeout_s: float = 60.0
-
-
-@dataclass(slots=True)
-class _Write(Generic[T]):
-    fn: Callable[[Connection], T]
-    future: "Future[T]"
-    order: str
-    outcome: Callable[[], None] | None = None
 
 
 class Database:
@@ -129,12 +83,11 @@ class Database:
         )
         self._readers = ThreadPoolExecutor(self._config.read_threads, "chorale-db-read")
         self._read_slots = threading.BoundedSemaphore(self._config.max_queued_reads)
-        self._queue: queue.Queue[_Write[Any] | None] = queue.Queue(self._config.max_queued_writes)
         self._closing = threading.Lock()
         self._closed = False
-        self._writer = threading.Thread(target=self._run_writer, name="chorale-db-write")
-        self._writer.daemon = True
-        self._writer.start()
+        self._writer = self._make_writer("chorale-db-write")
+        # SQLite has one writer, whoever writes.
+        self._settling = self._writer if self.is_sqlite else self._make_writer("chorale-db-settle")
 
     @property
     def is_sqlite(self) -> bool:
@@ -164,24 +117,28 @@ class Database:
             return self._read_once(fn)
         except exc.DBAPIError as error:
             if not error.connection_invalidated:
-                raise _unavailable(error) from error
+                raise unavailable(error) from error
         except exc.TimeoutError as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
         # The server dropped an idle connection; the pool has forgotten the others with it.
         try:
             return self._read_once(fn)
         except (exc.DBAPIError, exc.TimeoutError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     async def write(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
         """fn's answer once it is durable, committed in one group with its neighbours.
 
-        An exception of fn undoes fn alone. Raises LedgerUnavailable; after a commit whose answer
-        was lost the write may still be there, so what is written is safe to write again.
-        order: the tenant that fn locks. A group runs in this order, so that two gateways' groups
-        never wait for one another in a circle; first comes what locks the ledger and no tenant.
+        order: writes of one group run sorted by it, "" first; who locks a tenant passes its id, so
+        that two gateways lock in one order. An exception of fn undoes fn alone. Raises
+        LedgerUnavailable; after a commit whose answer was lost the write may still be there, so
+        what is written is safe to write again.
         """
         return await asyncio.wrap_future(self.submit(fn, order=order))
+
+    async def write_apart(self, fn: Callable[[Connection], T]) -> T:
+        """`write` for what takes long: on PostgreSQL no hold waits for it."""
+        return await asyncio.wrap_future(self._settling.submit(fn, ""))
 
     def write_sync(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
         """`write` for threads and command-line tools; never called on an event loop."""
@@ -189,17 +146,7 @@ class Database:
 
     def submit(self, fn: Callable[[Connection], T], *, order: str = "") -> "Future[T]":
         """`write` as a future that any thread may wait for. Raises LedgerUnavailable at once."""
-        write = _Write(fn, Future(), order)
-        with self._closing:
-            if self._closed:
-                raise LedgerUnavailable("it is closed")
-            try:
-                self._queue.put_nowait(write)
-            except queue.Full as error:
-                raise LedgerUnavailable(
-                    f"{self._config.max_queued_writes} writes wait already"
-                ) from error
-        return write.future
+        return self._writer.submit(fn, order)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
@@ -211,7 +158,7 @@ class Database:
             with self._writing.begin() as conn:
                 yield conn
         except (exc.DBAPIError, exc.TimeoutError) as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     def close(self) -> None:
         """Finish what is queued, then let go of the database and of its lock."""
@@ -219,67 +166,26 @@ class Database:
             if self._closed:
                 return
             self._closed = True
-        self._queue.put(None)
-        self._writer.join()
+        self._writer.close()
+        if self._settling is not self._writer:
+            self._settling.close()
         self._readers.shutdown()
         self.engine.dispose()
         if self._lock is not None:
             self._lock.release()
 
+    def _make_writer(self, name: str) -> GroupWriter:
+        return GroupWriter(
+            self._writing,
+            name,
+            max_queued=self._config.max_queued_writes,
+            max_group=self._config.max_group,
+            attempts=self._config.write_attempts,
+        )
+
     def _read_once(self, fn: Callable[[Connection], T]) -> T:
         with self._reading.connect() as conn:
             return fn(conn)
-
-    def _run_writer(self) -> None:
-        while (first := self._queue.get()) is not None:
-            group = [first]
-            while len(group) < self._config.max_group:
-                try:
-                    write = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                if write is None:
-                    self._queue.put(None)
-                    break
-                group.append(write)
-            group.sort(key=lambda write: write.order)
-            self._write_group([w for w in group if w.future.set_running_or_notify_cancel()])
-
-    def _write_group(self, group: list[_Write[Any]]) -> None:
-        if not group:
-            return
-        try:
-            try:
-                self._commit_with_retries(group, _run)
-            except _WriteFailed:
-                # Again, to find out whose exception it is and to undo nothing else.
-                self._commit_with_retries(group, _run_in_savepoint)
-        # The callers wait on futures: whatever happened is theirs to hear.
-        except Exception as error:
-            for write in group:
-                write.future.set_exception(error)
-            return
-        for write in group:
-            assert write.outcome is not None
-            write.outcome()
-
-    def _commit_with_retries(
-        self, group: list[_Write[Any]], run: Callable[[Connection, _Write[Any]], None]
-    ) -> None:
-        for attempt in range(1, self._config.write_attempts + 1):
-            committing = False
-            try:
-                with self._writing.connect() as conn, conn.begin() as transaction:
-                    for write in group:
-                        run(conn, write)
-                    committing = True
-                    transaction.commit()
-                return
-            except (exc.DBAPIError, exc.TimeoutError, exc.PendingRollbackError) as error:
-                # A commit that was cut off may have succeeded: running it again would do it twice.
-                if attempt == self._config.write_attempts or not _retries(error, committing):
-                    raise _unavailable(error) from error
-            time.sleep(0.01 * 2**attempt * random.random())
 
     @contextmanager
     def _migration_lock(self) -> Iterator[None]:
@@ -317,70 +223,6 @@ def migration_config(conn: Connection) -> alembic.config.Config:
     return config
 
 
-class _WriteFailed(Exception):
-    """A write raised, so its group is rolled back."""
-
-
-def _run(conn: Connection, write: _Write[Any]) -> None:
-    """Run one write without a savepoint: with it a hold takes 150 us of a processor, without 50.
-
-    Raises _WriteFailed.
-    """
-    try:
-        value = write.fn(conn)
-    except Exception as error:
-        raise _WriteFailed from error
-    write.outcome = lambda: write.future.set_result(value)
-
-
-def _run_in_savepoint(conn: Connection, write: _Write[Any]) -> None:
-    """Run one write, and keep its answer or its exception for after the commit.
-
-    Raises only what fails the whole group: the connection or the transaction around it is gone.
-    """
-    savepoint = conn.begin_nested()
-    try:
-        value = write.fn(conn)
-        savepoint.commit()
-    # It belongs to the one who asked: it is raised there, not here.
-    except Exception as error:
-        if isinstance(error, exc.DBAPIError) and (
-            error.connection_invalidated or _sqlstate(error) in _RETRIED_SQLSTATES
-        ):
-            raise
-        try:
-            savepoint.rollback()
-        except exc.DBAPIError:
-            # A full disk has rolled back everything: that is the news, not the missing savepoint.
-            raise error from None
-        raised = _unavailable(error) if isinstance(error, exc.OperationalError) else error
-        write.outcome = lambda: write.future.set_exception(raised)
-    else:
-        write.outcome = lambda: write.future.set_result(value)
-
-
-def _retries(error: exc.SQLAlchemyError, committing: bool) -> bool:
-    if not isinstance(error, exc.DBAPIError):
-        return False
-    if _sqlstate(error) in _RETRIED_SQLSTATES:
-        return True
-    return error.connection_invalidated and not committing
-
-
-def _sqlstate(error: exc.DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
-
-
-def _unavailable(error: Exception) -> Exception:
-    """LedgerUnavailable for a fault of the database; a fault of the statement stays what it is."""
-    if isinstance(error, exc.DBAPIError):
-        # SQLite calls a misspelled statement operational as well.
-        is_ours = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
-        if is_ours or not isinstance(error, exc.OperationalError | exc.InterfaceError):
-            return error
-    return LedgerUnavailable(str(getattr(error, "orig", None) or error).strip().splitlines()[0])
-
-
 def _normalize(text: str) -> URL:
     url = make_url(text)
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -393,7 +235,7 @@ def _normalize(text: str) -> URL:
 
 def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
     pool: dict[str, Any] = {
-        "pool_size": config.read_threads + 1,
+        "pool_size": config.read_threads + 2,
         "max_overflow": 4,
         "pool_timeout": config.connect_timeout_s,
     }

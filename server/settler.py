@@ -197,7 +197,7 @@ class Settler:
             now_ms = self._now_ms(conn)
             return ledger.post(conn, self._signer, found.engine_id, found.records, now_ms)
 
-        result = await self._database.write(post)
+        result = await self._database.write_apart(post)
         if result.incidents:
             logger.error("%d incidents in the journal of %s", result.incidents, found.engine_id)
         return result

@@ -55,9 +55,9 @@ async def set_budget(
     body: Annotated[_Amount, json_body(_Amount)],
     gateway: GatewayDep,
 ) -> dict[str, Any]:
-    """It holds from the next request on."""
+    """It holds from the next request on, at the other gateways within two seconds."""
 
-    def write(conn: Connection) -> dict[str, Any]:
+    def write(conn: Connection) -> tuple[str, dict[str, Any]]:
         budget = Budget(
             tenant_id=tenants.get_tenant(conn, tenant).tenant_id,
             kind=kind,
@@ -65,22 +65,25 @@ async def set_budget(
             amount_nanousd=nanousd(body.amount),
         )
         budgets.set_budget(conn, budget, now_ms=now_ms())
-        return _get(conn, budget.tenant_id, kind, enforcement)
+        return budget.tenant_id, _get(conn, budget.tenant_id, kind, enforcement)
 
-    return await gateway.database.write(write)
+    tenant_id, shown = await gateway.database.write(write)
+    gateway.identities.forget(tenant_id)
+    return shown
 
 
 @admin_router.delete("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def remove_budget(
     tenant: str, kind: BudgetKind, enforcement: Enforcement, gateway: GatewayDep
 ) -> dict[str, Any]:
-    def write(conn: Connection) -> dict[str, Any]:
+    def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         if not budgets.remove_budget(conn, tenant_id, kind, enforcement, now_ms=now_ms()):
             raise _not_found()
-        return {"object": "budget.deleted", "deleted": True}
+        return tenant_id
 
-    return await gateway.database.write(write)
+    gateway.identities.forget(await gateway.database.write(write))
+    return {"object": "budget.deleted", "deleted": True}
 
 
 def nanousd(amount: Dollars) -> int:

@@ -40,7 +40,7 @@ def test_a_key_identifies_its_tenant_and_carries_its_limits(database):
     identity = log_in(database, plaintext)
     assert (identity.tenant_id, identity.tenant_name) == (tenant.tenant_id, "acme")
     assert (identity.key_id, identity.scopes) == (key.key_id, DEFAULT_SCOPES)
-    assert (identity.requests_per_minute, identity.tokens_per_minute) == (60, None)
+    assert [(limit.metric, limit.amount) for limit in identity.limits] == [("requests", 60)]
     assert (identity.weight, identity.cache_salt) == (2.0, tenant.cache_salt)
     assert identity.allows("inference")
     assert not identity.allows("keys")

@@ -145,6 +145,20 @@ def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
     assert not product.gateway.running
 
 
+def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(
+    product: InProcess,
+) -> None:
+    user = user_of(product)
+    path = f"/admin/v1/tenants/{user.name}/budgets/monthly/hard"
+    assert user.complete("base").status_code == 200
+    for method, body, status in (("PUT", {"amount": "0"}, 429), ("DELETE", None, 200)):
+        assert product.operator.call(method, path, body).status_code == 200
+        assert user.complete("base").status_code == status
+    changes = {"monthly_budget": "0"}
+    assert product.operator.call("PATCH", f"/admin/v1/tenants/{user.name}", changes).is_success
+    assert user.complete("base").status_code == 429
+
+
 # ---- leases ----
 
 

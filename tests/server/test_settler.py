@@ -181,10 +181,12 @@ def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
         is_sqlite = True
         down = True
 
-        async def write(self, fn):
+        async def write_apart(self, fn):
             if self.down:
                 raise LedgerUnavailable("the disk is full")
-            return await sqlite_database.write(fn)
+            return await sqlite_database.write_apart(fn)
+
+        write = sqlite_database.write
 
     database, engine = Unwritable(), FakeEngine()
     engine.end("stray")

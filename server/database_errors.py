@@ -1,0 +1,56 @@
+"""What can be wrong with the database.
+
+DatabaseError
+├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
+├── DatabaseInUse         another gateway serves this SQLite file
+├── MigrationLocked       another process migrates, and does not finish
+└── LedgerUnavailable     cannot be read or written now: full queue, lost connection, full disk
+"""
+
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import exc
+from sqlalchemy.engine import URL
+
+
+class DatabaseError(Exception):
+    """Everything this module raises of its own."""
+
+
+class UnsupportedDatabase(DatabaseError):
+    def __init__(self, url: URL) -> None:
+        self.url = url.render_as_string(hide_password=True)
+        super().__init__(f"{self.url} is neither a SQLite file nor PostgreSQL.")
+
+
+class DatabaseInUse(DatabaseError):
+    def __init__(self, path: Path, holder: str) -> None:
+        self.path = path
+        super().__init__(
+            f"Another gateway ({holder}) serves this database: {path} is locked. "
+            "SQLite serves exactly one gateway; several share PostgreSQL."
+        )
+
+
+class MigrationLocked(DatabaseError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"Another process still migrates this database after {timeout_s:g} s.")
+
+
+class LedgerUnavailable(DatabaseError):
+    """The database cannot answer now; nothing may be served that it would have to account for."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The database is unavailable: {reason}.")
+
+
+def unavailable(error: Exception) -> Exception:
+    """LedgerUnavailable for a fault of the database; a fault of the statement stays what it is."""
+    if isinstance(error, exc.DBAPIError):
+        # SQLite calls a misspelled statement operational as well.
+        is_ours = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+        if is_ours or not isinstance(error, exc.OperationalError | exc.InterfaceError):
+            return error
+    return LedgerUnavailable(str(getattr(error, "orig", None) or error).strip().splitlines()[0])
