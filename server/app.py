@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,15 +18,14 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import adapter_watch, cancels, errors
-from server.auth import AuthError, record_key_use
+from server import adapter_watch, cancels, errors, foreign_errors
+from server.auth import record_key_use
 from server.clock import now_ms
 from server.database import DatabaseError
 from server.deps import authenticate, require_admin, usage_reader
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.ledger import adopt_events
-from server.limiter.rules import RateLimited
 from server.middleware import Edge, WriteLine
 from server.openapi import openapi_document
 from server.prices import ensure_price
@@ -53,7 +53,6 @@ from server.routes import (
     webhooks,
 )
 from server.signing_keys import record_key
-from server.tenants import TenantError
 
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
@@ -187,13 +186,14 @@ async def _write_key_uses(gateway: Gateway) -> None:
 
 def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(ApiError, lambda _, error: _render(error))
-    app.add_exception_handler(RegistryError, lambda _, error: _render(errors.from_registry(error)))
-    app.add_exception_handler(AuthError, lambda _, error: _render(errors.from_auth(error)))
-    app.add_exception_handler(TenantError, lambda _, error: _render(errors.from_tenants(error)))
-    app.add_exception_handler(DatabaseError, lambda _, error: _render(errors.from_database(error)))
-    app.add_exception_handler(RateLimited, lambda _, e: _render(errors.from_rate_limit(e)))
+    for family, to_api_error in foreign_errors.FAMILIES.items():
+        app.add_exception_handler(family, _render_as(to_api_error))
     app.add_exception_handler(RequestValidationError, _render_validation)
     app.add_exception_handler(HTTPException, _render_http)
+
+
+def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONResponse]:
+    return lambda _, error: _render(to_api_error(error))
 
 
 def _render(error: ApiError) -> JSONResponse:

@@ -5,14 +5,8 @@ One class; each situation is a function that makes it, so that a status has one 
 
 from typing import Any
 
-from registry import errors as registry_errors
-from registry.errors import RegistryError
-from server.auth import AuthError, InvalidApiKey, TenantSuspended
-from server.database import DatabaseError
-from server.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
-from server.limiter.headers import refusal_headers, retry_headers
-from server.limiter.rules import RateLimited
-from server.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
+from registry.errors import AdapterNotFound
+from server.limiter.headers import retry_headers
 
 _ADAPTER_RETRY_S = 5.0
 
@@ -121,7 +115,8 @@ def tenant_suspended() -> ApiError:
 def model_not_found(model: str) -> ApiError:
     """The same for a model that is not there and for one that is not yours."""
     # The registry's own words: another sentence here would tell base names from adapter names.
-    return from_registry(registry_errors.AdapterNotFound(model=model))
+    missing = AdapterNotFound(model=model)
+    return not_found(str(missing), code=missing.code, param=missing.param)
 
 
 def not_found(message: str, *, code: str = "not_found", param: str | None = None) -> ApiError:
@@ -359,79 +354,3 @@ def _broken_adapter(message: str, *, code: str) -> ApiError:
     """The stored object itself is at fault, so the client is told not to retry."""
     headers = {"x-should-retry": "false"}
     return ApiError(502, message, type="server_error", code=code, headers=headers)
-
-
-# ---- other modules' errors ----
-
-
-def from_rate_limit(error: RateLimited) -> ApiError:
-    """A limiter that lost its state says so: it may refuse what it would let pass otherwise."""
-    limited = rate_limited(
-        str(error), retry_after_s=error.retry_after_ms / 1000, headers=refusal_headers(error)
-    )
-    if error.is_degraded:
-        limited.details = {"limiter_degraded": True}
-    return limited
-
-
-def from_auth(error: AuthError) -> ApiError:
-    match error:
-        case InvalidApiKey():
-            return invalid_api_key()
-        case TenantSuspended():
-            return tenant_suspended()
-        case KeyNotFound():
-            return not_found(str(error), code="key_not_found", param="key_id")
-        case InvalidKey():
-            return invalid_request(str(error), param=error.param)
-        case BeyondRights():
-            return permission_error(str(error), param=error.param)
-        case KeyEnded():
-            return conflict(str(error), code="key_ended", param="key_id")
-        case TooManyKeys():
-            return insufficient_quota(str(error), code="max_keys")
-    raise AssertionError(f"unmapped {type(error).__name__}")
-
-
-def from_tenants(error: TenantError) -> ApiError:
-    match error:
-        case InvalidTenant():
-            return invalid_request(str(error), param=error.param)
-        case TenantNotFound():
-            return not_found(str(error), code="tenant_not_found", param="tenant")
-        case TenantNameTaken():
-            return conflict(str(error), code="tenant_name_taken", param="name")
-    raise AssertionError(f"unmapped {type(error).__name__}")
-
-
-def from_database(error: DatabaseError) -> ApiError:
-    """Which database, and what is wrong with it, is for the log."""
-    return metering_unavailable()
-
-
-def from_registry(error: RegistryError) -> ApiError:
-    """By family: the registry names the fault, this gives it a status."""
-    match error:
-        case registry_errors.Invalid():
-            return invalid_request(str(error), param=error.param, code=error.code)
-        case registry_errors.NotFound():
-            return not_found(str(error), code=error.code, param=error.param)
-        case registry_errors.UploadOffsetMismatch():
-            mismatch = conflict(str(error), code=error.code, param=error.param)
-            mismatch.details = {"received_bytes": error.received_bytes}
-            return mismatch
-        case registry_errors.Conflict():
-            return conflict(str(error), code=error.code, param=error.param)
-        case registry_errors.TooLarge():
-            return ApiError(413, str(error), code=error.code, param=error.param)
-        case registry_errors.QuotaExceeded():
-            if error.retry_after_s is not None:
-                return rate_limited(str(error), retry_after_s=error.retry_after_s)
-            return insufficient_quota(str(error), code=error.code)
-        case registry_errors.ValidatorUnavailable():
-            return service_unavailable(str(error), code=error.code, retry_after_s=5.0)
-        case registry_errors.StorageError():
-            # Not its own words: they name the object's key.
-            message = "The adapter store is not available. Try again shortly."
-            return service_unavailable(message, code="storage_unavailable", retry_after_s=2.0)
-    raise AssertionError(f"unmapped {type(error).__name__}")

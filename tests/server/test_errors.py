@@ -4,7 +4,7 @@ import pytest
 
 from registry import errors as registry_errors
 from registry.errors import RegistryError
-from server import auth, errors, tenants
+from server import auth, errors, foreign_errors, tenants
 from server.database import DatabaseError, LedgerUnavailable
 from server.errors import ApiError, error_body
 from server.limiter.rules import Limit, RateLimited, Standing
@@ -76,7 +76,7 @@ def test_every_503_and_429_says_when_to_come_back_or_not_to():
     hourly = registry_errors.QuotaExceeded(
         quota="max_uploads_per_hour", limit=9, remedy="go on in 600 s", retry_after_s=600
     )
-    assert errors.from_registry(hourly).headers["retry-after"] == "600"
+    assert foreign_errors.from_registry(hourly).headers["retry-after"] == "600"
     quota = errors.insufficient_quota("spent")
     assert quota.headers == {"x-should-retry": "false"}
 
@@ -101,7 +101,7 @@ def test_a_rate_limit_names_itself_and_says_when_to_come_back():
     limit = Limit("tokens", "key", "k", 600)
     standing = Standing(limit=limit, remaining=12, reset_ms=58_800)
     limited = RateLimited(limit, retry_after_ms=1201, standings=(standing,), is_degraded=True)
-    error = errors.from_rate_limit(limited)
+    error = foreign_errors.from_rate_limit(limited)
     assert (error.status, error.code) == (429, "rate_limit_exceeded")
     assert error.headers["retry-after"] == "2"
     assert error.headers["retry-after-ms"] == "1201"
@@ -124,11 +124,11 @@ def test_a_rate_limit_names_itself_and_says_when_to_come_back():
 )
 def test_a_registry_error_gets_the_status_of_its_family(family, status):
     for cls in subclasses(family):
-        assert errors.from_registry(make(cls)).status == status
+        assert foreign_errors.from_registry(make(cls)).status == status
 
 
 def test_an_offset_mismatch_says_where_to_go_on():
-    body = error_body(errors.from_registry(make(registry_errors.UploadOffsetMismatch)))
+    body = error_body(foreign_errors.from_registry(make(registry_errors.UploadOffsetMismatch)))
     assert body["error"]["received_bytes"] == 7
 
 
@@ -136,24 +136,24 @@ def test_no_error_of_another_module_is_without_a_status():
     # UnsupportedBaseModel ends the start; no request meets it.
     ours = subclasses(RegistryError) - {RegistryError, registry_errors.UnsupportedBaseModel}
     for cls in ours:
-        assert isinstance(errors.from_registry(make(cls)), ApiError)
+        assert isinstance(foreign_errors.from_registry(make(cls)), ApiError)
     for cls in subclasses(auth.AuthError) - {auth.AuthError}:
-        assert isinstance(errors.from_auth(make(cls)), ApiError)
+        assert isinstance(foreign_errors.from_auth(make(cls)), ApiError)
     for cls in subclasses(tenants.TenantError) - {tenants.TenantError}:
-        assert isinstance(errors.from_tenants(make(cls)), ApiError)
+        assert isinstance(foreign_errors.from_tenants(make(cls)), ApiError)
     for cls in subclasses(DatabaseError):
-        assert errors.from_database(make(cls)).status == 503
+        assert foreign_errors.from_database(make(cls)).status == 503
 
 
 def test_an_unknown_model_and_a_foreign_one_get_the_same_body():
-    foreign = errors.from_registry(registry_errors.AdapterNotFound(model="m"))
+    foreign = foreign_errors.from_registry(registry_errors.AdapterNotFound(model="m"))
     assert error_body(foreign) == error_body(errors.model_not_found("m"))
 
 
 def test_the_worlds_faults_do_not_tell_where_things_are():
     storage = registry_errors.StorageError(key="tenants/ten_1/abc", reason="refused by 10.0.0.1")
     database = LedgerUnavailable("connection to 10.0.0.2 refused")
-    for error in (errors.from_registry(storage), errors.from_database(database)):
+    for error in (foreign_errors.from_registry(storage), foreign_errors.from_database(database)):
         assert "10.0.0" not in str(error_body(error))
         assert "ten_1" not in str(error_body(error))
 
