@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from registry.tables import audit_log
 from server.database import Database, DatabaseConfig, MigrationLocked, migration_config
 from server.gateway_tables import metadata
 from server.ledger import adopt_events, post
+from server.ledger_tables import monthly_spend
 from server.receipt_rows import iterate_receipts, select_receipts
 from server.receipts import sha256_of
+from server.tables import api_keys
 from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
 
 
@@ -115,3 +119,72 @@ def _migrate(url: str, folder: Path) -> None:
     database = Database(url, data_dir=folder)
     database.migrate()
     database.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgres, tmp_path):
+    url = None if kind == "sqlite" else make_postgres("template1")
+    database = Database(url, data_dir=tmp_path)
+    database.migrate("0003")
+    with database.begin() as conn:
+        for table, rows in _OF_0003.items():
+            for row in rows:
+                conn.execute(sa.insert(sa.table(table, *map(sa.column, row))), row)
+    database.migrate()
+    with database.begin() as conn:
+        scopes = {row.key_id: json.loads(row.scopes) for row in conn.execute(sa.select(api_keys))}
+        spend = {(s.tenant_id, s.month): s.amount_nanousd for s in conn.execute(_ALL_SPEND)}
+        audited = dict(conn.execute(sa.select(audit_log.c.target, audit_log.c.tenant_id)).all())
+    assert scopes == {
+        "user": ["adapters:read", "adapters:write", "inference", "usage:read"],
+        "boss": ["admin", "inference"],
+    }
+    # A payment is no spend; the correction lowers the month that it corrects.
+    assert spend == {("t1", "2026-02"): 70, ("t1", "2026-01"): 5}
+    assert audited == {"t1": "t1", "user": "t1"}
+    with database.engine.execution_options(chorale_writes=True).begin() as conn:
+        alembic.command.downgrade(migration_config(conn), "0003")
+        keys = sa.table("api_keys", sa.column("key_id"), sa.column("scopes"))
+        old = {row.key_id: json.loads(row.scopes) for row in conn.execute(sa.select(keys))}
+    assert old == {"user": ["adapters", "inference", "usage"], "boss": ["inference", "keys"]}
+    database.close()
+
+
+_ALL_SPEND = sa.select(monthly_spend)
+_KEY = {"tenant_id": "t1", "name": "", "hmac": "0" * 64, "prefix": "p", "created_at_ms": 0}
+_ENTRY = {
+    "tenant_id": "t1", "posted_at_ms": 0, "period": "2026-02", "prev_sha256": "0", "sha256": "0",
+    "signing_key": "k", "signature": "s",
+}  # fmt: skip
+_FEBRUARY_MS, _JANUARY_MS = NOW_MS, NOW_MS - 20 * 86_400_000
+
+
+def _entry(number, kind, debit, credit, amount, at_ms):
+    return _ENTRY | {
+        "entry_id": number, "receipt_seq": number, "kind": kind, "debit_account": debit,
+        "credit_account": credit, "amount_nanousd": amount, "at_ms": at_ms,
+    }  # fmt: skip
+
+
+_OF_0003 = {
+    "tenants": [
+        {
+            "tenant_id": "t1", "name": "acme", "status": "active", "weight": 1.0,
+            "cache_salt": "s", "created_at_ms": 0,
+        }
+    ],
+    "api_keys": [
+        _KEY | {"key_id": "user", "scopes": '["adapters", "inference", "usage"]'},
+        _KEY | {"key_id": "boss", "scopes": '["inference", "keys"]'},
+    ],
+    "entries": [
+        _entry(1, "usage", "tenant/t1", "revenue/usage", 100, _FEBRUARY_MS),
+        _entry(2, "correction", "revenue/usage", "tenant/t1", 30, _FEBRUARY_MS),
+        _entry(3, "storage", "tenant/t1", "revenue/storage", 5, _JANUARY_MS),
+        _entry(4, "payment", "cash/payment", "tenant/t1", 1000, _JANUARY_MS),
+    ],
+    "audit_log": [
+        {"at_ms": 1, "actor": "operator", "action": "tenant.create", "target": "t1", "detail": ""},
+        {"at_ms": 2, "actor": "operator", "action": "key.create", "target": "user", "detail": ""},
+    ],
+}  # fmt: skip
