@@ -12,8 +12,8 @@ import uvicorn
 
 from server.admin_key import AdminKey
 from server.app import create_app
+from server.assembly import assemble
 from server.drain import Drain
-from server.gateway import Gateway
 from server.http_protocol import HttpLimits, protocol
 from server.logs import LogHandler, LogWriter
 from server.settings import Settings
@@ -30,7 +30,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = AdminKey.load(settings.data_dir)
-    gateway = Gateway.build(settings, Path(written["model_dir"]), admin_key)
+    gateway = assemble(settings, Path(written["model_dir"]), admin_key)
     config = uvicorn.Config(
         create_app(gateway, writer.write),
         host=settings.host,

@@ -12,9 +12,9 @@ import uvicorn
 from engine.config import EngineConfig
 from server.admin_key import AdminKey
 from server.app import create_app
+from server.assembly import assemble
 from server.database import Database
 from server.failures import Failures
-from server.gateway import Gateway
 from server.leases import Leases
 from server.ledger_tables import usage_events
 from server.settings import Settings
@@ -95,7 +95,7 @@ def _run_engine(folder: Path, pointed: Points) -> None:
 
 
 def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
-    gateway = Gateway.build(settings_for(folder, life.database_url), DEMO, AdminKey("the-operator"))
+    gateway = assemble(settings_for(folder, life.database_url), DEMO, AdminKey("the-operator"))
     # A dead gateway's leases end soon: 10 s for everybody else.
     leases = Leases(gateway.database, LEASE_S)
     settler = Settler(

@@ -13,9 +13,9 @@ from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.tables import metadata
 from server.admin_key import AdminKey
+from server.assembly import assemble
 from server.clock import now_ms
 from server.database import DEFAULT_FILE, Database
-from server.gateway import Gateway
 from server.keys import create_key
 from server.launch import prepare
 from server.secrets_store import load_or_create_secret
@@ -54,7 +54,7 @@ def furnish(folder: Path) -> None:
     """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     prepare(settings)
-    gateway = Gateway.build(settings, DEMO, AdminKey("the-operator"))
+    gateway = assemble(settings, DEMO, AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()
     asyncio.run(gateway.engines.close())

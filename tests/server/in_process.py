@@ -13,6 +13,7 @@ from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from registry.ref import AdapterRef
 from server.admin_key import AdminKey
 from server.app import create_app
+from server.assembly import assemble
 from server.gateway import Gateway
 from server.keys import create_key
 from server.prices import ensure_price
@@ -85,7 +86,7 @@ class InProcess:
             model=str(DEMO), model_name=model_name, data_dir=data_dir, database_url=database_url
         )
         engines = FakeEngines()
-        built = Gateway.build(settings, DEMO, AdminKey(ADMIN_KEY))
+        built = assemble(settings, DEMO, AdminKey(ADMIN_KEY))
         asyncio.run(built.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
         return cls(replace(built, engines=engines), engines)

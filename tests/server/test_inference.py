@@ -19,6 +19,7 @@ from registry.ref import AdapterRef
 from server.admin_key import AdminKey
 from server.answers import Choice
 from server.app import create_app
+from server.assembly import assemble
 from server.database import DEFAULT_FILE
 from server.engines import Quarantined, fingerprint
 from server.gateway import Gateway
@@ -147,7 +148,7 @@ def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
         model=str(DEMO), model_name="base", data_dir=tmp_path, first_token_timeout_s=12
     )
     engines = FakeEngines()
-    built = Gateway.build(settings, DEMO, AdminKey("admin"))
+    built = assemble(settings, DEMO, AdminKey("admin"))
     # Its clock stands still, or limits would refill while a test runs.
     gateway = replace(built, engines=engines, limiter=MemoryLimiter(lambda: NOW_MS))
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))

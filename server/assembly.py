@@ -1,0 +1,189 @@
+"""How a gateway is put together: everything but what needs a running event loop."""
+
+import functools
+import hashlib
+import shutil
+import uuid
+from pathlib import Path
+
+from engine.messages import LeaseLow
+from registry.base_model import BaseModel
+from registry.catalog import Catalog
+from registry.completion import complete_upload
+from registry.proof import Proof
+from registry.ref import AdapterRef
+from registry.storage_url import open_storage
+from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
+from registry.validate import AdapterLimits
+from server.admin_key import AdminKey
+from server.auditor import INTERVAL_S as AUDIT_INTERVAL_S
+from server.auditor import Auditor
+from server.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
+from server.budget_watch import BudgetWatch
+from server.chores import Chores
+from server.completions import Completions
+from server.database import Database
+from server.drain import Drain
+from server.engines import Engines
+from server.failures import Failures
+from server.gateway import Gateway
+from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
+from server.identities import Identities
+from server.kept import INTERVAL_S as KEPT_INTERVAL_S
+from server.kept import Kept
+from server.leases import Leases
+from server.ledger_probe import LedgerProbe
+from server.limiter.epochs import Epochs
+from server.limiter.memory import MemoryLimiter
+from server.limiter.redis_states import RedisStates
+from server.limiter.rules import SEAT_SLACK_S, Limiter
+from server.limiter.shared import SharedLimiter
+from server.load import Load
+from server.metrics import Metrics
+from server.price_tags import PriceTags
+from server.proving import Prover
+from server.recordings import Recorder
+from server.running import Running
+from server.scheduled import TURN_S as EXPORTS_TURN_S
+from server.scheduled import ScheduledExports
+from server.secrets_store import Secrets
+from server.settings import Settings
+from server.settler import Settler
+from server.signing import Signer
+from server.statements import Statements
+from server.token_leases import TokenLeases
+from server.tokenizer import Tokenizer
+from server.webhook_delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
+from server.webhook_delivery import WebhookDelivery
+from server.webhook_urls import UrlRules
+
+
+def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:
+    """model_dir: of the base model.   See `app` for what is started, and in which order."""
+    data_dir = settings.data_dir
+    work_dir = _emptied(data_dir / "work")
+    secrets = Secrets.load(data_dir)
+    database = Database(settings.database_url, data_dir=data_dir)
+    base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
+    storage = open_storage(settings.storage_url)
+    catalog = Catalog(base)
+    uploads = Uploads(catalog, storage, _registry_limits(settings), work_dir=work_dir)
+    signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
+    leases = Leases(database)
+    running = Running()
+    token_leases = TokenLeases(database, running)
+    engines, settler = _engines(data_dir, database, signer, leases, token_leases)
+    metrics = Metrics(engines, settler)
+    auditor = Auditor(database, settler, metrics)
+    failures = Failures(database, signer)
+    statements = Statements(database, signer)
+    idempotency = IdempotencyKeys(
+        database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
+    )
+    load = Load(
+        running,
+        max_queued=settings.max_waiting,
+        max_wait_s=settings.first_token_timeout_s,
+        default_share=settings.max_queue_share,
+    )
+    rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
+    chores = [
+        ("kept", Kept(database, signer).turn, KEPT_INTERVAL_S),
+        ("statements", statements.turn, 600.0),
+        ("exports", ScheduledExports(database, storage, work_dir).turn, EXPORTS_TURN_S),
+        ("audit", auditor.turn, AUDIT_INTERVAL_S),
+        ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
+        ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
+        ("webhooks", WebhookDelivery(database, secrets.pepper, rules).turn, WEBHOOKS_INTERVAL_S),
+    ]
+    return Gateway(
+        settings=settings,
+        database=database,
+        identities=Identities(database, secrets.pepper),
+        price_tags=PriceTags(database),
+        base=base,
+        catalog=catalog,
+        uploads=uploads,
+        completions=Completions(functools.partial(complete_upload, uploads, database.begin)),
+        prover=_prover(database, uploads, engines, metrics, work_dir),
+        tokenizer=Tokenizer(model_dir),
+        engines=engines,
+        settler=settler,
+        signer=signer,
+        leases=leases,
+        failures=failures,
+        idempotency=idempotency,
+        recorder=Recorder(idempotency, failures),
+        statements=statements,
+        auditor=auditor,
+        ledger_probe=LedgerProbe(database),
+        chores=Chores(leases, chores),
+        limiter=_limiter(settings, database, secrets.pepper),
+        running=running,
+        load=load,
+        token_leases=token_leases,
+        drain=Drain(load, running, engines, settings.drain_timeout_s),
+        metrics=metrics,
+        pepper=secrets.pepper,
+        admin_key=admin_key,
+        work_dir=work_dir,
+    )
+
+
+def _registry_limits(settings: Settings) -> RegistryLimits:
+    return RegistryLimits(
+        adapter=AdapterLimits(
+            max_rank=settings.max_rank, max_adapter_bytes=settings.max_adapter_bytes
+        ),
+        max_versions=settings.max_versions,
+        max_uploads_per_hour=settings.max_uploads_per_hour,
+    )
+
+
+def _engines(
+    data_dir: Path, database: Database, signer: Signer, leases: Leases, token_leases: TokenLeases
+) -> tuple[Engines, Settler]:
+    """They know each other: an end wakes the settler, which reads the engines' journals."""
+
+    def settle_soon() -> None:
+        settler.wake()
+
+    def extend_lease(low: LeaseLow) -> None:
+        token_leases.extend_soon(engines, low)
+
+    engines = Engines(data_dir / "engine" / "engine.sock", settle_soon, extend_lease)
+    settler = Settler(database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids)
+    return engines, settler
+
+
+def _prover(
+    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, work_dir: Path
+) -> Prover:
+    async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
+        proof = await engines.prove(adapter, object_path)
+        metrics.note_proof(proof)
+        return proof
+
+    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=work_dir)
+
+
+def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
+    """Of one gateway, or of all that share a Redis."""
+    if settings.redis_url is None:
+        return MemoryLimiter(path=settings.data_dir / "limits.json")
+    # The same for all gateways of an installation, and another for others on the same Redis.
+    name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
+    return SharedLimiter(
+        name,
+        RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
+        Epochs(database, f"gw-{uuid.uuid4()}"),
+        max_lease_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
+    )
+
+
+def _emptied(folder: Path) -> Path:
+    """What a killed gateway left there belongs to nobody."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
