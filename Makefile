@@ -31,7 +31,7 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
-	$(PYTEST) -m "not soak" -n 2 --dist loadgroup $(ARGS)
+	$(PYTEST) -m "not soak" -n 2 $(ARGS)
 
 soak: $(VENV)/dev.stamp ## the slow sweeps
 	$(PYTEST) -m soak $(ARGS)

@@ -3,18 +3,17 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import interpreter
 from tests.redis_server import RedisServer, redis_binary
 
 interpreter.use()
 
-_E2E = Path(__file__).parent / "e2e"
 _numbers = itertools.count()
 
 
@@ -51,14 +50,20 @@ def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
     admin.dispose()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one of pytest-xdist's workers keeps to itself: a file; all of e2e.
+class _ByFile(LoadScopeScheduling):
+    """What one worker keeps to itself: a file; all of e2e.
 
     Fixtures of a module are made once; stacks of several processes run one at a time.
     """
-    for item in items:
-        group = "e2e" if _E2E in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "e2e" if "/e2e/" in file else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
