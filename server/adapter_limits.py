@@ -47,11 +47,12 @@ def set_adapter_limits(
     conn: Connection, adapter_id: str, limits: AdapterLimits, *, now_ms: int, actor: str
 ) -> None:
     """Replace all of them, from now on and on every gateway."""
+    tenant_id = owner_of(conn, adapter_id)
     values = {field.name: getattr(limits, field.name) for field in fields(AdapterLimits)}
     insert = (postgresql if conn.dialect.name == "postgresql" else sqlite).insert(adapter_limits)
-    upsert = insert.values(adapter_id=adapter_id, **values).on_conflict_do_update(
-        index_elements=["adapter_id"], set_=values
-    )
+    upsert = insert.values(
+        adapter_id=adapter_id, tenant_id=tenant_id, **values
+    ).on_conflict_do_update(index_elements=["adapter_id"], set_=values)
     conn.execute(upsert)
     detail = " ".join(f"{name}={value}" for name, value in values.items())
     record_audit(
@@ -60,7 +61,7 @@ def set_adapter_limits(
         actor=actor,
         action="adapter.limits",
         target=adapter_id,
-        tenant_id=owner_of(conn, adapter_id),
+        tenant_id=tenant_id,
         detail=detail,
     )
 

@@ -20,11 +20,12 @@ from sqlalchemy import (
 
 from registry.tables import metadata
 
-# Of all that ask for one adapter, its owner and those it is shared with.
+# Of all that ask for one adapter, its owner and those it is shared with.   tenant_id: the owner.
 adapter_limits = Table(
     "adapter_limits",
     metadata,
     Column("adapter_id", String(64), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("max_concurrency", Integer),

@@ -131,6 +131,7 @@ def _create_limits() -> None:
     op.create_table(
         "adapter_limits",
         sa.Column("adapter_id", sa.String(length=64), nullable=False),
+        sa.Column("tenant_id", sa.String(length=64), nullable=False),
         *(sa.Column(name, sa.Integer()) for name in _KEY_LIMITS),
         sa.PrimaryKeyConstraint("adapter_id", name=op.f("pk_adapter_limits")),
     )

@@ -72,7 +72,8 @@ def test_a_storm_loads_while_the_streams_go_on() -> None:
         figures = result[kind]
         quotient = figures["storm"]["step_cpu_ms"] / figures["beside"]["step_cpu_ms"]
         assert figures["storm_to_beside"]["step_cpu_ms"] == pytest.approx(quotient, rel=1e-2)
-        assert figures["children_cpu_s"].keys() == {"lora.fetch", "bench.adapters.s3_server"}
+        # Beside them there may be children of other tests in this process.
+        assert figures["children_cpu_s"].keys() >= {"lora.fetch", "bench.adapters.s3_server"}
         assert {"queued_ms", "blocked_ms"} <= figures["storm"].keys()
     assert result["prefetches"]["requests_per_step"] == 2
     assert result["quiet_spread"].keys() == {"itl_p50_ms", "itl_p99_ms", "step_cpu_ms"}

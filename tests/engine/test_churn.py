@@ -50,7 +50,7 @@ def check(churn, num_requests, deadline_s):
 
 @pytest.mark.parametrize("arena_is_host", [True, False])
 def test_no_token_comes_from_a_wrong_or_stale_adapter(world, arena_is_host):
-    check(world(seed=2, arena_is_host=arena_is_host), 500, deadline_s=120)
+    check(world(seed=2, arena_is_host=arena_is_host), 1000, deadline_s=120)
 
 
 @pytest.mark.soak

@@ -224,3 +224,4 @@ def limit(user, **limits):
     user.product.gateway.database.write_sync(
         lambda conn: set_limits(conn, user.tenant_id, TenantLimits(**limits), now_ms=NOW_MS)
     )
+    user.product.gateway.identities.forget(user.tenant_id)
