@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.dialects import sqlite
 
 from engine.messages import LeaseLow
 from server.budgets import Budget, set_budget
 from server.database import DEFAULT_FILE, LedgerUnavailable
 from server.engines import Engines
+from server.gateway_tables import limiter_epochs
 from server.holds import get_hold
 from server.keys import create_key
 from server.limiter.memory import MemoryLimiter
+from server.limiter.rules import Grant
 from server.running import Running, RunningRequest
 from server.token_leases import TokenLeases
 from tests.registry.rows import add_version
@@ -157,6 +160,43 @@ def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(
     changes = {"monthly_budget": "0"}
     assert product.operator.call("PATCH", f"/admin/v1/tenants/{user.name}", changes).is_success
     assert user.complete("base").status_code == 429
+
+
+class LateLimiter(MemoryLimiter):
+    """Counts in epoch 7, while the gateways have gone on to 8; hears of it `after` refreshes."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(lambda: NOW_MS)
+        self.after = after
+        self.settled: list[int | None] = []
+
+    async def acquire(self, *args: Any, **options: Any) -> Grant:
+        epoch = 7 if self.after else 8
+        return replace(await super().acquire(*args, **options), epoch=epoch)
+
+    async def refresh(self) -> None:
+        self.after -= 1
+
+    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+        self.settled.append(used_tokens)
+        super().settle(grant, used_tokens)
+
+
+@pytest.mark.parametrize(("after", "status"), [(0, 200), (1, 200), (2, 200), (3, 503)])
+def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
+    product: InProcess, after: int, status: int
+) -> None:
+    row = {"name": "limits", "epoch": 8, "mode": "local", "num_gateways": 2, "since_ms": 0}
+    product.gateway.database.write_sync(
+        lambda c: c.execute(sqlite.insert(limiter_epochs).values(row).on_conflict_do_nothing())
+    )
+    user = user_of(product, requests_per_minute=1)
+    limiter = LateLimiter(after)
+    here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
+    assert replace(user, product=here).complete("base").status_code == status
+    # Refused holds gave back the one request that there is.
+    assert limiter.settled[:after] == [None] * after
+    assert len(limiter.settled) == after + (status == 200)
 
 
 # ---- leases ----
