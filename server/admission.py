@@ -228,7 +228,7 @@ async def _hold(
     except LedgerUnavailable:
         raise errors.metering_unavailable() from None
     if isinstance(lease, BudgetExhausted):
-        raise errors.budget_exhausted(lease.kind)
+        raise errors.insufficient_quota(str(lease))
     if isinstance(lease, StaleEpoch):
         raise lease
     return message if lease == message.token_lease else replace(message, token_lease=lease)

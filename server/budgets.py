@@ -41,8 +41,10 @@ class BudgetExhausted(Exception):
         self.remaining_nanousd = remaining_nanousd
         self.needed_nanousd = needed_nanousd
         what = {
-            "monthly": "The account's monthly budget is used up; raise it or wait for next month.",
-            "prepaid": "The account's prepaid credit is used up; add to it.",
+            "monthly": "The monthly budget does not cover this request: raise it, or wait for next "
+            "month. GET /v1/budgets says what is left.",
+            "prepaid": "The prepaid credit does not cover this request: add to it. "
+            "GET /v1/budgets says what is left.",
         }
         super().__init__(what[kind])
 

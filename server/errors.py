@@ -222,14 +222,6 @@ def queue_share_exceeded(waiting: int, limit: int, *, retry_after_s: float) -> A
     )
 
 
-def budget_exhausted(kind: str) -> ApiError:
-    what = {"monthly": "monthly budget", "prepaid": "prepaid balance"}[kind]
-    return insufficient_quota(
-        f"Your {what} does not cover this request. See GET /v1/budgets for what is left; waiting "
-        "does not help, unless requests under way give something back."
-    )
-
-
 # ---- the world's fault, and ours ----
 
 

@@ -162,6 +162,29 @@ def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(
     assert user.complete("base").status_code == 429
 
 
+def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is_charged(
+    product: InProcess,
+) -> None:
+    user = user_of(product, requests_per_minute=5, max_queue_share=0.001)
+    load, waiting = product.gateway.load, RunningRequest("r1", user.tenant_id, 1, 9, is_cold=False)
+    load.add(waiting)
+    try:
+        refused = user.complete("base")
+        assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
+        queue = user.call("GET", "/v1/limits").json()["queue"]
+        assert (queue["limit"], queue["used"], queue["remaining"]) == (1, 1, 0)
+    finally:
+        load.remove(waiting)
+    load.is_draining = True
+    try:
+        refused = user.complete("base")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    finally:
+        load.is_draining = False
+    assert limits_of(user)["requests", "tenant"]["used"] == 0
+    assert user.complete("base").status_code == 200
+
+
 class LateLimiter(MemoryLimiter):
     """Counts in epoch 7, while the gateways have gone on to 8; hears of it `after` refreshes."""
 
