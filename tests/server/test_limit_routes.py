@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from engine.messages import LeaseLow
+from engine.messages import AddRequest, LeaseLow, RequestOutput
 from server.budgets import Budget, set_budget
 from server.database import DEFAULT_FILE, LedgerUnavailable
 from server.engines import Engines
 from server.gateway_tables import limiter_epochs
 from server.holds import get_hold
 from server.keys import create_key
+from server.limiter.learned import FIRST_GUESS
 from server.limiter.memory import MemoryLimiter
 from server.limiter.rules import Grant
 from server.running import Running, RunningRequest
 from server.token_leases import TokenLeases
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import FakeEngines, InProcess, User
 
 _numbers = itertools.count()
 
@@ -315,3 +316,41 @@ def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
     assert user.complete("base").status_code == 200
     assert user.complete("base").status_code == 429
     assert replace(user, api_key=other).complete("base").status_code == 200
+
+
+# ---- what counts ----
+
+
+@pytest.mark.parametrize(("weight", "counted"), [(1.0, 23), (0.5, 15), (0.0, 7)])
+def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
+    product: InProcess, weight: float, counted: int
+) -> None:
+    class CachingEngines(FakeEngines):
+        """20 prompt tokens, of which 16 were found; three of an answer."""
+
+        async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+            async for output in super().generate(message):
+                yield replace(output, num_prompt_tokens=20, num_cached_tokens=16)
+
+    user = user_of(product, tokens_per_minute=1000)
+    settings = product.gateway.settings.model_copy(update={"cached_token_weight": weight})
+    gateway = replace(product.gateway, engines=CachingEngines(), settings=settings)
+    here = replace(product, gateway=gateway, _app=None)
+    assert replace(user, product=here).complete("base").status_code == 200
+    assert limits_of(user)["tokens", "tenant"]["used"] == counted
+
+
+def test_without_max_tokens_what_is_reserved_is_what_its_requests_come_to(
+    product: InProcess,
+) -> None:
+    user = user_of(product, tokens_per_minute=1000)
+    chat = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+    reserved = []
+    for _ in range(30):
+        before = limits_of(user)["tokens", "tenant"]["remaining"]
+        answer = user.call("POST", "/v1/chat/completions", chat)
+        prompt = answer.json()["usage"]["prompt_tokens"]
+        left = int(answer.headers["x-ratelimit-remaining-tokens"])
+        reserved.append(before - left - prompt)
+    assert reserved[0] == FIRST_GUESS
+    assert 3 <= reserved[-1] <= 4, "its answers have three tokens"
