@@ -51,6 +51,7 @@ def main() -> None:
             max_num_seqs=config.max_num_seqs,
             device=config.device,
             dtype=config.dtype,
+            block_size=core.scheduler.layout.block_size,
         )
         process = EngineProcess(
             core,

@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import (
     AbortRequests,
@@ -32,6 +33,7 @@ from engine.messages import (
     RequestOutput,
     Residency,
     StepOutputs,
+    TenantService,
     Welcome,
 )
 from engine.wire import Numbering, WireError
@@ -48,23 +50,25 @@ _LATE_S = 10.0
 
 
 class EngineClient:
-    """Talks to the engine behind one Unix socket; reconnects for as long as it lives.
+    """Talks to the engine at one endpoint; reconnects for as long as it lives.
 
     A dead engine is noticed by its closed socket, in milliseconds: every request in flight ends
     with EngineDeadError, and `generate` raises it until the engine is back.
 
     on_end: called for every request that ended, because its end record can be settled now.
     on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
+    on_service: called with what this engine did for tenants, for the other engines.
     """
 
     def __init__(
         self,
-        socket_path: Path,
+        endpoint: Endpoint,
         on_end: Callable[[], None] = lambda: None,
         on_lease_low: Callable[[LeaseLow], None] = lambda _: None,
+        on_service: Callable[[TenantService], None] = lambda _: None,
         heartbeat_s: float = 1.0,
     ) -> None:
-        self.socket_path = socket_path
+        self.endpoint = endpoint
         self.heartbeat_s = heartbeat_s
         self.gateway_id = f"gw-{uuid.uuid4()}"
         self.welcome: Welcome | None = None
@@ -73,6 +77,7 @@ class EngineClient:
         self.num_deaths = 0
         self._on_end = on_end
         self._on_lease_low = on_lease_low
+        self._on_service = on_service
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
         self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
@@ -148,6 +153,10 @@ class EngineClient:
     async def pin(self, message: PinAdapters) -> None:
         await self._send(message)
 
+    async def tell_service(self, message: TenantService) -> None:
+        """What another engine did for tenants."""
+        await self._send(message)
+
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
         """What the engine's canary finds. Raises EngineDeadError."""
         if not self.is_ready:
@@ -185,7 +194,7 @@ class EngineClient:
         """One connection after the other: a new one knows nothing of what the last one had sent."""
         while True:
             self._connection = _Connection(
-                self._context, self.socket_path, self.gateway_id, self.heartbeat_s
+                self._context, self.endpoint, self.gateway_id, self.heartbeat_s
             )
             try:
                 await self._connection.run(self._take)
@@ -204,6 +213,7 @@ class EngineClient:
         if self._ready.is_set():
             self.num_deaths += 1
         self._ready.clear()
+        self.stats = None
         self.residency.clear()
         for stream in self._streams.values():
             stream.put_nowait(None)
@@ -236,6 +246,8 @@ class EngineClient:
                     proving.set_result(message.proof)
             case Residency():
                 self.residency[message.object_key] = message
+            case TenantService():
+                self._on_service(message)
             case EngineStats():
                 self.stats = message
 
@@ -244,7 +256,7 @@ class _Connection:
     """One socket from Hello to its end, with a numbering of its own."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, path: Path, gateway_id: str, heartbeat_s: float
+        self, context: zmq.asyncio.Context, endpoint: Endpoint, gateway_id: str, heartbeat_s: float
     ) -> None:
         self._gateway_id = gateway_id
         self._heartbeat_s = heartbeat_s
@@ -255,7 +267,7 @@ class _Connection:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine is there yet
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._socket.connect(f"ipc://{path}")
+        self._socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], None]) -> None:
         """Until the engine hangs up, falls silent, or cannot be understood."""

@@ -1,10 +1,10 @@
 """Every message between gateway and engine, and every record of the journal: frozen, plain data.
 
 Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinAdapters,
-ProveAdapter, ReadJournal, Heartbeat.
+ProveAdapter, ReadJournal, TenantService, Heartbeat.
 
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, ProofResult, JournalRecords,
-EngineStats.
+TenantService, EngineStats.
 
 Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the
 wire.
@@ -167,7 +167,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The engine's answer to Hello, and again after it came back: what it serves."""
+    """The engine's answer to Hello, and again after it came back: what it serves.
+
+    block_size: tokens of a block of its prefix cache.
+    """
 
     engine_id: str
     epoch: int
@@ -176,6 +179,8 @@ class Welcome:
     max_num_seqs: int
     device: str
     dtype: str
+    block_size: int = 16
+    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +281,7 @@ class EngineStats:
     """A heartbeat with figures: gauges of now, counters since the engine started.
 
     batch_*: of the largest step since the previous figures.   tiers: nearest first.
+    is_leaving: it takes no new requests, and exits once it has ended and settled all it has.
     """
 
     running: int
@@ -300,6 +306,24 @@ class EngineStats:
     pinned_slabs: int
     unsettled_records: int
     tiers: tuple[TierStats, ...] = ()
+    is_leaving: bool = False
+
+
+# ---- both ways ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantService:
+    """Service that an engine gave to tenants since its start; gateways tell it to all others.
+
+    epoch: of that engine's start.   totals: (tenant id, prefill tokens' worth of service), of
+    tenants that were served since the last message. They only grow within an epoch, so it does not
+    matter how often, or by how many gateways, they are passed on.
+    """
+
+    engine_id: str
+    epoch: int
+    totals: tuple[tuple[str, float], ...]
 
 
 # ---- the journal ----

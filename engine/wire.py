@@ -30,6 +30,7 @@ from engine.messages import (
     Residency,
     ResidencyRecord,
     StepOutputs,
+    TenantService,
     Welcome,
 )
 
@@ -90,6 +91,7 @@ _TYPES: tuple[type, ...] = (
     EngineStats,
     ProveAdapter,
     ProofResult,
+    TenantService,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
 _DECODERS: tuple[Any, ...] = tuple(msgspec.msgpack.Decoder(t) for t in _TYPES)

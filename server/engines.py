@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from engine.client import EngineClient
+from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
 from engine.messages import (
     AddRequest,
@@ -45,7 +46,7 @@ class Engines:
         on_end: Callable[[], None],
         on_lease_low: Callable[[LeaseLow], None],
     ) -> None:
-        self._client = EngineClient(socket_path, on_end, on_lease_low)
+        self._client = EngineClient(Endpoint.of_socket(socket_path), on_end, on_lease_low)
         self._deaths: OrderedDict[str, int] = OrderedDict()
 
     async def start(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.gateway.asked import add_request
 from engine.client import EngineClient
+from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
 from engine.messages import RequestOutput
 
@@ -20,7 +21,7 @@ class PlainClient:
     """Asks, and drops what the engine's journal says: unread, it would fill up."""
 
     def __init__(self, socket_path: Path) -> None:
-        self._client = EngineClient(socket_path)
+        self._client = EngineClient(Endpoint.of_socket(socket_path))
         self._is_closed = False
 
     async def start(self) -> None:

@@ -14,6 +14,7 @@ import zmq
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
+from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.journal_records import read_records
 from engine.messages import Heartbeat, Hello, ResidencyRecord
@@ -56,7 +57,7 @@ def start_engine(config_path, step_s=0.0):
 
 @asynccontextmanager
 async def connected(directory, **options):
-    client = EngineClient(directory / "engine" / "engine.sock", **options)
+    client = EngineClient(Endpoint.of_socket(directory / "engine" / "engine.sock"), **options)
     await client.start()
     try:
         await client.wait_ready(START_S)

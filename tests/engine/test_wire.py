@@ -12,6 +12,7 @@ from engine.messages import (
     ResidencyItem,
     ResidencyRecord,
     StepOutputs,
+    TenantService,
 )
 from engine.wire import MessageLost, Numbering, read_vocabulary, write_vocabulary
 from tests.engine.fakes import make_adapter, make_message
@@ -63,6 +64,7 @@ MESSAGES = [
     make_message(adapter=make_adapter(), stop=(b"\xff\n",), seed=2**63),
     AbortRequests(request_ids=("a", "b")),
     StepOutputs(outputs=(RequestOutput(request_id="r", seq=3, new_token_ids=(1, 2)),)),
+    TenantService(engine_id="eng-1", epoch=2, totals=(("acme", 12.5),)),
     JournalRecords(
         engine_id="eng-1",
         records=(make_end(1), RESIDENCY, make_end(3)),
