@@ -1,0 +1,69 @@
+"""Which engine has computed which beginnings of prompts, by what was sent there lately."""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from engine.messages import AddRequest
+
+CHUNK_TOKENS = 64
+"""Prompts are compared in chunks of so many: shorter beginnings are not worth a detour."""
+MAX_CHUNKS = 50_000
+"""Of all engines together, the latest: 10 MB."""
+
+
+class PrefixTable:
+    """A guess: an engine may have evicted what it computed. `forget` what is known to be wrong."""
+
+    def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
+        self._max_chunks = max_chunks
+        self._engines: OrderedDict[bytes, set[str]] = OrderedDict()
+
+    def cached_tokens(self, marks: Sequence[bytes]) -> dict[str, int]:
+        """By engine, how many of the prompt's first tokens it has; none is not in it.
+
+        marks: of `marks_of`.
+        """
+        found: dict[str, int] = {}
+        having: set[str] | None = None
+        for number, mark in enumerate(marks, start=1):
+            at = self._engines.get(mark, set())
+            having = set(at) if having is None else having & at
+            if not having:
+                break
+            found |= dict.fromkeys(having, number * CHUNK_TOKENS)
+        return found
+
+    def note(self, engine: str, marks: Sequence[bytes]) -> None:
+        """The engine is about to compute them."""
+        for mark in marks:
+            self._engines.setdefault(mark, set()).add(engine)
+            self._engines.move_to_end(mark)
+        while len(self._engines) > self._max_chunks:
+            self._engines.popitem(last=False)
+
+    def forget(self, engine: str, marks: Sequence[bytes]) -> None:
+        """It has evicted them."""
+        for mark in marks:
+            if having := self._engines.get(mark):
+                having.discard(engine)
+
+    def forget_engine(self, engine: str) -> None:
+        """It starts anew, with an empty cache."""
+        for having in self._engines.values():
+            having.discard(engine)
+
+
+def marks_of(request: AddRequest) -> list[bytes]:
+    """One for each whole chunk of the prompt, of all tokens up to its end and of whatever else the
+    KV depends on: adapter and tenant.
+    """
+    digest = request.adapter.digest if request.adapter else ""
+    hasher = hashlib.blake2b(f"{digest}\n{request.cache_salt}\n".encode(), digest_size=16)
+    tokens = array("q", request.prompt_token_ids)
+    marks = []
+    for end in range(CHUNK_TOKENS, len(tokens) + 1, CHUNK_TOKENS):
+        hasher.update(tokens[end - CHUNK_TOKENS : end].tobytes())
+        marks.append(hasher.digest())
+    return marks
