@@ -1,0 +1,106 @@
+"""How the placer of engines and the gateway speak: two small files in `DATA_DIR/pool/`.
+
+members.json   by the placer: every engine that a gateway connects to, also those that are leaving
+wanted.json    by the gateway's autoscaler: how many engines should run; absent: as the settings say
+
+Each is written whole, so that a reader finds the old or the new one. Who reads follows the time of
+the last change (`changed_at`), and keeps what it had when a file is not what it should be.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.endpoint import Endpoint
+
+MAX_ENGINES = 1024
+_MAX_FILE_BYTES = 1 << 20
+
+
+class PoolFileDamaged(Exception):
+    """It is none of ours, or was edited by hand."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        super().__init__(f"{path} is no list of engines ({reason}); remove it, it is written anew.")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One engine. name: "engine", "engine-2" and so on.   address, server_key: see Endpoint."""
+
+    name: str
+    address: str
+    server_key: str = ""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.address, self.server_key)
+
+
+def members_path(data_dir: Path) -> Path:
+    return data_dir / "pool" / "members.json"
+
+
+def wanted_path(data_dir: Path) -> Path:
+    return data_dir / "pool" / "wanted.json"
+
+
+def changed_at(path: Path) -> int:
+    """Nanoseconds, to be compared with an earlier answer; 0 where there is no file."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def read_members(path: Path) -> tuple[Member, ...]:
+    """None where nobody has written any yet. Raises PoolFileDamaged."""
+    found = _read(path, {"engines": []})
+    try:
+        members = tuple(Member(**engine) for engine in found["engines"])
+    except (TypeError, KeyError) as error:
+        raise PoolFileDamaged(path, repr(error)) from error
+    if not all(isinstance(value, str) for member in members for value in asdict(member).values()):
+        raise PoolFileDamaged(path, "a member has a name, an address and a key")
+    if len({member.name for member in members}) < len(members):
+        raise PoolFileDamaged(path, "two members have one name")
+    return members
+
+
+def write_members(path: Path, members: Sequence[Member]) -> None:
+    _write(path, {"engines": [asdict(member) for member in members]})
+
+
+def read_wanted(path: Path) -> int | None:
+    """How many engines should run; None where nobody has said. Raises PoolFileDamaged."""
+    wanted = _read(path, {"engines": None}).get("engines")
+    if wanted is not None and (type(wanted) is not int or not 1 <= wanted <= MAX_ENGINES):
+        raise PoolFileDamaged(path, f"engines is {wanted!r}")
+    return wanted
+
+
+def write_wanted(path: Path, engines: int) -> None:
+    _write(path, {"engines": engines})
+
+
+def _read(path: Path, default: dict[str, Any]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return default
+    except ValueError as error:
+        raise PoolFileDamaged(path, str(error)) from error
+    if not isinstance(found, dict):
+        raise PoolFileDamaged(path, "it holds no object")
+    return found
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    draft.rename(path)
