@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.endpoint import Endpoint
 
-MAX_ENGINES = 1024
+MAX_ENGINES = 64
+"""Of one pool."""
 _MAX_FILE_BYTES = 1 << 20
 
 

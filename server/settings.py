@@ -9,9 +9,17 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from registry.storage_url import parse_storage_url
+from server.pool_files import MAX_ENGINES
 
 ENV_PREFIX = "CHORALE_"
 # Read by the client commands and by the supervisor, no settings of the server.
@@ -27,6 +35,12 @@ class UnknownSetting(Exception):
 
 class InvalidSetting(Exception):
     """Which setting, and what it must be."""
+
+
+def _default_threads(values: dict[str, Any]) -> int:
+    """One core is left to gateway and fetcher; all engines that may run share the others."""
+    num_engines = values["max_engines"] or values["engines"]
+    return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * values["tensor_parallel_size"]))
 
 
 _Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]
@@ -49,6 +63,15 @@ class Settings(BaseModel):
     redis_url: str | None = None  # where several gateways count limits together
     redis_deadline_s: float = Field(0.05, gt=0)  # later than that, each counts a share by itself
 
+    engines: int = Field(1, ge=1, le=MAX_ENGINES)
+    # Above `engines`, the gateway chooses between the two by what is asked of them.
+    max_engines: int | None = Field(None, ge=1, le=MAX_ENGINES)
+    slo_first_token_s: float = Field(2.0, gt=0)  # that 9 of 10 first tokens should come within
+    # An engine that is to go has so long for its requests, and until all of it is billed.
+    leave_timeout_s: float = Field(150.0, gt=0)
+    tensor_parallel_size: int = Field(1, ge=1, le=8)  # processes, or GPUs, of one engine
+    ray: str | None = None  # address of a Ray cluster, where the engines run then
+
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/build.py
@@ -66,7 +89,7 @@ class Settings(BaseModel):
     quantization: Literal["fp8", "int8"] | None = None  # of the base's weights: GPU, CPU
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False  # on a CPU: the same bits whoever else is there
-    threads: int = Field(default_factory=lambda: max(1, (os.cpu_count() or 2) - 1), ge=1)
+    threads: int = Field(default_factory=_default_threads, ge=1)  # of each process of an engine
 
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)
     host_cache_bytes: int | None = Field(None, ge=1 << 20)  # by device, see engine/build.py
@@ -105,6 +128,25 @@ class Settings(BaseModel):
         if value is not None:
             parse_storage_url(value)
         return value
+
+    @field_validator("max_engines")
+    @classmethod
+    def _check_max_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < info.data.get("engines", 1):
+            raise ValueError("there are more engines to begin with")
+        return value
+
+    @field_validator("tensor_parallel_size")
+    @classmethod
+    def _check_tensor_parallel_size(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("it is 1, 2, 4 or 8")
+        return value
+
+    @property
+    def most_engines(self) -> int:
+        """That may run at once."""
+        return self.max_engines or self.engines
 
     @property
     def model_id(self) -> str:

@@ -44,6 +44,16 @@ def serve(
         str | None,
         typer.Option(help="redis://... where several gateways count their limits together."),
     ] = None,
+    engines: Annotated[int | None, typer.Option(help="How many engines; 1.")] = None,
+    max_engines: Annotated[
+        int | None, typer.Option(help="Start more of them when they are busy, up to so many.")
+    ] = None,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option(help="GPUs, or processes, that share one engine's model; 1.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="Run the engines on this Ray cluster: HOST:PORT, or auto.")
+    ] = None,
     arena_bytes: Annotated[
         int | None, typer.Option(help="Memory for KV and adapters together.")
     ] = None,
@@ -62,7 +72,7 @@ def serve(
         int | None, typer.Option(help="Tokens of the longest request, answer included.")
     ] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests in one step.")] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of the engine.")] = None,
+    threads: Annotated[int | None, typer.Option(help="CPU threads of an engine.")] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="CHORALE_CONFIG", help="A chorale.toml.")
     ] = None,

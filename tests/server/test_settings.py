@@ -61,6 +61,11 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("batch_invariant", "sometimes"),
         ("storage", "s3://bucket?sse=maybe"),
         ("storage", "/srv/objects"),
+        ("engines", 0),
+        ("engines", 65),
+        ("max_engines", 65),
+        ("tensor_parallel_size", 3),
+        ("slo_first_token_s", 0),
     ],
 )
 def test_a_value_out_of_range_is_an_error_that_names_the_setting(name, value):
@@ -91,3 +96,34 @@ def test_a_list_in_the_environment_is_json(monkeypatch):
     monkeypatch.setenv("CHORALE_PUBLIC_PROMPTS", "You are kind.")
     with pytest.raises(InvalidSetting, match="public_prompts"):
         load_settings({"model": "m"})
+
+
+def test_there_cannot_be_more_engines_than_the_most():
+    with pytest.raises(InvalidSetting, match="max_engines: .*more engines to begin with"):
+        load_settings({"model": "m", "engines": 3, "max_engines": 2})
+    assert load_settings({"model": "m", "engines": 3}).most_engines == 3
+    assert load_settings({"model": "m", "engines": 3, "max_engines": 5}).most_engines == 5
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "threads"),
+    [
+        (1, {}, 1),
+        (9, {}, 8),
+        (9, {"engines": 2}, 4),
+        (9, {"engines": 1, "max_engines": 4}, 2),
+        (9, {"engines": 2, "tensor_parallel_size": 2}, 2),
+        (4, {"engines": 64}, 1),
+        (4, {"engines": 2, "threads": 3}, 3),
+    ],
+)
+def test_all_engines_that_may_run_share_the_cores_but_one(monkeypatch, cores, given, threads):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert load_settings({"model": "m", **given}).threads == threads
+
+
+def test_numbers_in_the_environment_are_numbers(monkeypatch):
+    for name, value in {"ENGINES": "2", "MAX_ENGINES": "3", "TENSOR_PARALLEL_SIZE": "4"}.items():
+        monkeypatch.setenv(f"CHORALE_{name}", value)
+    settings = load_settings({"model": "m"})
+    assert (settings.engines, settings.max_engines, settings.tensor_parallel_size) == (2, 3, 4)
