@@ -15,6 +15,7 @@ from engine.journal_records import JournalCorrupt
 from engine.messages import Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
+from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def main() -> None:
             core,
             welcome,
             data_dir / "engine.sock",
+            tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
         )
         process.run()

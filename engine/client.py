@@ -4,6 +4,7 @@ there.
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -36,9 +37,12 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
+from engine.tcp import check, guard
 from engine.wire import Numbering, WireError
 from registry.proof import Proof
 from registry.ref import AdapterRef
+
+logger = logging.getLogger(__name__)
 
 SILENCE_S = 60.0
 """A living engine says something four times a second; one this quiet hangs."""
@@ -47,6 +51,8 @@ _PROOF_TIMEOUT_S = 1800.0
 """The canary's requests have deadlines, its arithmetic a share of the engine's time."""
 _RECONNECT_S = 0.05
 _LATE_S = 10.0
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_REFUSED_S = 5.0
 
 
 class EngineClient:
@@ -58,6 +64,8 @@ class EngineClient:
     on_end: called for every request that ended, because its end record can be settled now.
     on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
     on_service: called with what this engine did for tenants, for the other engines.
+
+    Raises TcpError for an address of tcp that cannot be spoken to safely.
     """
 
     def __init__(
@@ -68,6 +76,7 @@ class EngineClient:
         on_service: Callable[[TenantService], None] = lambda _: None,
         heartbeat_s: float = 1.0,
     ) -> None:
+        check(endpoint)
         self.endpoint = endpoint
         self.heartbeat_s = heartbeat_s
         self.gateway_id = f"gw-{uuid.uuid4()}"
@@ -266,7 +275,10 @@ class _Connection:
         self._socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine is there yet
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(_GONE)
+        if endpoint.is_remote:
+            guard(self._socket, endpoint)
+        self._endpoint = endpoint
         self._socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], None]) -> None:
@@ -302,7 +314,13 @@ class _Connection:
 
     async def _hang_up(self) -> None:
         """Ends when the engine's end of the socket closes, which a killed process does at once."""
-        await recv_monitor_message(self._monitor)
+        event = await recv_monitor_message(self._monitor)
+        if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            logger.error(
+                "%s refuses this gateway's key: give all of them the same CHORALE_PEPPER",
+                self._endpoint.address,
+            )
+            await asyncio.sleep(_REFUSED_S)
 
     async def _beat(self) -> None:
         """Heartbeats of our own; ends when the engine's have been missing for too long."""

@@ -1,6 +1,6 @@
 """What an engine is started with. Frozen; derived sizes are computed where they are used."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.fairness import SchedulingPolicy
@@ -53,6 +53,8 @@ class EngineConfig:
     max_pinned_share: of the arena's slabs, for adapters that the operator pins.
     residency_interval_s: between journal records of where adapters were.
     max_unsettled_records: of the journal, that may wait for the settler; then nothing is accepted.
+    listen: "tcp://IP:PORT" for gateways on other machines, with the two keys of
+    `engine.tcp.TcpListener`; "" for a Unix socket in data_dir.
     """
 
     data_dir: str
@@ -92,6 +94,9 @@ class EngineConfig:
     gateway_timeout_s: float = 10.0
     residency_interval_s: float = 900.0
     max_unsettled_records: int = 100_000
+    listen: str = ""
+    server_key: str = field(default="", repr=False)
+    client_key: str = ""
 
     def __post_init__(self) -> None:
         # From JSON they come as lists.

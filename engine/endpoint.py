@@ -1,6 +1,6 @@
 """Where an engine listens, as the gateways and the engine itself name it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -8,12 +8,18 @@ from pathlib import Path
 class Endpoint:
     """address: "ipc://PATH" on one machine, "tcp://HOST:PORT" across machines.
 
-    server_key: the engine's public CURVE key, of tcp only.
+    server_key: the engine's public CURVE key.   client_key: the gateway's secret one. Both are of
+    tcp only, and needed there.
     """
 
     address: str
     server_key: str = ""
+    client_key: str = field(default="", repr=False)
 
     @classmethod
     def of_socket(cls, path: Path) -> "Endpoint":
         return cls(f"ipc://{path}")
+
+    @property
+    def is_remote(self) -> bool:
+        return self.address.startswith("tcp://")

@@ -18,6 +18,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.messages import Heartbeat, Hello, Welcome
+from engine.tcp import TcpListener
 from engine.wire import (
     UNEXPECTED_NUMBER,
     MessageLost,
@@ -80,6 +81,7 @@ class _Gateway:
 class EngineProcess:
     """Serves any number of gateways on one Unix socket.
 
+    tcp: where it listens instead, for gateways on other machines.
     gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
     that long the process exits (the first one has `startup_grace_s`).
     """
@@ -90,6 +92,7 @@ class EngineProcess:
         welcome: Welcome,
         socket_path: Path,
         *,
+        tcp: TcpListener | None = None,
         gateway_timeout_s: float = 10.0,
         startup_grace_s: float = 60.0,
     ) -> None:
@@ -107,8 +110,11 @@ class EngineProcess:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(f"ipc://{socket_path}")
-        os.chmod(socket_path, 0o600)
+        if tcp is None:
+            self._socket.bind(f"ipc://{socket_path}")
+            os.chmod(socket_path, 0o600)
+        else:
+            self._authenticator = tcp.bind(self._socket)
 
     def run(self) -> None:
         """Until every gateway is gone, or SIGTERM."""

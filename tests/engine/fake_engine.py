@@ -19,6 +19,7 @@ from engine.messages import Welcome
 from engine.meter import TokenMeter
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import Scheduler
+from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora.arena import Arena
 from lora.manager import AdapterManager
@@ -78,7 +79,11 @@ def serve(
             dtype="float32",
         )
         EngineProcess(
-            core, welcome, data_dir / "engine.sock", gateway_timeout_s=config.gateway_timeout_s
+            core,
+            welcome,
+            data_dir / "engine.sock",
+            tcp=TcpListener.of(config),
+            gateway_timeout_s=config.gateway_timeout_s,
         ).run()
 
 

@@ -1,0 +1,133 @@
+"""The wire across machines: TCP sockets that only the holders of the pool's keys can use.
+
+CURVE both ways: the engine takes the one client key of its pool, and a gateway nobody but the
+holder of the pool's server key. What crosses the network is encrypted, and nobody else gets an
+answer. Keys are Z85 texts of 40 characters, as libzmq writes them.
+
+TcpError
+├── CurveMissing    this libzmq was built without CURVE
+└── KeysMissing     an address of tcp without keys: nothing is bound or connected
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+
+from engine.config import EngineConfig
+from engine.endpoint import Endpoint
+
+ADDRESS_FILE = "address"
+"""In an engine's folder: where it listens now."""
+_ZAP_DOMAIN = "chorale"
+_PING_MS = 2000
+_SILENCE_MS = 10_000
+"""A machine that is gone closes no socket: libzmq's own threads ask after it."""
+
+
+class TcpError(Exception):
+    """Why there is no connection across machines; str() is for the operator."""
+
+
+class CurveMissing(TcpError):
+    def __init__(self) -> None:
+        super().__init__(
+            "libzmq was built without CURVE here, so engines on other machines cannot be spoken to "
+            "safely; install pyzmq's own wheel (pip install --force-reinstall pyzmq)."
+        )
+
+
+class KeysMissing(TcpError):
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(f"{address} needs the pool's keys: nothing is sent by TCP without them.")
+
+
+@dataclass(frozen=True, slots=True)
+class TcpListener:
+    """Where an engine listens, and for whom.
+
+    address: "tcp://IP:PORT" of this machine; port 0 takes a free one.   server_key: the engine's
+    secret key.   client_key: the public key of those who may connect.
+    address_path: the file that says where it listens, for whoever keeps the engine running.
+    """
+
+    address: str
+    server_key: str = field(repr=False)
+    client_key: str
+    address_path: Path
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "TcpListener | None":
+        """None where the engine listens on a Unix socket."""
+        if not config.listen:
+            return None
+        path = Path(config.data_dir) / ADDRESS_FILE
+        return cls(config.listen, config.server_key, config.client_key, path)
+
+    def bind(self, socket: "zmq.Socket[Any]") -> ThreadAuthenticator:
+        """Who checks clients, in a thread: to be kept as long as the socket.
+
+        Raises TcpError, zmq.ZMQError.
+        """
+        _need_curve()
+        if not (self.server_key and self.client_key):
+            raise KeysMissing(self.address)
+        _set_up(socket, self.address)
+        self.address_path.unlink(missing_ok=True)
+        authenticator = ThreadAuthenticator(socket.context)
+        authenticator.start()
+        authenticator.configure_curve_callback(_ZAP_DOMAIN, _OnlyClient(self.client_key.encode()))
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
+        # Without it, whoever has any key at all would be let in when nobody checks them.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.server_key)
+        socket.bind(self.address)
+        _write_address(self.address_path, socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        return authenticator
+
+
+def check(endpoint: Endpoint) -> None:
+    """Whether one may connect to it. Raises TcpError."""
+    if endpoint.is_remote:
+        _need_curve()
+        if not (endpoint.server_key and endpoint.client_key):
+            raise KeysMissing(endpoint.address)
+
+
+def guard(socket: "zmq.Socket[Any]", endpoint: Endpoint) -> None:
+    """Before a gateway connects by TCP: only the engine of `endpoint` will understand it."""
+    _set_up(socket, endpoint.address)
+    socket.setsockopt_string(zmq.CURVE_SERVERKEY, endpoint.server_key)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(endpoint.client_key.encode()))
+    socket.setsockopt_string(zmq.CURVE_SECRETKEY, endpoint.client_key)
+
+
+def _set_up(socket: "zmq.Socket[Any]", address: str) -> None:
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
+    socket.setsockopt(zmq.IPV6, int("[" in address))
+
+
+def _write_address(path: Path, address: str) -> None:
+    draft = path.with_suffix(".part")
+    draft.write_text(address + "\n")
+    draft.rename(path)
+
+
+def _need_curve() -> None:
+    if not zmq.has("curve"):
+        raise CurveMissing
+
+
+class _OnlyClient:
+    """What pyzmq's authenticator asks."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._key

@@ -1,0 +1,205 @@
+"""Engines on other machines: only the holders of the pool's keys speak to each other."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+
+import pytest
+import zmq
+
+from engine.client import EngineClient
+from engine.config import EngineConfig
+from engine.endpoint import Endpoint
+from engine.errors import EngineDeadError, RequestRefused
+from engine.messages import Hello
+from engine.tcp import CurveMissing, KeysMissing, TcpListener, check
+from engine.wire import encode, write_vocabulary
+from tests.engine.fakes import VOCABULARY, expected_tokens, make_message
+
+START_S = 20.0
+SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in range(3))
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Starts a fake engine that listens on TCP; says where. The last one is killed at the end."""
+    started = []
+
+    def start(**changes):
+        for process in started:
+            process.kill()
+            process.wait()
+        write_vocabulary(tmp_path / "vocabulary", VOCABULARY)
+        given = {"listen": "tcp://127.0.0.1:0", "server_key": SERVER[1], "client_key": CLIENT[0]}
+        config = EngineConfig(
+            data_dir=str(tmp_path / "engine"), model_dir="", base_revision="base-1",
+            vocabulary_path=str(tmp_path / "vocabulary"), eos_token_ids=(0,), adapter_cache_dir="",
+            fetcher_socket="", device="cpu", dtype="float32", arena_bytes=0, threads=1,
+            max_model_len=512, **given | changes,
+        )  # fmt: skip
+        (tmp_path / "engine.json").write_text(json.dumps(asdict(config)))
+        address_path = tmp_path / "engine" / "address"
+        address_path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.engine.fake_engine", str(tmp_path / "engine.json")]
+        started.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)))
+        deadline = time.monotonic() + START_S
+        while not address_path.exists() and started[-1].poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return address_path.read_text().strip() if address_path.exists() else None
+
+    start.processes = started
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@asynccontextmanager
+async def connected(address):
+    client = EngineClient(Endpoint(address, SERVER[0], CLIENT[1]))
+    await client.start()
+    try:
+        await client.wait_ready(START_S)
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(client, message):
+    return [t async for output in client.generate(message) for t in output.new_token_ids]
+
+
+def ask(address, keys=None, timeout_ms=700):
+    """What a socket with these keys (server, public, secret) hears when it says Hello."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.linger = 0
+    socket.setsockopt(zmq.IDENTITY, b"stranger")
+    if keys:
+        server, public, secret = (key.encode() for key in keys)
+        socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = (
+            server, public, secret,
+        )  # fmt: skip
+    socket.connect(address)
+    try:
+        socket.send(encode(0, Hello(gateway_id="stranger")), zmq.NOBLOCK)
+        return socket.recv() if socket.poll(timeout_ms) else None
+    finally:
+        socket.close()
+        context.destroy(linger=0)
+
+
+def test_requests_and_large_messages_cross_machines(engine):
+    async def run():
+        async with connected(engine(max_num_batched_tokens=512)) as client:
+            long, short = make_message("long", 500, 10), make_message("short", 9, 40)
+            assert await asyncio.gather(collect(client, long), collect(client, short)) == [
+                expected_tokens(long), expected_tokens(short),
+            ]  # fmt: skip
+            huge = make_message("huge", 1_000_000, 1)
+            with pytest.raises(RequestRefused, match="prompt_too_long"):
+                await collect(client, huge)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_comes_back_at_its_address_is_found_again(engine):
+    address = engine()
+
+    async def run():
+        async with connected(address) as client:
+            first = client.welcome.epoch
+            assert engine(listen=address) == address
+            while not client.is_ready or client.welcome.epoch == first:
+                await asyncio.sleep(0.02)
+            message = make_message("after", 9, 5)
+            assert await collect(client, message) == expected_tokens(message)
+
+    asyncio.run(asyncio.wait_for(run(), START_S))
+
+
+def test_strangers_hear_nothing(engine):
+    address = engine()
+    assert ask(address) is None  # no keys at all
+    assert ask(address, (SERVER[0], *OTHER)) is None  # knows the engine, is not known to it
+    assert ask(address, (SERVER[0], *SERVER)) is None  # the server's key is not a client's
+    assert ask(address, (OTHER[0], *CLIENT)) is None  # takes somebody else for the engine
+    assert ask(address, (SERVER[0], *CLIENT), timeout_ms=5000) is not None
+
+
+def test_a_gateway_speaks_to_no_other_engine_than_the_pools(engine):
+    address = engine(server_key=OTHER[1])
+
+    async def run():
+        client = EngineClient(Endpoint(address, SERVER[0], CLIENT[1]))
+        await client.start()
+        with pytest.raises(EngineDeadError, match="not ready"):
+            await client.wait_ready(1.0)
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_refused_gateway_is_told_which_secret_to_compare(engine, caplog):
+    address = engine()
+
+    async def run():
+        client = EngineClient(Endpoint(address, SERVER[0], OTHER[1]))
+        await client.start()
+        while not caplog.records:
+            await asyncio.sleep(0.02)
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), START_S))
+    assert "CHORALE_PEPPER" in caplog.text
+    assert OTHER[1] not in caplog.text
+
+
+@pytest.mark.parametrize("missing", ["server_key", "client_key"])
+def test_without_keys_an_engine_binds_nothing(engine, missing):
+    assert engine(**{missing: ""}) is None
+    (process,) = engine.processes
+    assert b"needs the pool's keys" in process.stderr.read()
+    assert process.wait() != 0
+
+
+@pytest.mark.parametrize("keys", [("", CLIENT[1]), (SERVER[0], "")])
+def test_without_keys_a_gateway_does_not_connect(keys):
+    with pytest.raises(KeysMissing):
+        EngineClient(Endpoint("tcp://127.0.0.1:1", *keys))
+
+
+def test_a_libzmq_without_curve_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
+    with pytest.raises(CurveMissing, match="pyzmq"):
+        EngineClient(Endpoint("tcp://127.0.0.1:1", SERVER[0], CLIENT[1]))
+    listener = TcpListener("tcp://127.0.0.1:0", SERVER[1], CLIENT[0], tmp_path / "address")
+    with (
+        zmq.Context() as context,
+        context.socket(zmq.ROUTER) as socket,
+        pytest.raises(CurveMissing),
+    ):
+        listener.bind(socket)
+    check(Endpoint.of_socket(tmp_path / "engine.sock"))  # one machine needs none
+
+
+def test_keys_are_not_shown():
+    shown = repr(Endpoint("tcp://h:1", SERVER[0], CLIENT[1]))
+    assert CLIENT[1] not in shown
+    config = TcpListener("tcp://h:1", SERVER[1], CLIENT[0], None)
+    assert SERVER[1] not in repr(config)
+
+
+def test_an_engine_that_is_asked_to_stop_ends_without_a_word_of_its_threads(engine):
+    engine()
+    (process,) = engine.processes
+    process.terminate()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
