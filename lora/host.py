@@ -13,6 +13,7 @@ from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
 from lora.layout import PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
+from lora.shard import WHOLE, Shard
 
 Copy = Callable[[Tensor, Tensor], object]
 
@@ -22,11 +23,12 @@ _READ_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """What a packed file says, and where the slabs are that it holds.
+    """What a packed file says, and where the slabs are that it holds of this rank's shard.
 
     slabs: [num_slabs, slab_bytes] uint8 in host memory, for a device; None where the arena is host
     memory itself: then they go there straight from the file, and lie nowhere between.
-    slabs_start: bytes into the file.   scales: [layers, projections] float32.
+    slabs_start: bytes into the file.   checksum: sha256 of the slabs, hex.
+    scales: [layers, projections] float32.
     """
 
     header: PackedHeader
@@ -34,6 +36,7 @@ class PackedAdapter:
     scales: torch.Tensor
     path: Path
     slabs_start: int
+    checksum: str
     slabs: torch.Tensor | None
 
     @property
@@ -58,8 +61,8 @@ class PackedAdapter:
 
     @property
     def size_bytes(self) -> int:
-        """In the arena."""
-        return self.header.num_slabs * self.header.slab_bytes
+        """In the arena, of all ranks together."""
+        return len(self.header.checksums) * self.header.num_slabs * self.header.slab_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -89,7 +92,7 @@ class PackedAdapter:
             file.seek(self.slabs_start)
             for target in targets:
                 _read_into(target, file, hasher)
-        if hasher.hexdigest() != self.header.checksum:
+        if hasher.hexdigest() != self.checksum:
             for target in targets:
                 target.zero_()  # it may hold KV next, and what is not finite there would stay
             raise AdapterError("lost", f"the slabs of the packed file of {self.digest} are damaged")
@@ -106,8 +109,10 @@ class PackedAdapter:
         return table.view(layout.shape.num_layers, len(PROJECTIONS), depth)
 
 
-def open_packed(path: Path, digest: str, form: PackedForm) -> PackedAdapter:
+def open_packed(path: Path, digest: str, form: PackedForm, shard: Shard = WHOLE) -> PackedAdapter:
     """The packed adapter `digest`, its slabs left in the file at `path`.
+
+    shard: the part of it that this rank needs, of `form.layout.num_shards`.
 
     Raises FileNotFoundError; AdapterError("lost") when it is damaged, or packed for another arena.
     """
@@ -115,15 +120,22 @@ def open_packed(path: Path, digest: str, form: PackedForm) -> PackedAdapter:
         header = read_header(file)
         slabs_start = file.tell()
     check_header(header, digest, form)
+    assert shard.size == form.layout.num_shards, "a shard of another layout"
+    slabs_start += shard.index * header.num_slabs * header.slab_bytes
     dtype: torch.dtype = getattr(torch, form.dtype)
-    return PackedAdapter(header, dtype, _scales(header, form.layout), path, slabs_start, None)
+    scales, checksum = _scales(header, form.layout), header.checksums[shard.index]
+    return PackedAdapter(header, dtype, scales, path, slabs_start, checksum, None)
 
 
 def read_packed(
-    path: Path, digest: str, form: PackedForm, allocate: Callable[..., Tensor] = torch.empty
+    path: Path,
+    digest: str,
+    form: PackedForm,
+    allocate: Callable[..., Tensor] = torch.empty,
+    shard: Shard = WHOLE,
 ) -> PackedAdapter:
     """As open_packed, with its slabs in host memory that `allocate` gives."""
-    packed = open_packed(path, digest, form)
+    packed = open_packed(path, digest, form, shard)
     shape = (packed.num_slabs, packed.header.slab_bytes)
     slabs = allocate(*shape, dtype=torch.uint8)
     packed.read_to([slabs])

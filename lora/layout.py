@@ -2,15 +2,25 @@
 
 A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles. A tile is 8 rank
 rows of one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`.
+
+A model over several ranks is cut as Megatron cuts it (arXiv 1909.08053): q, k, v, gate and up by
+their outputs, o and down by their inputs. A tile is cut so that every rank holds an equal part
+(S-LoRA, arXiv 2311.03285, sec. 5), with `in` and `out` of the rank:
+
+    by outputs   A rows [8 / ranks, all inputs]   B rows [8, out]
+    by inputs    A rows [8, in]                   B rows [8, outputs / ranks]
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+CUT_BY_INPUTS = (3, 6)
+"""Of PROJECTIONS, those whose results are sums over all shards."""
 
 Ranks = Mapping[tuple[int, int], int]
 """(layer, index into PROJECTIONS) -> rank, only for modules that the adapter has."""
@@ -45,6 +55,15 @@ class ModelShape:
             (intermediate, hidden),
         )[projection]
 
+    def shard(self, num_shards: int) -> "ModelShape":
+        """What one of so many ranks computes: its heads, its part of the MLP."""
+        return replace(
+            self,
+            intermediate_size=self.intermediate_size // num_shards,
+            num_heads=self.num_heads // num_shards,
+            num_kv_heads=self.num_kv_heads // num_shards,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -64,12 +83,15 @@ class Layout:
     itemsize: bytes of an adapter's value.   kv_itemsize: of a value in a KV block.
     block_size: tokens of a KV block. It starts at the wanted size and doubles until the largest
     tile fits into a slab, so that no tile is ever cut (only models with very small KV need it).
+    num_shards: ranks that share the model. `shape` is the whole model's; every size here is that of
+    one rank's shard, the same on all of them.
     """
 
     shape: ModelShape
     itemsize: int
     block_size: int
     kv_itemsize: int
+    num_shards: int = 1
 
     @classmethod
     def of(
@@ -78,18 +100,19 @@ class Layout:
         itemsize: int,
         block_size: int = 16,
         kv_itemsize: int | None = None,
+        num_shards: int = 1,
     ) -> "Layout":
         """kv_itemsize: as itemsize where not given."""
-        layout = cls(shape, itemsize, block_size, kv_itemsize or itemsize)
+        layout = cls(shape, itemsize, block_size, kv_itemsize or itemsize, num_shards)
         largest = max(layout.tile_bytes(p) for p in range(len(PROJECTIONS)))
         if largest <= layout.slab_bytes:
             return layout
-        return cls.of(shape, itemsize, 2 * block_size, layout.kv_itemsize)
+        return cls.of(shape, itemsize, 2 * block_size, layout.kv_itemsize, num_shards)
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
         """[layer, k or v, kv head, token, head_dim] of one block."""
-        s = self.shape
+        s = self.shape.shard(self.num_shards)
         return (s.num_layers, 2, s.num_kv_heads, self.block_size, s.head_dim)
 
     @cached_property
@@ -103,7 +126,8 @@ class Layout:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        return self.slab_bytes / self.block_size
+        """On all ranks together."""
+        return self.num_shards * self.slab_bytes / self.block_size
 
     @property
     def bytes_per_rank(self) -> int:
@@ -115,10 +139,18 @@ class Layout:
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
+    def tile_shape(self, projection: int) -> tuple[int, int, int]:
+        """(rows of A, inputs, outputs) of a tile's part."""
+        num_inputs, num_outputs = self.shape.features(projection)
+        part = num_outputs // self.num_shards
+        if projection in CUT_BY_INPUTS:
+            return RANK_ROWS, num_inputs // self.num_shards, part
+        return RANK_ROWS // self.num_shards, num_inputs, part
+
     def tile_bytes(self, projection: int) -> int:
-        return _round_up(
-            RANK_ROWS * sum(self.shape.features(projection)) * self.itemsize, ADDRESS_UNIT_BYTES
-        )
+        a_rows, num_inputs, num_outputs = self.tile_shape(projection)
+        values = a_rows * num_inputs + RANK_ROWS * num_outputs
+        return _round_up(values * self.itemsize, ADDRESS_UNIT_BYTES)
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

@@ -3,7 +3,9 @@
     magic, header's length, header's sha256 | header: JSON, then zeros | slabs, one after another
     0                                       48                         a multiple of 4096
 
-The header says what was packed, for which arena, where its tiles lie, and the slabs' checksum.
+The header says what was packed, for which arena, where its tiles lie, and the slabs' checksums.
+Where several ranks share the model, the slabs are those of the first rank's shard, then as many of
+the second's, and so on: a rank reads its own only.
 """
 
 import hashlib
@@ -19,7 +21,7 @@ from lora.layout import Layout, ModelShape, Tile
 MAX_HEADER_BYTES = 16 << 20
 """The largest adapters served (126 layers, rank 256, every projection) need about 1 MB."""
 
-_MAGIC = b"CHORPK01"
+_MAGIC = b"CHORPK02"
 _PAGE_BYTES = 4096
 _PREFIX_BYTES = len(_MAGIC) + 8 + hashlib.sha256().digest_size
 
@@ -55,7 +57,8 @@ class PackedForm:
 class PackedHeader:
     """What a packed file says of itself.
 
-    scales: (layer, projection, scale), float32 values.   checksum: sha256 of the slabs, hex.
+    num_slabs: of one shard.   scales: (layer, projection, scale), float32 values.
+    checksums: by shard, sha256 of its slabs, hex.
     invocation_tokens: where an activated LoRA begins to apply; None for an ordinary one.
     """
 
@@ -67,10 +70,10 @@ class PackedHeader:
     tiles: tuple[Tile, ...]
     scales: tuple[tuple[int, int, float], ...]
     invocation_tokens: tuple[int, ...] | None
-    checksum: str
+    checksums: tuple[str, ...]
 
     def to_bytes(self) -> bytes:
-        """The first bytes of the file; as many for one checksum as for another."""
+        """The first bytes of the file; as many for some checksums as for others."""
         tiles = [(t.layer, t.projection, t.index, t.slab, t.offset_bytes) for t in self.tiles]
         text = json.dumps({**vars(self), "tiles": tiles}, separators=(",", ":")).encode()
         prefix = _MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
@@ -93,7 +96,7 @@ def read_header(file: BinaryIO) -> PackedHeader:
         raise _lost("has a damaged header")
     header = _parse(text)
     slabs_start = file.seek(_padding(length), os.SEEK_CUR)
-    size_bytes = slabs_start + header.num_slabs * header.slab_bytes
+    size_bytes = slabs_start + len(header.checksums) * header.num_slabs * header.slab_bytes
     if file.seek(0, os.SEEK_END) != size_bytes:
         raise _lost(f"is not of the {size_bytes} bytes that its header describes")
     file.seek(slabs_start)
@@ -102,8 +105,11 @@ def read_header(file: BinaryIO) -> PackedHeader:
 
 def check_header(header: PackedHeader, digest: str, form: PackedForm) -> None:
     """Raises AdapterError("lost") unless this is `digest`, packed for this arena."""
-    found = (header.digest, header.base_revision, header.form_id, header.slab_bytes)
-    if found != (digest, form.base_revision, form.form_id, form.layout.slab_bytes):
+    layout = form.layout
+    found = (header.digest, header.base_revision, header.form_id)
+    sizes = (header.slab_bytes, len(header.checksums))
+    wanted = (digest, form.base_revision, form.form_id)
+    if found != wanted or sizes != (layout.slab_bytes, layout.num_shards):
         raise _lost(f"holds {header.digest} in the form {header.form_id}, not what it is named for")
 
 
@@ -113,6 +119,7 @@ def _parse(text: bytes) -> PackedHeader:
         tokens = fields["invocation_tokens"]
         fields["tiles"] = tuple(Tile(*tile) for tile in fields["tiles"])
         fields["scales"] = tuple((layer, p, scale) for layer, p, scale in fields["scales"])
+        fields["checksums"] = tuple(fields["checksums"])
         fields["invocation_tokens"] = None if tokens is None else tuple(tokens)
         return PackedHeader(**fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -15,8 +15,9 @@ import numpy as np
 
 from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
-from lora.layout import PROJECTIONS, Layout, Tile
+from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
+from lora.shard import Shard
 from registry.errors import InvalidAdapter
 from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_canonical
 
@@ -41,6 +42,7 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
         raise AdapterError("incompatible", str(error)) from error
     modules = _modules(adapter, np.memmap(source, np.uint8, "r"), form.layout)
     tiles, num_slabs = form.layout.pack({place: m.rank for place, m in modules.items()})
+    num_shards = form.layout.num_shards
     header = PackedHeader(
         digest=digest,
         base_revision=form.base_revision,
@@ -50,17 +52,20 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
         tiles=tuple(tiles),
         scales=tuple((*place, module.scale) for place, module in sorted(modules.items())),
         invocation_tokens=adapter.invocation_tokens,
-        checksum=hashlib.sha256().hexdigest(),
+        checksums=(hashlib.sha256().hexdigest(),) * num_shards,
     )
     room = len(header.to_bytes())
     if room > MAX_HEADER_BYTES:
         raise AdapterError("incompatible", f"its {len(tiles)} tiles are more than can be listed")
     target.seek(room)
-    hasher = hashlib.sha256()
-    for slab in _slabs(tiles, modules, form):
-        hasher.update(slab)
-        target.write(slab)
-    header = replace(header, checksum=hasher.hexdigest())
+    checksums = []
+    for index in range(num_shards):
+        hasher = hashlib.sha256()
+        for slab in _slabs(tiles, modules, form, Shard(index, num_shards)):
+            hasher.update(slab)
+            target.write(slab)
+        checksums.append(hasher.hexdigest())
+    header = replace(header, checksums=tuple(checksums))
     target.seek(0)
     target.write(header.to_bytes())
     return header
@@ -114,30 +119,36 @@ def _matrix(data: np.ndarray, info: TensorInfo) -> np.ndarray:
     return data[info.start : info.end].view(_STORED[info.dtype]).reshape(info.shape)
 
 
-def _slabs(tiles: Sequence[Tile], modules: _Modules, form: PackedForm) -> Iterator[memoryview]:
-    """The bytes of one slab after the other; what no tile covers is zero."""
+def _slabs(
+    tiles: Sequence[Tile], modules: _Modules, form: PackedForm, shard: Shard
+) -> Iterator[memoryview]:
+    """The bytes of a shard, one slab after the other; what no tile covers is zero."""
     in_order = sorted(tiles, key=lambda tile: tile.slab)
     for _, in_slab in groupby(in_order, key=lambda tile: tile.slab):
         slab = np.zeros(form.layout.slab_bytes, np.uint8)
         for tile in in_slab:
-            _write(slab, tile, modules[tile.layer, tile.projection], form.dtype)
+            _write(slab, tile, modules[tile.layer, tile.projection], form, shard)
         yield slab.data
 
 
-def _write(slab: np.ndarray, tile: Tile, module: _Module, dtype: str) -> None:
-    """Rank rows [8 index, 8 index + 8) of A, then of B; rows past the rank stay zero."""
-    first = tile.index * RANK_ROWS
-    place = slab[tile.offset_bytes :].view(_ARENA[dtype])
-    for matrix in (module.a, module.b):
-        rows = convert(matrix[first : first + RANK_ROWS], dtype)
+def _write(slab: np.ndarray, tile: Tile, module: _Module, form: PackedForm, shard: Shard) -> None:
+    """The shard's part of rank rows [8 index, 8 index + 8) of A, then of B; rows past the rank stay
+    zero.
+    """
+    tile_rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
+    a, b = module.a[tile_rows], module.b[tile_rows, shard.part(module.b.shape[1])]
+    by_inputs = tile.projection in CUT_BY_INPUTS
+    a = a[:, shard.part(a.shape[1])] if by_inputs else a[shard.part(RANK_ROWS)]
+    a_rows, num_inputs, _ = form.layout.tile_shape(tile.projection)
+    place = slab[tile.offset_bytes :].view(_ARENA[form.dtype])
+    for part, start in ((a, 0), (b, a_rows * num_inputs)):
+        rows = convert(part, form.dtype)
         # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
         if not _is_finite(rows):
             raise AdapterError(
-                "incompatible", f"{module.name} has a value that is too large for {dtype}"
+                "incompatible", f"{module.name} has a value that is too large for {form.dtype}"
             )
-        width = matrix.shape[1]
-        place[: rows.size].reshape(rows.shape)[:] = rows
-        place = place[RANK_ROWS * width :]
+        place[start:][: rows.size].reshape(rows.shape)[:] = rows
 
 
 def convert(values: np.ndarray, dtype: str) -> np.ndarray:

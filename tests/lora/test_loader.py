@@ -135,8 +135,8 @@ def wide(packed, num_slabs, folder):
     path = folder / "slabs"
     path.write_bytes(data)
     checksum = hashlib.sha256(data).hexdigest()
-    header = replace(packed.header, num_slabs=num_slabs, checksum=checksum)
-    return replace(packed, header=header, path=path, slabs_start=0)
+    header = replace(packed.header, num_slabs=num_slabs, checksums=(checksum,))
+    return replace(packed, header=header, path=path, slabs_start=0, checksum=checksum)
 
 
 def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(tmp_path):

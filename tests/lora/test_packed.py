@@ -33,7 +33,7 @@ def make_file(num_slabs=3, form=FORM, digest=DIGEST, **fields):
             "tiles": (Tile(0, 3, 0, 0, 0), Tile(1, 3, 0, 2, 256)),
             "scales": ((0, 3, 0.5), (1, 3, 1 / 3)),
             "invocation_tokens": (5, 6),
-            "checksum": hashlib.sha256(slabs).hexdigest(),
+            "checksums": (hashlib.sha256(slabs).hexdigest(),),
         }
         | fields
     )
@@ -92,8 +92,8 @@ def test_an_ordinary_adapter_has_no_invocation_tokens():
     assert read_header(io.BytesIO(data)).invocation_tokens is None
 
 
-def test_headers_are_as_long_for_any_checksum():
-    one, other = make_file(checksum="0" * 64)[0], make_file()[0]
+def test_headers_are_as_long_for_any_checksums():
+    one, other = make_file(checksums=("0" * 64,))[0], make_file()[0]
     assert len(one.to_bytes()) == len(other.to_bytes())
 
 
@@ -129,7 +129,7 @@ def test_a_flipped_bit_in_the_header_is_noticed(position, tmp_path):
 )
 def test_a_header_that_is_no_such_json_is_lost(text, tmp_path):
     raw = text.encode()
-    prefix = b"CHORPK01" + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest()
+    prefix = b"CHORPK02" + len(raw).to_bytes(8, "little") + hashlib.sha256(raw).digest()
     assert_lost((prefix + raw).ljust(PAGE_BYTES, b"\0"), tmp_path)
 
 

@@ -145,7 +145,7 @@ def test_the_header_says_what_was_packed(world, tmp_path):
     assert header.digest == hashlib.sha256(data).hexdigest()
     assert (header.base_revision, header.form_id) == ("base-1", form.form_id)
     slabs = (tmp_path / "packed").read_bytes()[-header.num_slabs * header.slab_bytes :]
-    assert header.checksum == hashlib.sha256(slabs).hexdigest()
+    assert header.checksums == (hashlib.sha256(slabs).hexdigest(),)
     modules = parse_canonical(data).modules
     assert len(header.scales) == len(modules) == 14
     assert {scale for *_, scale in header.scales} == {m.scale for m in modules.values()}

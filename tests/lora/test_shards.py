@@ -1,0 +1,153 @@
+"""An adapter cut for several ranks: each has an equal part, and together they are the whole."""
+
+import hashlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis.strategies import dictionaries, integers, sampled_from, tuples
+
+from kernels.tiles import RANK_ROWS
+from lora.errors import AdapterError
+from lora.host import open_packed, read_packed
+from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, ModelShape
+from lora.packed import PackedForm
+from lora.packing import pack
+from lora.shard import Shard
+from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+
+SHAPE = ModelShape(2, 64, 160, 8, 8, 16)
+RANKS = dictionaries(tuples(integers(0, 1), integers(0, 6)), integers(1, 40), min_size=1)
+SIZES = sampled_from([1, 2, 4, 8])
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def form_of(num_shards, dtype="float32"):
+    itemsize = DTYPES[dtype].itemsize
+    return PackedForm(Layout.of(SHAPE, itemsize, num_shards=num_shards), dtype, "base-1")
+
+
+def name_of(layer, projection):
+    block = "self_attn" if projection < 4 else "mlp"
+    return f"model.layers.{layer}.{block}.{PROJECTIONS[projection]}"
+
+
+def make_modules(ranks):
+    """(A, B) of random values by place, as PEFT has them: [rank, in] and [out, rank]."""
+    rng = torch.Generator().manual_seed(len(ranks))
+    modules = {}
+    for place, rank in ranks.items():
+        num_inputs, num_outputs = SHAPE.features(place[1])
+        sizes = (rank, num_inputs), (num_outputs, rank)
+        modules[place] = tuple(torch.randn(*size, generator=rng) for size in sizes)
+    return modules
+
+
+def canonical(modules):
+    tensors, scales = {}, {}
+    for place, pair in modules.items():
+        name = name_of(*place)
+        tensors |= dict(zip(lora_names(name), pair, strict=True))
+        scales[name] = ModuleScale(pair[0].shape[0], 0.5)
+    infos = {n: TensorInfo("F32", tuple(t.shape), 0, t.nbytes) for n, t in tensors.items()}
+    data = b"".join(tensors[n].contiguous().numpy().tobytes() for n in sorted(tensors))
+    return canonical_header(Header(infos, {}), scales) + data
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shards")
+
+
+def packed_shards(folder, modules, form):
+    """What each rank reads of one packed file."""
+    data = canonical(modules)
+    digest = hashlib.sha256(data).hexdigest()
+    source, target = folder / "object", folder / "packed"
+    source.write_bytes(data)
+    with target.open("wb") as file:
+        pack(source, digest, form, file)
+    size = form.layout.num_shards
+    return [read_packed(target, digest, form, shard=Shard(i, size)) for i in range(size)]
+
+
+def parts_of(packed, tile, layout, dtype):
+    """A tile's part of A and of B in the slabs of one rank."""
+    a_rows, num_inputs, num_outputs = layout.tile_shape(tile.projection)
+    slab = packed.slabs[tile.slab].view(dtype)[tile.offset_bytes // dtype.itemsize :]
+    a = slab[: a_rows * num_inputs].view(a_rows, num_inputs)
+    b = slab[a_rows * num_inputs :][: RANK_ROWS * num_outputs].view(RANK_ROWS, num_outputs)
+    return a, b
+
+
+def rows_of(matrix, tile):
+    """The tile's eight rows, zeros past the rank."""
+    rows = torch.zeros(RANK_ROWS, matrix.shape[1])
+    found = matrix[tile.index * RANK_ROWS : (tile.index + 1) * RANK_ROWS]
+    rows[: len(found)] = found
+    return rows
+
+
+@given(ranks=RANKS, size=SIZES, dtype=sampled_from(sorted(DTYPES)))
+@settings(max_examples=60, deadline=None)
+def test_the_shards_of_a_packed_file_put_together_are_the_whole_adapter(folder, ranks, size, dtype):
+    modules, form = make_modules(ranks), form_of(size, dtype)
+    shards = packed_shards(folder, modules, form)
+    assert len({packed.num_slabs for packed in shards}) == 1
+    assert shards[0].size_bytes == sum(packed.slabs.nbytes for packed in shards)
+    for tile in shards[0].tiles:
+        a, b = modules[tile.layer, tile.projection]
+        parts = [parts_of(p, tile, form.layout, DTYPES[dtype]) for p in shards]
+        by_inputs = tile.projection in CUT_BY_INPUTS
+        whole_a = torch.cat([part for part, _ in parts], dim=1 if by_inputs else 0)
+        whole_b = torch.cat([part for _, part in parts], dim=1)
+        assert torch.equal(whole_a, rows_of(a, tile).to(DTYPES[dtype]))
+        assert torch.equal(whole_b, rows_of(b.T, tile).to(DTYPES[dtype]))
+
+
+@given(ranks=RANKS, size=SIZES)
+@settings(max_examples=100, deadline=None)
+def test_a_shard_takes_an_equal_part_and_its_tiles_lie_within_slabs(ranks, size):
+    layout, whole = Layout.of(SHAPE, 4, num_shards=size), Layout.of(SHAPE, 4)
+    assert layout.slab_bytes * size == whole.slab_bytes
+    assert layout.kv_bytes_per_token == whole.kv_bytes_per_token
+    tiles, num_slabs = layout.pack(ranks)
+    ends: dict[int, int] = {}
+    for tile in sorted(tiles, key=lambda t: (t.slab, t.offset_bytes)):
+        assert tile.offset_bytes >= ends.get(tile.slab, 0)
+        ends[tile.slab] = tile.offset_bytes + layout.tile_bytes(tile.projection)
+    assert set(ends) == set(range(num_slabs))
+    assert max(ends.values()) <= layout.slab_bytes
+
+
+def test_a_rank_notices_damage_in_its_own_shard_only(folder):
+    form = form_of(2)
+    packed = packed_shards(folder, make_modules({(0, 3): 8}), form)[1]
+    data = bytearray(packed.path.read_bytes())
+    data[-packed.slabs.nbytes + 5] ^= 1
+    packed.path.write_bytes(data)
+    read_packed(packed.path, packed.digest, form, shard=Shard(0, 2))
+    with pytest.raises(AdapterError, match="damaged"):
+        read_packed(packed.path, packed.digest, form, shard=Shard(1, 2))
+
+
+def test_a_file_packed_for_other_shards_is_another_form(folder):
+    packed = packed_shards(folder, make_modules({(0, 3): 8}), form_of(2))[0]
+    assert form_of(1).form_id != form_of(2).form_id
+    with pytest.raises(AdapterError, match="not what it is named for"):
+        open_packed(packed.path, packed.digest, form_of(1))
+    assert PackedForm.from_json(form_of(2).to_json()) == form_of(2)
+
+
+def test_a_file_that_lacks_a_shard_is_none(folder):
+    packed = packed_shards(folder, make_modules({(0, 3): 8}), form_of(2))[0]
+    cut = packed.path.read_bytes()[: -packed.slabs.nbytes]
+    packed.path.write_bytes(cut)
+    with pytest.raises(AdapterError, match="is not of the"):
+        open_packed(packed.path, packed.digest, form_of(2), Shard(0, 2))
+
+
+def test_a_shard_is_an_equal_part():
+    assert [Shard(i, 4).part(12) for i in range(4)] == [slice(i, i + 3) for i in (0, 3, 6, 9)]
+    with pytest.raises(AssertionError, match="13 cannot be cut into 4"):
+        Shard(0, 4).part(13)
