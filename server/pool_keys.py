@@ -1,0 +1,55 @@
+"""The keys of a pool of engines, all from one secret: so the gateways of an installation agree.
+
+Engines get the two they need in their config, and never the pepper, from which they come.
+"""
+
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from zmq.utils import z85
+
+from server.secrets_store import Secrets
+
+_KEY_BYTES = 32
+_ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """A pair for `engine.tcp`, as Z85 texts of 40 characters."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    @classmethod
+    def of(cls, seed: bytes) -> "CurveKeys":
+        """seed: 32 bytes; the public key is X25519's."""
+        public = X25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+        return cls(z85.encode(public).decode(), z85.encode(seed).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKeys:
+    """engine: what every engine shows.   gateway: what every gateway shows.
+
+    pool_id: 16 hex digits, the name of this installation's pool on a cluster; no secret.
+    """
+
+    engine: CurveKeys
+    gateway: CurveKeys
+    pool_id: str
+
+    @classmethod
+    def of(cls, secrets: Secrets) -> "PoolKeys":
+        pepper = bytes.fromhex(secrets.pepper)
+        return cls(
+            CurveKeys.of(_derive(pepper, "engine of a pool", _KEY_BYTES)),
+            CurveKeys.of(_derive(pepper, "gateway of a pool", _KEY_BYTES)),
+            _derive(pepper, "name of a pool", _ID_BYTES).hex(),
+        )
+
+
+def _derive(secret: bytes, label: str, length: int) -> bytes:
+    return HKDF(SHA256(), length, salt=None, info=f"chorale 1 {label}".encode()).derive(secret)
