@@ -12,6 +12,7 @@ from engine.build import build_core
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.journal_records import JournalCorrupt
+from engine.leaving import Leaving
 from engine.messages import Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
@@ -60,6 +61,7 @@ def main() -> None:
             data_dir / "engine.sock",
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
+            leaving=Leaving(config.leave_timeout_s),
         )
         process.run()
 

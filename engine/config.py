@@ -53,6 +53,8 @@ class EngineConfig:
     max_pinned_share: of the arena's slabs, for adapters that the operator pins.
     residency_interval_s: between journal records of where adapters were.
     max_unsettled_records: of the journal, that may wait for the settler; then nothing is accepted.
+    leave_timeout_s: from SIGTERM to the exit.   hold_lifetime_s: of gateways' holds; see
+    `engine.retired`.
     listen: "tcp://IP:PORT" for gateways on other machines, with the two keys of
     `engine.tcp.TcpListener`; "" for a Unix socket in data_dir.
     """
@@ -94,6 +96,8 @@ class EngineConfig:
     gateway_timeout_s: float = 10.0
     residency_interval_s: float = 900.0
     max_unsettled_records: int = 100_000
+    leave_timeout_s: float = 150.0
+    hold_lifetime_s: float = 180.0
     listen: str = ""
     server_key: str = field(default="", repr=False)
     client_key: str = ""

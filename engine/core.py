@@ -81,6 +81,7 @@ class EngineCore:
         self.residency_interval_s = residency_interval_s
         self._residency_due = scheduler.clock() + residency_interval_s
         self._residency_since = journal.clock()
+        self._is_finished = False
         self.canary = Canary(reference, scheduler, self._accept, precision, scheduler.clock)
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
@@ -134,11 +135,34 @@ class EngineCore:
                 return [(gateway_id, self._read_journal(message))]
         return []
 
-    def close(self) -> None:
-        """No step follows. The journal has all of requests already, not where adapters were."""
+    def abort_gateway(self, gateway_id: str) -> None:
+        """Nobody reads its requests any more."""
+        self.scheduler.abort_gateway(gateway_id)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError; takes as long as there are blocks."""
+        self.scheduler.check_integrity()
+
+    def finish(self) -> None:
+        """Once no request is left, and none follows: the last record is where adapters were."""
+        if self._is_finished or not self.journal.is_idle:
+            return
+        self._is_finished = True
         self._note_residency()
         with suppress(JournalFull):
             self.journal.commit(StepResult(0))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has finished, and all of its journal is posted."""
+        return self._is_finished and self.journal.is_settled
+
+    def close(self) -> None:
+        """No step follows. The journal has all of requests already, not where adapters were."""
+        if not self._is_finished:
+            self._note_residency()
+            with suppress(JournalFull):
+                self.journal.commit(StepResult(0))
         self.journal.close()
 
     def take_residency(self) -> list[Residency]:

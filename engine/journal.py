@@ -23,6 +23,7 @@ from engine.batch import StepResult
 from engine.journal_files import Disk, DiskFull, JournalFiles
 from engine.journal_records import Position, Record, encode, follow, read_segment, segment_paths
 from engine.messages import (
+    CANARY,
     CheckpointRecord,
     EndRecord,
     FinishReason,
@@ -131,6 +132,17 @@ class Journal:
     @property
     def num_unsettled(self) -> int:
         return len(self._unsettled)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is open; the canary's are nobody's."""
+        starts = [*(opened.start for opened in self._open.values()), *self._accepted.values()]
+        return all(start.tenant_id == CANARY for start in starts)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is idle, and all that it has is posted."""
+        return self.is_idle and not self._unsettled and not self._residencies
 
     @property
     def last_seq(self) -> int:

@@ -10,14 +10,24 @@ import os
 import signal
 import time
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import zmq
 
-from engine.core import EngineCore
-from engine.messages import Heartbeat, Hello, Welcome
+from engine.core import FromGateway, ToGateway
+from engine.leaving import Leaving, forget_settled, refusal
+from engine.messages import (
+    AddRequest,
+    EngineStats,
+    Heartbeat,
+    Hello,
+    ProveAdapter,
+    Residency,
+    Welcome,
+)
 from engine.tcp import TcpListener
 from engine.wire import (
     UNEXPECTED_NUMBER,
@@ -39,6 +49,7 @@ STATS_INTERVAL_S = 0.25
 INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
+_LEAVE_TIMEOUT_S = 150.0
 
 
 class EngineInUse(Exception):
@@ -69,7 +80,45 @@ def engine_identity(directory: Path) -> tuple[str, int]:
         temporary = path.with_suffix(".part")
         temporary.write_text(line)
         temporary.rename(path)
+    forget_settled(directory)
     return engine_id, int(epoch) + 1
+
+
+class Core(Protocol):
+    """What a process serves: an engine, or what is left of one."""
+
+    @property
+    def num_steps(self) -> int:
+        """That computed something."""
+        ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has finished, and nobody needs to read anything of it any more."""
+        ...
+
+    def step(self) -> Sequence[tuple[str, ToGateway]]: ...
+
+    def handle(self, gateway_id: str, message: FromGateway) -> Sequence[tuple[str, ToGateway]]: ...
+
+    def abort_gateway(self, gateway_id: str) -> None: ...
+
+    def check_integrity(self) -> None: ...
+
+    def finish(self) -> None:
+        """No request follows; called again until those that are there have ended."""
+        ...
+
+    def close(self) -> None: ...
+
+    def take_residency(self) -> list[Residency]: ...
+
+    def all_residency(self) -> list[Residency]: ...
+
+    def take_stats(self) -> EngineStats: ...
 
 
 @dataclass(slots=True)
@@ -84,17 +133,19 @@ class EngineProcess:
     tcp: where it listens instead, for gateways on other machines.
     gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
     that long the process exits (the first one has `startup_grace_s`).
+    leaving: how it does when it is asked to stop.
     """
 
     def __init__(
         self,
-        core: EngineCore,
+        core: Core,
         welcome: Welcome,
         socket_path: Path,
         *,
         tcp: TcpListener | None = None,
         gateway_timeout_s: float = 10.0,
         startup_grace_s: float = 60.0,
+        leaving: Leaving | None = None,
     ) -> None:
         self.core = core
         self.welcome = welcome
@@ -102,7 +153,7 @@ class EngineProcess:
         self._gateways: dict[str, _Gateway] = {}
         self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
         self._stats_due = self._integrity_due = 0.0
-        self._is_stopping = False
+        self._leaving = leaving or Leaving(_LEAVE_TIMEOUT_S)
         socket_path.unlink(missing_ok=True)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -117,10 +168,10 @@ class EngineProcess:
             self._authenticator = tcp.bind(self._socket)
 
     def run(self) -> None:
-        """Until every gateway is gone, or SIGTERM."""
-        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        """Until every gateway is gone, or it has left."""
+        signal.signal(signal.SIGTERM, lambda *_: self.leave())
         has_computed = has_work = False
-        while not self._is_stopping and not self._is_deserted():
+        while not self._has_left() and not self._is_deserted():
             had_work, has_work = has_work, self.core.has_work
             self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
             num_steps = self.core.num_steps
@@ -131,19 +182,27 @@ class EngineProcess:
             self._drop_silent()
             if had_work and not has_work:
                 self._check_integrity()
-        reason = "asked to stop" if self._is_stopping else "no gateway any more"
+        reason = "asked to stop" if self._leaving.has_begun else "no gateway any more"
         logger.info("%s: exiting", reason)
         self.core.close()
 
-    def stop(self) -> None:
-        """After this step; its successor ends what was not finished."""
-        self._is_stopping = True
+    def leave(self) -> None:
+        """Announce it, and end what is there."""
+        self._leaving.begin()
+        self._stats_due = 0.0
+
+    def _has_left(self) -> bool:
+        if self._leaving.refuses:
+            self.core.finish()
+        return self._leaving.is_over(
+            has_gateways=bool(self._gateways), is_settled=self.core.is_settled
+        )
 
     def _check_integrity(self) -> None:
         """Now that nobody waits for a step; seldom, since somebody may come meanwhile."""
         if (now := time.monotonic()) >= self._integrity_due:
             self._integrity_due = now + INTEGRITY_INTERVAL_S
-            self.core.scheduler.check_integrity()
+            self.core.check_integrity()
 
     # ---- in ----
 
@@ -171,15 +230,23 @@ class EngineProcess:
             self._disown(gateway_id)
             return
         gateway.last_heard_at = time.monotonic()
-        if not isinstance(message, Hello | Heartbeat):
-            for receiver, answer in self.core.handle(gateway_id, message):
-                self._send(receiver, answer)
+        if isinstance(message, Hello | Heartbeat):
+            return
+        if self._leaving.refuses and isinstance(message, AddRequest | ProveAdapter):
+            # A proof is not answered: nothing was found out about its adapter.
+            if isinstance(message, AddRequest):
+                self._send(gateway_id, refusal(message))
+            return
+        for receiver, answer in self.core.handle(gateway_id, message):
+            self._send(receiver, answer)
 
     def _greet(self, gateway_id: str) -> None:
         """A new connection: what its gateway had on an older one is nobody's any more."""
         self._forget(gateway_id)
         self._gateways[gateway_id] = _Gateway(time.monotonic())
         self._send(gateway_id, self.welcome)
+        if self._leaving.has_begun:
+            self._send(gateway_id, self._stats())
         for residency in self.core.all_residency():
             self._send(gateway_id, residency)
 
@@ -211,16 +278,19 @@ class EngineProcess:
         news: list[object] = list(moves)
         if (now := time.monotonic()) >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
-            news.append(self.core.take_stats())
+            news.append(self._stats())
         for gateway_id in list(self._gateways):
             for message in news:
                 self._send(gateway_id, message)
+
+    def _stats(self) -> EngineStats:
+        return replace(self.core.take_stats(), is_leaving=self._leaving.has_begun)
 
     # ---- gateways ----
 
     def _forget(self, gateway_id: str) -> None:
         if self._gateways.pop(gateway_id, None):
-            self.core.scheduler.abort_gateway(gateway_id)
+            self.core.abort_gateway(gateway_id)
             self._alone_since = time.monotonic()
 
     def _drop_silent(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.journal import Journal
+from engine.leaving import Leaving
 from engine.messages import Welcome
 from engine.meter import TokenMeter
 from engine.process import EngineProcess, engine_identity, lock_directory
@@ -84,6 +85,7 @@ def serve(
             data_dir / "engine.sock",
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
+            leaving=Leaving(config.leave_timeout_s),
         ).run()
 
 

@@ -201,10 +201,10 @@ def test_an_engine_that_is_asked_to_stop_writes_where_adapters_were(engine, tmp_
     async def run():
         async with connected(tmp_path) as client:
             await collect(client, make_message(adapter=make_adapter()))
-            process.terminate()
-            assert await asyncio.to_thread(process.wait, START_S) == 0
 
     asyncio.run(run())
+    process.terminate()
+    assert process.wait(START_S) == 0
     *_, record = read_records(tmp_path / "engine" / "journal")
     assert isinstance(record, ResidencyRecord)
     assert "device" in {item.tier for item in record.items}

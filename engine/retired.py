@@ -1,0 +1,144 @@
+"""`python -m engine.retired CONFIG.json`: what is left of an engine that is gone for good.
+
+Opens its journal, which ends what was open, and lets it be settled: in the engine's folder, on its
+socket, under its id, so that to a gateway it is that engine, leaving. Exits 0 when all is posted
+and no hold can be open any more; a folder like that is marked (`engine.leaving.is_settled`). No
+torch, no model.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core import FromGateway
+from engine.journal import Journal
+from engine.journal_records import JournalCorrupt
+from engine.leaving import Leaving, mark_settled
+from engine.messages import EngineStats, JournalRecords, ReadJournal, Residency, Welcome
+from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.tcp import TcpListener
+
+logger = logging.getLogger(__name__)
+
+VOIDING_S = 15.0
+"""After the last hold has expired: a gateway looks for such every five seconds."""
+_NO_FIGURES: dict[str, Any] = {f.name: 0 for f in fields(EngineStats) if f.default is MISSING}
+
+
+class RetiredCore:
+    """A journal without an engine.
+
+    holds_end_s: from now until every hold on this engine has expired: a gateway that died between
+    its hold and its request left one that only a later reading of the whole journal can void.
+    """
+
+    num_steps = 0
+    has_work = False
+
+    def __init__(
+        self, journal: Journal, holds_end_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.journal = journal
+        self._clock = clock
+        self._holds_end_at = clock() + holds_end_s
+        self.is_settled = False
+
+    def step(self) -> list[tuple[str, JournalRecords]]:
+        self.journal.make_room()
+        return []
+
+    def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, JournalRecords]]:
+        if not isinstance(message, ReadJournal):
+            return []
+        if message.engine_id != (engine_id := self.journal.engine_id):
+            answer = JournalRecords(engine_id=engine_id, records=(), last_seq=0, complete=False)
+            return [(gateway_id, answer)]
+        answer = self.journal.read(message.settled_seq, message.limit)
+        self.is_settled = self.journal.is_settled and self._clock() >= self._holds_end_at
+        return [(gateway_id, answer)]
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def take_stats(self) -> EngineStats:
+        return EngineStats(**_NO_FIGURES | {"unsettled_records": self.journal.num_unsettled})
+
+    def take_residency(self) -> list[Residency]:
+        return []
+
+    def all_residency(self) -> list[Residency]:
+        return []
+
+    def abort_gateway(self, gateway_id: str) -> None:
+        """Nobody has a request here."""
+
+    def check_integrity(self) -> None:
+        """There is nothing to compute with."""
+
+    def finish(self) -> None:
+        """It was, before it began."""
+
+
+class Retirement(Leaving):
+    """A leaving that has always begun: it waits for gateways, and for as long as it takes."""
+
+    def __init__(self) -> None:
+        super().__init__(timeout_s=float("inf"))
+        super().begin()
+        self._is_asked_to_stop = False
+
+    def begin(self) -> None:
+        """Its successor goes on."""
+        self._is_asked_to_stop = True
+
+    @property
+    def refuses(self) -> bool:
+        return True
+
+    def is_over(self, *, has_gateways: bool, is_settled: bool) -> bool:
+        return is_settled or self._is_asked_to_stop
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="retired engine: %(message)s")
+    config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    data_dir = Path(config.data_dir)
+    with lock_directory(data_dir):
+        engine_id, epoch = engine_identity(data_dir)
+        try:
+            journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+        except JournalCorrupt as error:
+            logger.error("%s. Its usage cannot be billed; see %s", error, data_dir)
+            sys.exit(os.EX_DATAERR)
+        core = RetiredCore(journal, config.hold_lifetime_s + VOIDING_S)
+        welcome = Welcome(
+            engine_id=engine_id,
+            epoch=epoch,
+            base_revision=config.base_revision,
+            max_model_len=0,
+            max_num_seqs=0,
+            device="none",
+            dtype="none",
+        )
+        EngineProcess(
+            core,
+            welcome,
+            data_dir / "engine.sock",
+            tcp=TcpListener.of(config),
+            gateway_timeout_s=config.gateway_timeout_s,
+            leaving=Retirement(),
+        ).run()
+        if core.is_settled:
+            logger.info("all of %s is settled", engine_id)
+            mark_settled(data_dir)
+
+
+if __name__ == "__main__":
+    main()

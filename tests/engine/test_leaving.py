@@ -1,0 +1,336 @@
+"""An engine that is asked to stop: it says so, ends what it has, and lets itself be billed."""
+
+import asyncio
+import subprocess
+import sys
+from contextlib import aclosing
+
+import pytest
+
+from engine.errors import EngineDeadError, RequestRefused
+from engine.journal_records import read_records
+from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
+from engine.messages import EndRecord, ProveAdapter, ReadJournal
+from engine.retired import VOIDING_S, RetiredCore, Retirement
+from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
+from tests.engine.test_process import (
+    START_S,
+    collect,
+    connected,
+    drain,
+    start_engine,
+    write_config,
+)
+
+
+def make_leaving(timeout_s=100.0):
+    clock = FakeClock()
+    return clock, Leaving(timeout_s, clock)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """Starts an engine; all are killed at the end."""
+    started = []
+
+    def start(step_s=0.0, **changes):
+        started.append(start_engine(write_config(tmp_path, **changes), step_s))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start_retired(directory, **changes):
+    path = write_config(directory, **changes)
+    return subprocess.Popen([sys.executable, "-m", "engine.retired", str(path)])
+
+
+async def settle(client, until):
+    """Reads the journal to its end again and again, as the settler does; all that it read."""
+    found, position = {}, 0
+    while not until():
+        try:
+            answer = await client.read_journal(client.welcome.engine_id, position, 100)
+        except (EngineDeadError, AttributeError):
+            await asyncio.sleep(0.02)
+            continue
+        found |= {record.seq: record for record in answer.records}
+        position = max([position, *found])
+        await asyncio.sleep(0.02)
+    return list(found.values())
+
+
+async def ask_for_ever(client):
+    while True:
+        await collect(client, make_message("one more", max_tokens=1))
+
+
+async def wait_until(condition):
+    async with asyncio.timeout(START_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# ---- when it is over ----
+
+
+def test_who_was_not_asked_to_leave_stays():
+    _, leaving = make_leaving()
+    assert not leaving.has_begun
+    assert not leaving.refuses
+    assert not leaving.is_over(has_gateways=False, is_settled=True)
+
+
+def test_what_was_on_its_way_is_taken_and_what_comes_later_refused():
+    clock, leaving = make_leaving()
+    leaving.begin()
+    assert leaving.has_begun
+    assert not leaving.refuses
+    assert not leaving.is_over(has_gateways=True, is_settled=True), "a request may be on its way"
+    clock.now += GRACE_S
+    assert leaving.refuses
+
+
+def test_it_is_over_when_all_has_ended_and_is_settled():
+    clock, leaving = make_leaving()
+    leaving.begin()
+    clock.now += GRACE_S
+    assert not leaving.is_over(has_gateways=True, is_settled=False)
+    assert leaving.is_over(has_gateways=True, is_settled=True)
+
+
+def test_without_a_gateway_it_is_over_at_once():
+    _, leaving = make_leaving()
+    leaving.begin()
+    assert leaving.is_over(has_gateways=False, is_settled=False)
+
+
+def test_it_does_not_take_for_ever_however_often_it_is_asked():
+    clock, leaving = make_leaving(timeout_s=100.0)
+    leaving.begin()
+    clock.now += 60.0
+    leaving.begin()
+    assert not leaving.is_over(has_gateways=True, is_settled=False)
+    clock.now += 40.0
+    assert leaving.is_over(has_gateways=True, is_settled=False)
+
+
+def test_a_folder_is_settled_until_an_engine_runs_there_again(tmp_path):
+    assert is_settled(tmp_path), "no engine was ever there"
+    (tmp_path / "journal").mkdir()
+    assert not is_settled(tmp_path)
+    mark_settled(tmp_path)
+    assert is_settled(tmp_path)
+    forget_settled(tmp_path)
+    assert not is_settled(tmp_path)
+
+
+# ---- the process ----
+
+
+def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(engine, tmp_path):
+    process = engine(step_s=0.02)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            message = make_message("long", max_tokens=150)
+            async with aclosing(client.generate(message)) as stream:
+                tokens = list((await anext(stream)).new_token_ids)
+                process.terminate()
+                await wait_until(lambda: client.stats and client.stats.is_leaving)
+                on_its_way = make_message("on its way", max_tokens=3)
+                late = [t async for o in client.generate(on_its_way) for t in o.new_token_ids]
+                assert late == expected_tokens(on_its_way)
+                with pytest.raises(RequestRefused, match="leaving"):
+                    await ask_for_ever(client)
+                async for output in stream:
+                    tokens += output.new_token_ids
+            assert tokens == expected_tokens(message), "nothing is cut short"
+            assert process.poll() is None, "it is not settled yet"
+            records = await settle(client, lambda: process.poll() is not None)
+            assert process.returncode == 0
+            assert "long" in {r.request_id for r in records if isinstance(r, EndRecord)}
+            *_, last = read_records(tmp_path / "engine" / "journal")
+            assert last == records[-1], "nothing was written after what was settled"
+
+    asyncio.run(run())
+
+
+def test_who_leaves_with_nobody_connected_goes_at_once(engine, tmp_path):
+    process = engine()
+
+    async def run():
+        async with connected(tmp_path):
+            pass
+        process.terminate()
+        assert await asyncio.to_thread(process.wait, START_S) == 0
+
+    asyncio.run(run())
+
+
+def test_where_nobody_settles_it_goes_when_its_time_is_up(engine, tmp_path):
+    process = engine(leave_timeout_s=1.5)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            await collect(client, make_message(max_tokens=2))
+            process.terminate()
+            assert await asyncio.to_thread(process.wait, START_S) == 0
+
+    asyncio.run(run())
+
+
+def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswered(
+    engine, tmp_path
+):
+    process = engine(leave_timeout_s=4.0)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            await collect(client, make_message(max_tokens=2))
+            process.terminate()
+            await wait_until(lambda: client.stats and client.stats.is_leaving)
+            async with connected(tmp_path) as other:
+                await wait_until(lambda: other.stats)
+                assert other.stats.is_leaving
+                with pytest.raises(RequestRefused, match="leaving"):
+                    await ask_for_ever(other)
+                with pytest.raises(EngineDeadError, match="died"):
+                    await other.prove(make_adapter(), tmp_path / "object")
+
+    asyncio.run(run())
+
+
+# ---- what is left of it ----
+
+
+def make_retired(holds_end_s=100.0):
+    class Journal:
+        engine_id = "eng-1"
+        is_settled = False
+        num_unsettled = 3
+
+        def read(self, settled_seq, limit):
+            return (settled_seq, limit)
+
+    clock = FakeClock()
+    return clock, RetiredCore(Journal(), holds_end_s, clock)
+
+
+def test_what_is_retired_is_not_through_before_every_hold_has_expired_and_was_looked_for():
+    clock, core = make_retired()
+    read = ReadJournal(engine_id="eng-1", settled_seq=7, limit=9)
+    core.journal.is_settled = True
+    assert core.handle("g", read) == [("g", (7, 9))]
+    assert not core.is_settled
+    clock.now += 100.0
+    assert not core.is_settled, "nobody has read it since"
+    core.journal.is_settled = False
+    core.handle("g", read)
+    assert not core.is_settled
+    core.journal.is_settled = True
+    core.handle("g", ReadJournal(engine_id="eng-2", settled_seq=7))
+    assert not core.is_settled, "that was a question for another engine"
+    core.handle("g", read)
+    assert core.is_settled
+
+
+def test_what_is_retired_answers_nobody_elses_questions():
+    _, core = make_retired()
+    ((_, answer),) = core.handle("g", ReadJournal(engine_id="eng-2", settled_seq=7))
+    assert (answer.engine_id, answer.records, answer.complete) == ("eng-1", (), False)
+    proof = ProveAdapter(proof_id="p", adapter=make_adapter(), object_path="")
+    assert core.handle("g", proof) == []
+    assert core.take_stats().unsettled_records == 3
+
+
+def test_a_retirement_waits_for_gateways_and_goes_when_it_is_asked_to():
+    retirement = Retirement()
+    assert retirement.has_begun
+    assert retirement.refuses
+    assert not retirement.is_over(has_gateways=False, is_settled=False)
+    assert retirement.is_over(has_gateways=False, is_settled=True)
+    retirement.begin()
+    assert retirement.is_over(has_gateways=True, is_settled=False)
+
+
+def test_what_a_killed_engine_had_open_is_ended_and_settled_without_it(engine, tmp_path):
+    process = engine(step_s=0.02)
+
+    async def run():
+        async with connected(tmp_path) as client:
+            stream = client.generate(make_message("cut", max_tokens=400))
+            num_received = len((await anext(stream)).new_token_ids)
+            process.kill()
+            process.wait()
+            with pytest.raises(EngineDeadError):
+                await drain(stream)
+            engine_id = client.welcome.engine_id
+            retired = start_retired(tmp_path, hold_lifetime_s=-VOIDING_S)
+            try:
+                await client.wait_ready(START_S)
+                await wait_until(lambda: client.stats)
+                assert client.stats.is_leaving
+                assert client.welcome.engine_id == engine_id, "it is that engine, leaving"
+                with pytest.raises(RequestRefused, match="leaving"):
+                    await collect(client, make_message("new"))
+                records = await settle(client, lambda: retired.poll() is not None)
+                assert retired.returncode == 0
+            finally:
+                retired.kill()
+                retired.wait()
+            (end,) = [r for r in records if isinstance(r, EndRecord)]
+            assert (end.request_id, end.stop_cause) == ("cut", "engine_failure")
+            assert end.num_completion_tokens >= num_received > 0
+
+    asyncio.run(run())
+    assert is_settled(tmp_path / "engine")
+
+
+def test_a_retired_engine_that_is_stopped_before_its_end_is_not_settled(engine, tmp_path):
+    process = engine()
+
+    async def run():
+        async with connected(tmp_path):
+            process.kill()
+            process.wait()
+
+    asyncio.run(run())
+    retired = start_retired(tmp_path)
+
+    async def ask():
+        async with connected(tmp_path) as client:
+            await wait_until(lambda: client.stats)
+            retired.terminate()
+            assert await asyncio.to_thread(retired.wait, START_S) == 0
+
+    asyncio.run(ask())
+    assert not is_settled(tmp_path / "engine")
+    engine()
+
+    async def again():
+        async with connected(tmp_path) as client:
+            await collect(client, make_message(max_tokens=2))
+
+    asyncio.run(again())
+
+
+def test_an_engine_that_runs_again_is_not_settled_any_more(engine, tmp_path):
+    (tmp_path / "engine" / "journal").mkdir(parents=True)
+    mark_settled(tmp_path / "engine")
+    engine()
+
+    async def run():
+        async with connected(tmp_path):
+            assert not is_settled(tmp_path / "engine")
+
+    asyncio.run(run())
+
+
+def test_what_is_retired_needs_no_torch():
+    code = "import sys, engine.retired; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout.strip() == "False"
