@@ -199,23 +199,36 @@ def _chat(system: str, user: str) -> list[dict[str, str]]:
 
 
 def _fetcher(settings: Settings) -> ChildSpec:
-    data_dir = settings.data_dir
+    return fetcher_child(
+        socket=settings.data_dir / "engine" / "fetch.sock",
+        storage=settings.storage_url,
+        cache=settings.data_dir / "cache" / "adapters",
+        quota_bytes=settings.disk_cache_bytes,
+        max_fetches=settings.max_fetches,
+    )
+
+
+def fetcher_child(
+    *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
+) -> ChildSpec:
+    """With the store's credentials, of all there is in the environment."""
     command = (
-        sys.executable, "-m", "lora.fetch",
-        "--socket", str(data_dir / "engine" / "fetch.sock"),
-        "--storage", settings.storage_url,
-        "--cache", str(data_dir / "cache" / "adapters"),
-        "--quota-bytes", str(settings.disk_cache_bytes),
-        "--max-fetches", str(settings.max_fetches),
+        sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
+        "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
     )  # fmt: skip
     return ChildSpec("fetcher", command, _environment(without=_GATEWAY_ONLY))
 
 
 def _engine(settings: Settings, module: str) -> ChildSpec:
-    command = (sys.executable, "-m", module, str(settings.data_dir / "engine.json"))
+    return engine_child("engine", module, settings.data_dir / "engine.json", settings.threads)
+
+
+def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
+    """Without credentials."""
+    command = (sys.executable, "-m", module, str(config_path))
     environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS))
-    environment["OMP_NUM_THREADS"] = str(settings.threads)
-    return ChildSpec("engine", command, environment)
+    environment["OMP_NUM_THREADS"] = str(threads)
+    return ChildSpec(name, command, environment)
 
 
 def _gateway(settings: Settings, module: str) -> ChildSpec:

@@ -194,7 +194,7 @@ class _Child:
             env=self.spec.environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
         )
         logger.info("%s started (process %d)", self.spec.name, self.process.pid)
 
@@ -205,7 +205,7 @@ def _describe(returncode: int) -> str:
     return f"exit code {returncode}"
 
 
-def _die_with_parent(parent_pid: int) -> Callable[[], None] | None:
+def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
     """What a child does first, so that the kernel kills it with its supervisor; only Linux can."""
     if sys.platform != "linux":
         return None
