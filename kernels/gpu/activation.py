@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.lora import (
+from kernels.gpu.expansion import (
     TILE_ROWS,
     add_expanded,
+    b_start,
     first_line,
     num_fused_programs,
     rows_of,
@@ -55,7 +56,7 @@ def _silu_mul_expand(
     line,
     WIDTH: tl.constexpr,
     MAX_RANK: tl.constexpr,
-    IN_FEATURES: tl.constexpr,
+    B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -89,7 +90,7 @@ def _silu_mul_expand(
             0,
             columns,
             WIDTH,
-            IN_FEATURES,
+            B_START,
             NUM_PLANES,
             2 * MAX_RANK,
             UPCAST,
@@ -107,7 +108,7 @@ def _silu_mul_expand(
             MAX_RANK,
             columns,
             WIDTH,
-            IN_FEATURES,
+            B_START,
             NUM_PLANES,
             2 * MAX_RANK,
             UPCAST,
@@ -145,7 +146,7 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
         first_line(site),
         WIDTH=width,
         MAX_RANK=work.max_rank,
-        IN_FEATURES=site.in_features,
+        B_START=b_start(site),
         NUM_PLANES=delta.planes.shape[0],
         BLOCK_ROWS=work.block_rows,
         ROWS=min(work.block_rows, TILE_ROWS),

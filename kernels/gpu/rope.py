@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.lora import (
+from kernels.gpu.expansion import (
     TILE_ROWS,
+    b_start,
     by_number,
     dot,
     first_line,
@@ -20,10 +21,8 @@ from kernels.gpu.lora import (
     rows_of,
     tile_line,
 )
-from kernels.tiles import RANK_ROWS
 from kernels.work import PAIR_ROWS, Delta, HeadNorms
 
-_RANK_ROWS = tl.constexpr(RANK_ROWS)
 _PAIR_ROWS = tl.constexpr(PAIR_ROWS)
 _FP8_MAX = tl.constexpr(448.0)
 
@@ -52,7 +51,7 @@ def _expanded_head(
     half_mask,
     out_features,
     HALF_DIM: tl.constexpr,
-    IN_FEATURES: tl.constexpr,
+    B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     COLUMNS: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -65,7 +64,7 @@ def _expanded_head(
     while place_0 >= 0:
         place_1 = place_of(line, depth, 2 * pair + 1)
         rank_mask = pair_mask(place_1)
-        offsets = pair_offsets(arena, place_0, place_1, out_features) + _RANK_ROWS * IN_FEATURES
+        offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
         at = arena + offsets[:, None] + out_columns[None, :]
         b_mask = rank_mask[:, None] & half_mask[None, :]
         b_low = tl.load(at, mask=b_mask, other=0.0)
@@ -183,7 +182,7 @@ def _rope_store_kv(
     HAS_NORMS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     MAX_RANK: tl.constexpr,
-    IN_FEATURES: tl.constexpr,
+    B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -230,7 +229,7 @@ def _rope_store_kv(
                 half_mask,
                 tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM,
                 HALF_DIM,
-                IN_FEATURES,
+                B_START,
                 NUM_PLANES,
                 3 * MAX_RANK,
                 UPCAST,
@@ -321,7 +320,7 @@ def rope_store_kv(
         HAS_NORMS=norms is not None,
         HAS_DELTA=delta is not None,
         MAX_RANK=work.max_rank if work else 0,
-        IN_FEATURES=delta.site.in_features if delta else 0,
+        B_START=b_start(delta.site) if delta else 0,
         NUM_PLANES=delta.planes.shape[0] if delta else 0,
         BLOCK_ROWS=work.block_rows if work else 0,
         ROWS=rows,

@@ -36,6 +36,41 @@ class Module:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What rank `index` of `size` has of an adapter. by_outputs: of q, k, v, gate and up, whose
+    outputs are cut; else of o and down, whose inputs are.
+    """
+
+    index: int
+    size: int
+    by_outputs: bool
+
+    def of(self, size: int) -> slice:
+        """This rank's of so many."""
+        return slice(self.index * size // self.size, (self.index + 1) * size // self.size)
+
+    def tile(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Its parts of A, [8, in], and of B, [8, out]."""
+        part = a[self.of(RANK_ROWS)] if self.by_outputs else a[:, self.of(a.shape[1])]
+        return part, b[:, self.of(b.shape[1])]
+
+    def site(self, site: Site) -> Site:
+        """As this rank's kernels see it."""
+        out_features = tuple(width // self.size for width in site.out_features)
+        if not self.by_outputs:
+            in_features = site.in_features // self.size
+            return replace(site, in_features=in_features, out_features=out_features)
+        rows = self.of(RANK_ROWS)
+        return replace(
+            site, out_features=out_features, a_rows=rows.stop - rows.start, first_row=rows.start
+        )
+
+    def inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """What this rank has of the site's, [T, in]."""
+        return x if self.by_outputs else x[:, self.of(x.shape[1])]
+
+
+@dataclass(frozen=True)
 class LoRACase:
     """tile_tables, scales: by slot; they own the memory that `work` has the addresses of."""
 
@@ -97,9 +132,11 @@ def make_case(
     block_rows: int = 16,
     num_layers: int = 2,
     seed: int = 0,
+    cut: Cut | None = None,
 ) -> LoRACase:
     """Adapter i is in slot i.   features: (in, out) of the projections that have weights.
 
+    cut: only what a rank has of them lies in the arena.
     Tiles lie in no order, with NaN around them; behind what counts there are blocks and pairs that
     would change every token.
     """
@@ -110,7 +147,7 @@ def make_case(
     lines = (num_layers, NUM_PROJECTIONS)
     tables = [torch.full((*lines, depth), -1, dtype=torch.int32) for depth in depths]
     scales = [torch.full(lines, torch.nan) for _ in ranks]
-    arena = _place_tiles(modules, tables, scales, dtype, rng)
+    arena = _place_tiles(modules, tables, scales, dtype, rng, cut)
     blocks, pairs = _blocks(slots, block_rows), []
     for number, (_, _, slot) in enumerate(blocks):
         num_pairs = -(-depths[slot] * RANK_ROWS // PAIR_ROWS) if slot >= 0 else 0
@@ -172,6 +209,7 @@ def _place_tiles(
     scales: Sequence[torch.Tensor],
     dtype: torch.dtype,
     rng: torch.Generator,
+    cut: Cut | None,
 ) -> torch.Tensor:
     """The arena; fills the tables."""
     unit = ADDRESS_UNIT_BYTES // dtype.itemsize
@@ -181,7 +219,9 @@ def _place_tiles(
             scales[slot][layer, projection] = m.scale
             for index in range(-(-len(m.a) // RANK_ROWS)):
                 rows = slice(index * RANK_ROWS, (index + 1) * RANK_ROWS)
-                tile = torch.cat([_padded(m.a[rows]).flatten(), _padded(m.b[rows]).flatten()])
+                parts = _padded(m.a[rows]), _padded(m.b[rows])
+                parts = cut.tile(*parts) if cut else parts
+                tile = torch.cat([part.flatten() for part in parts])
                 tiles.append((slot, layer, projection, index, tile))
     at, places = 1, []
     for number in torch.randperm(len(tiles), generator=rng).tolist():

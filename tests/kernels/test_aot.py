@@ -20,7 +20,7 @@ from tests.kernels.aot import (
     Task,
     compile_tasks,
 )
-from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, Case
+from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SHARDS, Case
 from tests.kernels.aot_toys import TOYS
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,6 +88,13 @@ def tasks_of(cases: Iterable[Case], dtype: str, archs: Iterable[int]) -> list[Ta
 
 
 def test_every_kernel_fits_every_architecture(results: Results) -> None:
+    sys.stdout.write(table(results))
+    found = all_defects(results)
+    assert not found, "\n".join(found)
+
+
+def test_every_kernel_fits_on_ranks_of_a_sharded_model(compile_all: Compile) -> None:
+    results = compile_all(tasks_of(SHARDS, "bfloat16", (80, 120)))
     sys.stdout.write(table(results))
     found = all_defects(results)
     assert not found, "\n".join(found)
@@ -213,7 +220,7 @@ def reads_wide(loads: Mapping[int, int]) -> bool:
 
 def all_defects(results: Mapping[Task, Answer]) -> list[str]:
     # Heads of a small model are too short for every thread to load 16 bytes of them.
-    large = {case.name for case in LARGE}
+    large = {case.name for case in (*LARGE, *SHARDS)}
     lines = [f"{task}: {found}" for task, found in results.items() if isinstance(found, Exception)]
     for task, kernel in compiled_in(results):
         found = defects(kernel, task.arch)

@@ -1,0 +1,160 @@
+"""What kernels need that expand on the way: tiles of the arena by their places, planes times B.
+
+All of it is inlined into `kernels.gpu.lora`, `rope` and `activation`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.gpu import launch
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.work import PAIR_ROWS, Site
+
+TILE_ROWS = 32
+"""Most tokens that one program expands for. With 64, `tl.dot` is a WGMMA whose left operand is in
+registers, which ptxas before 13.3 miscompiles (triton issue 9433); with 32 it is an `mma.sync`.
+"""
+
+ROWS_OF_SMALL_BLOCK = 16
+
+_RANK_ROWS = tl.constexpr(RANK_ROWS)
+_PAIR_ROWS = tl.constexpr(PAIR_ROWS)
+_UNIT_BITS = tl.constexpr(8 * ADDRESS_UNIT_BYTES)
+
+
+# ---- on the host ----
+
+
+def first_line(site: Site) -> int:
+    """Of the site's in a tile table, or in the scales."""
+    return site.layer * site.num_projections + site.projections[0]
+
+
+def b_start(site: Site) -> int:
+    """Elements of a tile before its rows of B: those of A that this rank has."""
+    return site.a_rows * site.in_features
+
+
+def num_fused_programs(device: torch.device, block_rows: int) -> int:
+    """Of a kernel that expands on the way, as many as registers hold at once: see the configs."""
+    if block_rows > ROWS_OF_SMALL_BLOCK:
+        return launch.num_programs(device, 3)
+    return launch.num_programs(device, 4 if launch.capability(device) < 90 else 5)
+
+
+# ---- in kernels ----
+
+
+@triton.jit
+def rows_of(blocks, tile, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
+    """(first token, tokens, slot) of a tile of rows: a block is cut into BLOCK_ROWS / ROWS."""
+    TILES: tl.constexpr = BLOCK_ROWS // ROWS
+    block = blocks + 3 * (tile // TILES).to(tl.int64)
+    skipped = tile % TILES * ROWS
+    count = tl.load(block + 1) - skipped
+    # A tile without tokens has nothing to look up.
+    slot = tl.where(count > 0, tl.load(block + 2), -1).to(tl.int64)
+    return tl.load(block).to(tl.int64) + skipped, count, slot
+
+
+@triton.jit
+def by_number(number, zeroth, first, second):
+    """One of three, by a projection's number among its site's."""
+    return tl.where(number == 0, zeroth, tl.where(number == 1, first, second))
+
+
+@triton.jit
+def tile_line(tile_tables, depths, slot, line):
+    """(address, length) of a line of places in a slot's tile table; slot -1 has an empty one."""
+    has_adapter = slot >= 0
+    depth = tl.load(depths + slot, mask=has_adapter, other=0)
+    table = tl.load(tile_tables + slot, mask=has_adapter, other=0)
+    return table.to(tl.pointer_type(tl.int32)) + tl.cast(line, tl.int64) * depth, depth
+
+
+@triton.jit
+def place_of(line, depth, index):
+    """Tile `index` of a line, -1 past its end."""
+    return tl.load(line + index, mask=index < depth, other=-1)
+
+
+@triton.jit
+def pair_offsets(arena, place_0, place_1, row_elems):
+    """Elements from the arena's first to each row of two tiles, [16] int64."""
+    row = tl.arange(0, _PAIR_ROWS)
+    place = tl.where(row < _RANK_ROWS, place_0, place_1).to(tl.int64)
+    unit: tl.constexpr = _UNIT_BITS // arena.dtype.element_ty.primitive_bitwidth
+    return place * unit + (row % _RANK_ROWS) * row_elems
+
+
+@triton.jit
+def pair_mask(place_1):
+    """Which rows of a pair are there, [16]: the second tile may be none."""
+    return (tl.arange(0, _PAIR_ROWS) < _RANK_ROWS) | (place_1 >= 0)
+
+
+@triton.jit
+def load_planes(
+    planes, num_tokens, rows, column, mask, NUM_PLANES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """16 columns from `column` on, summed over the planes in order, [rows, 16] float32."""
+    columns = column + tl.arange(0, _PAIR_ROWS)
+    at = planes + rows[:, None] * COLUMNS + columns[None, :]
+    h = tl.load(at, mask=mask, other=0.0)
+    for _ in tl.static_range(1, NUM_PLANES):
+        at += tl.cast(num_tokens, tl.int64) * COLUMNS
+        h += tl.load(at, mask=mask, other=0.0)
+    return h
+
+
+@triton.jit
+def dot(left, right, acc, UPCAST: tl.constexpr):
+    """acc + left @ right. In Triton's interpreter bfloat16 is an integer, so it is cast."""
+    if UPCAST:
+        left, right = left.to(tl.float32), right.to(tl.float32)
+    return tl.dot(left, right, acc, input_precision="ieee")
+
+
+@triton.jit
+def add_expanded(
+    acc,
+    arena,
+    line,
+    depth,
+    planes,
+    num_tokens,
+    rows,
+    row_mask,
+    column,
+    out_columns,
+    out_features,
+    B_START: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """acc + (sum of planes) @ B of the line's tiles, for columns [..] of its projection.
+
+    acc: [rows, out_columns] float32.   column: the projection's first in the planes.
+    B_START: see `b_start`.
+    """
+    column_mask = out_columns < out_features
+    pair = 0
+    place_0 = place_of(line, depth, 0)
+    while place_0 >= 0:
+        place_1 = place_of(line, depth, 2 * pair + 1)
+        rank_mask = pair_mask(place_1)
+        offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
+        b = tl.load(
+            arena + offsets[:, None] + out_columns[None, :],
+            mask=rank_mask[:, None] & column_mask[None, :],
+            other=0.0,
+        )
+        h_mask = row_mask[:, None] & rank_mask[None, :]
+        first = column + pair * _PAIR_ROWS
+        h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
+        acc = dot(h.to(b.dtype), b, acc, UPCAST)
+        pair += 1
+        place_0 = place_of(line, depth, 2 * pair)
+    return acc
