@@ -8,6 +8,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from engine.errors import UnsupportedModel
+from lora.layout import CUT_BY_INPUTS, PROJECTIONS
+from lora.shard import Shard
+
 
 def load_config(model_dir: Path) -> dict[str, object]:
     return json.loads((model_dir / "config.json").read_text())
@@ -41,11 +45,60 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         with safe_open(self._shards[name], framework="pt") as shard:
             return shard.get_slice(name)[start:end].to(self.dtype, copy=True)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        with safe_open(self._shards[name], framework="pt") as shard:
+            return tuple(shard.get_slice(name).get_shape())
+
+    def columns(self, name: str, start: int, end: int) -> torch.Tensor:
+        """As rows, of columns."""
+        with safe_open(self._shards[name], framework="pt") as shard:
+            return shard.get_slice(name)[:, start:end].to(self.dtype, copy=True)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
 
     def __len__(self) -> int:
         return len(self._shards)
+
+
+class ShardedWeights(Mapping[str, torch.Tensor]):
+    """Those tensors as one rank needs them: its part of every projection, all of the others.
+
+    A bias of what is cut by inputs belongs to a sum over the ranks, so it is zeros on all but one.
+    Raises UnsupportedModel for a projection that cannot be cut into equal parts.
+    """
+
+    def __init__(self, weights: StoredWeights, shard: Shard) -> None:
+        self._weights = weights
+        self._shard = shard
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        module, _, kind = name.rpartition(".")
+        projection = module.rpartition(".")[2]
+        if projection not in PROJECTIONS:
+            return self._weights[name]
+        by_inputs = PROJECTIONS.index(projection) in CUT_BY_INPUTS
+        if by_inputs and kind == "bias":
+            bias = self._weights[name]
+            return bias if self._shard.index == 0 else torch.zeros_like(bias)
+        if by_inputs:
+            return self._weights.columns(name, *self._part(name, 1))
+        return self._weights.rows(name, *self._part(name, 0))
+
+    def _part(self, name: str, dim: int) -> tuple[int, int]:
+        shape = self._weights.shape(name)
+        if len(shape) <= dim or shape[dim] % self._shard.size:
+            raise UnsupportedModel(
+                f"the tensor {name} is {list(shape)}: it cannot be cut into {self._shard.size}"
+            )
+        part = self._shard.part(shape[dim])
+        return part.start, part.stop
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def give_back_memory() -> None:

@@ -6,7 +6,9 @@ from engine.cpu.decoder import Decoder, attention_shape
 from kernels.cpu.plain import PlainKernels
 
 
-def make_decoder(config, weights, form, max_model_len, make_kernels=PlainKernels):
+def make_decoder(config, weights, form, max_model_len, make_kernels=PlainKernels, ranks=None):
+    """ranks: that share it; `weights` are then this rank's parts, and `form` of as many shards."""
     dtype = getattr(torch, form.dtype)
-    shape = attention_shape(config, form.layout.block_size, max_model_len, dtype)
-    return Decoder(config, weights, make_kernels(shape))
+    own = config.shard(form.layout.num_shards)
+    shape = attention_shape(own, form.layout.block_size, max_model_len, dtype)
+    return Decoder(config, weights, make_kernels(shape), ranks)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lora.host import PackedAdapter, read_packed
 from lora.packed import PackedForm
 from lora.packing import pack
+from lora.shard import WHOLE, Shard
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, write_canonical
@@ -142,7 +143,9 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     return written.getvalue()
 
 
-def packed_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter:
+def packed_adapter(
+    data: bytes, form: PackedForm, folder: Path, shard: Shard = WHOLE
+) -> PackedAdapter:
     """A canonical object, packed for an arena and read as the engine reads it."""
     digest = hashlib.sha256(data).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,4 +153,4 @@ def packed_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter
     source.write_bytes(data)
     with target.open("wb") as file:
         pack(source, digest, form, file)
-    return read_packed(target, digest, form)
+    return read_packed(target, digest, form, shard=shard)

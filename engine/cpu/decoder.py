@@ -8,11 +8,15 @@ import torch
 from engine.cpu.inputs import ForwardInputs
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.ranks import Ranks
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
+from kernels.cpu.sharded_lora import ShardedLoRA
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
 from kernels.work import HeadNorms, Site
-from lora.layout import PROJECTIONS, ModelShape
+from lora.layout import CUT_BY_INPUTS, ModelShape
+from lora.shard import WHOLE
+from lora.sites import site_of
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
@@ -42,16 +46,27 @@ class _Layer:
 class Decoder:
     """weights: tensors by their Hugging Face names, in the dtype to compute in.
 
+    ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
+    ShardedWeights), and `kernels` are for its heads; `config` is of the whole model.
     Raises UnsupportedModel where Checkpoint does.
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, torch.Tensor], kernels: CpuKernels
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, torch.Tensor],
+        kernels: CpuKernels,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
         self.kernels = kernels
-        checkpoint = Checkpoint(config, weights)
-        self.lm_head = kernels.linear(checkpoint.lm_head, None)
+        self.ranks = ranks
+        self.shard = ranks.shard if ranks else WHOLE
+        self._sharded_lora = ShardedLoRA()
+        checkpoint = Checkpoint(config.shard(self.shard.size), weights)
+        # Logits and choices are the first rank's alone.
+        is_first = self.shard.index == 0
+        self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
         tied_head = self.lm_head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
         self.norm = checkpoint.norm
@@ -79,9 +94,7 @@ class Decoder:
         given = [bias for bias in biases if bias is not None]
         bias = torch.cat(given) if len(given) == len(biases) else None
         assert bias is not None or not given, "a family has biases on all of them, or on none"
-        features = [self.config.shape.features(p) for p in projections]
-        outs = tuple(out for _, out in features)
-        site = Site(index, projections, features[0][0], outs, len(PROJECTIONS))
+        site = site_of(self.config.shape, index, projections, self.shard)
         return _Product(self.kernels.linear(weight, bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,6 +103,12 @@ class Decoder:
         The KV of all T tokens is written to the arena. What is not finite after the last layer's
         attention shows in the logits.
         """
+        assert self.lm_head is not None, "only the first rank has logits"
+        x, finite = self.hidden(inputs)
+        return self.lm_head(x), finite
+
+    def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `forward`, but what the head is applied to instead of logits, [rows, hidden]."""
         kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
         residual = self.embed(inputs.input_ids)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
@@ -100,7 +119,7 @@ class Decoder:
             attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
             if layer is self.layers[-1]:
                 # Nothing turns a NaN of the residual stream into a number again: this one tells.
-                finite = is_finite(residual) & is_finite(attended)
+                finite = self._on_all_ranks(is_finite(residual) & is_finite(attended))
                 # The cache is complete: from here on only tokens whose row samples matter.
                 attended, residual = attended[sampled], residual[sampled]
                 runs = inputs.sampled_adapters
@@ -109,13 +128,37 @@ class Decoder:
             activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
             delta = self._project(layer.down, activated, runs)
             x = kernels.add_rms_norm(residual, delta, next_norm, eps)
-        return self.lm_head(x), finite
+        return x, finite
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         y = product.linear(x)
+        if self.ranks is not None:
+            return self._sum_over_ranks(self.ranks, product.site, y, x, runs)
         if runs.tile_tables:
             self.kernels.add_lora(y, x, product.site, runs)
         return y
+
+    def _sum_over_ranks(
+        self, ranks: Ranks, site: Site, y: torch.Tensor, x: torch.Tensor, runs: AdapterRuns
+    ) -> torch.Tensor:
+        """y with what adapters add to it. Cut by inputs, the ranks' products are parts of a sum."""
+        by_inputs = site.projections[0] in CUT_BY_INPUTS
+        if runs.tile_tables:
+            planes = self._sharded_lora.shrink(x, site, runs)
+            ranks.all_reduce(planes)
+            own = y[:, self.shard.part(y.shape[1])] if by_inputs else y
+            self._sharded_lora.expand(own, planes, site, runs)
+        if by_inputs:
+            ranks.all_reduce(y)
+        return y
+
+    def _on_all_ranks(self, flags: torch.Tensor) -> torch.Tensor:
+        """Where they are set on every rank: each sees its own heads only.   flags: [T] bool."""
+        if self.ranks is None:
+            return flags
+        num_unset = (~flags).float()
+        self.ranks.all_reduce(num_unset)
+        return num_unset == 0
 
 
 def attention_shape(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -51,11 +52,19 @@ class Checkpoint:
         self.num_bytes = 0
         self._weights = weights
         self._left = set(weights)
-        vocabulary = (config.vocab_size, config.shape.hidden_size)
-        self.embedding = self._take("model.embed_tokens.weight", *vocabulary)
-        tied = config.tie_word_embeddings
-        self.lm_head = self.embedding if tied else self._take("lm_head.weight", *vocabulary)
+        self.embedding = self._take("model.embed_tokens.weight", *self._vocabulary)
         self.norm = self._take("model.norm.weight", config.shape.hidden_size)
+
+    @cached_property
+    def lm_head(self) -> torch.Tensor:
+        """Taken when it is asked for: of several ranks only the first needs it."""
+        if self.config.tie_word_embeddings:
+            return self.embedding
+        return self._take("lm_head.weight", *self._vocabulary)
+
+    @property
+    def _vocabulary(self) -> tuple[int, int]:
+        return self.config.vocab_size, self.config.shape.hidden_size
 
     def layers(self) -> Iterator[LayerWeights]:
         """One after the other, and none of them kept."""

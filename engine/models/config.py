@@ -1,7 +1,7 @@
 """What the engine reads of a config.json: which model it is, where the families differ."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import UnsupportedModel
@@ -38,6 +38,25 @@ class DecoderConfig:
         """How far the layers look back at most; None where one of them looks back to the start."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
+
+    def shard(self, num_shards: int) -> "DecoderConfig":
+        """The model that one of so many ranks computes.
+
+        Raises UnsupportedModel where there are no equal parts.
+        """
+        parts = {
+            "num_key_value_heads": self.shape.num_kv_heads,
+            "num_attention_heads": self.shape.num_heads,
+            "intermediate_size": self.shape.intermediate_size,
+            "hidden_size": self.shape.hidden_size,
+        }
+        for name, count in parts.items():
+            if count % num_shards:
+                raise UnsupportedModel(
+                    f"tensor_parallel_size {num_shards} does not divide this model's {name} of "
+                    f"{count}; take one that does, or 1"
+                )
+        return replace(self, shape=self.shape.shard(num_shards))
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "DecoderConfig":

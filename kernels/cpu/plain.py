@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from kernels import attention
 from kernels.attention import store_kv
 from kernels.cpu import tiled_attention
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.linear import MakeLinear, plain
+from kernels.cpu.tile_views import TileViews
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
-from kernels.lora import Tile, add_lora, add_lora_by_tiles
-from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.lora import add_lora, add_lora_by_tiles
 from kernels.work import HeadNorms, Site
 
 _DECODE_GROUP = 8
@@ -42,8 +41,7 @@ class PlainKernels:
         self._attention = tiled_attention if is_invariant else attention
         self._add_lora = add_lora_by_tiles if is_invariant else add_lora
         self._planned: tuple[StepWork, _Plan] | None = None
-        # Views of tiles, by the tables that say where they are: they go when the adapter goes.
-        self._tiles: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._tiles = TileViews()
 
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
         return weight.__getitem__
@@ -96,7 +94,7 @@ class PlainKernels:
         for number, (first, end) in enumerate(runs.bounds.tolist()):
             scales = runs.scales[number][site.layer].tolist()
             for projection, output in zip(site.projections, outputs, strict=True):
-                if tiles := self._tiles_of(runs, number, site, projection):
+                if tiles := self._tiles.of(runs, number, site, projection):
                     self._add_lora(output[first:end], x[first:end], tiles, scales[projection])
 
     def _kv(self, work: StepWork) -> torch.Tensor:
@@ -109,27 +107,6 @@ class PlainKernels:
         if self._planned is None or self._planned[0] is not work:
             self._planned = (work, _Plan.of(work, self.shape))
         return self._planned[1]
-
-    def _tiles_of(
-        self, runs: AdapterRuns, number: int, site: Site, projection: int
-    ) -> tuple[Tile, ...]:
-        """Of one module of a run's adapter, as views of the arena; they are made once."""
-        table = runs.tile_tables[number]
-        known: dict[tuple[int, int], tuple[Tile, ...]] = self._tiles.setdefault(table, {})
-        place = (site.layer, projection)
-        if place not in known:
-            index = site.projections.index(projection)
-            features = (site.in_features, site.out_features[index])
-            addresses = table[place].tolist()
-            known[place] = tuple(_view(runs.arena, a, *features) for a in addresses if a >= 0)
-        return known[place]
-
-
-def _view(arena: torch.Tensor, address: int, width_a: int, width_b: int) -> Tile:
-    start = arena.storage_offset() + address * (ADDRESS_UNIT_BYTES // arena.itemsize)
-    a = arena.as_strided((RANK_ROWS, width_a), (width_a, 1), start)
-    b = arena.as_strided((RANK_ROWS, width_b), (width_b, 1), start + RANK_ROWS * width_a)
-    return a, b
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""A model that several ranks share says what it says alone: every family, with adapters, and what
+is not finite on one rank only.
+"""
+
+import threading
+
+import pytest
+import torch
+
+from engine.batch import Batch, ScheduledRow
+from engine.cpu.inputs import InputBuilder
+from engine.errors import UnsupportedModel
+from engine.messages import SamplingParams
+from engine.models.config import DecoderConfig
+from engine.weights import ShardedWeights, StoredWeights, load_config
+from kernels.cpu.plain import PlainKernels
+from lora.batch import DeviceTables
+from lora.layout import PROJECTIONS, Layout
+from lora.packed import PackedForm
+from lora.shard import Shard
+from registry.base_model import BaseModel
+from tests.cpu_decoder import make_decoder
+from tests.engine.cpu_kernels import kernels_of
+from tests.engine.thread_ranks import ThreadRanks, on_all
+from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 24, "tied": False},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
+NUM_SLABS = 64
+
+
+class World:
+    """A model of a family, and the canonical objects of three adapters on it."""
+
+    def __init__(self, folder, family):
+        self.folder = folder
+        self.model_dir = save_model(folder / "model", family=family, **HEADS | FAMILIES[family])
+        self.config = DecoderConfig.parse(load_config(self.model_dir))
+        base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
+        kinds = [
+            {"r": 4, "rank_pattern": {"v_proj": 19, "down_proj": 9}},
+            {"r": 16, "use_rslora": True},
+            {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+        ]
+        dirs = [
+            save_adapter(self.model_dir, folder / str(seed), seed=seed, **kind)
+            for seed, kind in enumerate(kinds)
+        ]
+        self.objects = [canonical_bytes(directory, base) for directory in dirs]
+
+    @torch.inference_mode()
+    def logits(self, size, make_kernels=PlainKernels):
+        """Of mixed steps, what the first of `size` ranks says, and which tokens are finite."""
+        if size == 1:
+            return self._run(None, StoredWeights(self.model_dir, torch.float32), make_kernels)
+        return on_all(ThreadRanks.group(size), lambda ranks: self._run_rank(ranks, make_kernels))[0]
+
+    def _run_rank(self, ranks, make_kernels):
+        weights = ShardedWeights(StoredWeights(self.model_dir, torch.float32), ranks.shard)
+        with torch.inference_mode():  # of each thread
+            return self._run(ranks, weights, make_kernels)
+
+    def _run(self, ranks, weights, make_kernels):
+        shard = ranks.shard if ranks else Shard()
+        layout = Layout.of(self.config.shape, 4, num_shards=shard.size)
+        form = PackedForm(layout, "float32", "base-1")
+        model = make_decoder(self.config, weights, form, 128, make_kernels, ranks)
+        arena = torch.zeros(NUM_SLABS, layout.slab_bytes, dtype=torch.uint8)
+        tables = self._place(arena, form, shard)
+        builder = InputBuilder(arena, form, lambda key: (0, tables[key]))
+        found = []
+        for batch in batches([tables[key].digest for key in sorted(tables)]):
+            x, finite = model.hidden(builder.build(batch))
+            found.append((model.lm_head(x) if model.lm_head else None, finite))
+        return found
+
+    def _place(self, arena, form, shard):
+        tables, free = {}, list(range(16, NUM_SLABS))
+        for number, data in enumerate(self.objects):
+            folder = self.folder / f"packed-{shard.size}-{threading.get_ident()}"
+            packed = packed_adapter(data, form, folder, shard)
+            slabs = [free.pop() for _ in range(packed.num_slabs)]
+            packed.copy_to(arena, slabs)
+            tables[str(number)] = DeviceTables.of(packed, form.layout, slabs, arena)
+        return tables
+
+
+def batches(digests):
+    """A base request, and one on each adapter: most of each prompt, then its last token."""
+    for number, (start, end) in enumerate([(0, 32), (32, None)]):
+        rows = []
+        for k, prompt in enumerate(PROMPTS):
+            tokens = tuple(prompt[start:end])
+            key, digest = (None, None) if k == 0 else (str(k - 1), digests[k - 1])
+            blocks = tuple(range(4 * k, 4 * k + 4))
+            sampling = SamplingParams(max_tokens=1) if number or k % 2 else None
+            rows.append(
+                ScheduledRow(f"r{k}", tokens, start, blocks, key, digest, 0, sampling, 0, 0)
+            )
+        yield Batch(number, tuple(rows))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request, tmp_path_factory):
+    return World(tmp_path_factory.mktemp("sharded"), request.param)
+
+
+def assert_alike(found, expected):
+    for (ours, finite), (theirs, _) in zip(found, expected, strict=True):
+        assert finite.all()
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_say_what_the_model_says_alone(world, size):
+    assert_alike(world.logits(size), world.logits(1))
+
+
+def test_so_do_the_c_kernels(tmp_path):
+    world = World(tmp_path, "qwen3")
+    kernels = kernels_of("native")
+    assert_alike(world.logits(2, kernels), world.logits(1))
+
+
+class NotFiniteOnOneRank(PlainKernels):
+    """The last layer's attention of one token, in the heads of one of the ranks."""
+
+    def attention(self, qkv, layer, work, norms=None, window=None):
+        out = super().attention(qkv, layer, work, norms, window)
+        if layer == 1 and threading.current_thread().name.endswith("rank 1"):
+            out[3] = torch.nan
+        return out
+
+
+def test_a_token_that_is_not_finite_in_another_ranks_heads_is_told_by_the_first(tmp_path):
+    world = World(tmp_path, "llama")
+    found = world.logits(2, NotFiniteOnOneRank)
+    for _, finite in found:
+        assert finite.tolist() == [i != 3 for i in range(len(finite))]
+
+
+def test_ranks_that_cannot_have_equal_parts_are_refused_by_name(tmp_path):
+    config = DecoderConfig.parse(load_config(save_model(tmp_path / "model")))
+    with pytest.raises(UnsupportedModel, match=r"4 does not divide .* num_key_value_heads of 2"):
+        config.shard(4)
+    assert config.shard(2).shape.num_kv_heads == 1
+
+
+def test_every_rank_reads_its_part_of_a_projection_and_one_of_them_the_bias_of_a_sum(tmp_path):
+    model_dir = save_model(tmp_path / "model", attention_bias=True, **HEADS)
+    stored = StoredWeights(model_dir, torch.float32)
+    shards = [ShardedWeights(stored, Shard(i, 4)) for i in range(4)]
+    assert set(shards[0]) == set(stored)
+    for name in stored:
+        parts = [weights[name] for weights in shards]
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        if module not in PROJECTIONS:
+            assert all(torch.equal(part, stored[name]) for part in parts)
+        elif name.endswith("o_proj.bias"):
+            assert torch.equal(sum(parts), stored[name])
+            assert not parts[1].any()
+        else:
+            dim = 1 if module in ("o_proj", "down_proj") else 0
+            assert torch.equal(torch.cat(parts, dim=dim), stored[name])
