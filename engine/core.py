@@ -26,6 +26,7 @@ from engine.messages import (
     Residency,
     ResidencyItem,
     StepOutputs,
+    TenantService,
     TierStats,
 )
 from engine.request import RequestGroup
@@ -34,7 +35,14 @@ from lora.manager import Place
 from lora.residency_meter import Stay
 
 FromGateway = (
-    AddRequest | AbortRequests | ExtendLease | Prefetch | PinAdapters | ProveAdapter | ReadJournal
+    AddRequest
+    | AbortRequests
+    | ExtendLease
+    | Prefetch
+    | PinAdapters
+    | ProveAdapter
+    | ReadJournal
+    | TenantService
 )
 ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
 
@@ -133,6 +141,9 @@ class EngineCore:
                     return [(gateway_id, refused)]
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
+            case TenantService():
+                if message.engine_id != self.journal.engine_id:
+                    self.scheduler.policy.note_elsewhere(message)
         return []
 
     def abort_gateway(self, gateway_id: str) -> None:
@@ -164,6 +175,16 @@ class EngineCore:
             with suppress(JournalFull):
                 self.journal.commit(StepResult(0))
         self.journal.close()
+
+    def take_service(self, epoch: int) -> list[TenantService]:
+        """For the other engines; none where nothing changed, or where there is no share to keep.
+
+        epoch: of this engine's start.
+        """
+        totals = self.scheduler.policy.take_service()
+        if not totals:
+            return []
+        return [TenantService(engine_id=self.journal.engine_id, epoch=epoch, totals=totals)]
 
     def take_residency(self) -> list[Residency]:
         """Adapters that moved since the last call."""

@@ -11,7 +11,9 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
+from engine.messages import TenantService
 from engine.request import Request
+from engine.shared_service import GivenService, HeardService, Totals
 
 SchedulingPolicy = Literal["fcfs", "sjf", "vtc"]
 
@@ -19,6 +21,8 @@ PREFILL_COST = 1.0
 DECODE_COST = 2.0
 """Service of a token computed from the prompt, and of one generated, as in the paper."""
 _MAX_TENANTS = 100_000
+_PATIENCE_S = 5.0
+"""How long a tenant may be served nothing here for what it got from other engines."""
 _SJF_PATIENCE_S = 10.0
 _SJF_MEMORY = 0.9
 
@@ -40,10 +44,18 @@ class Policy(Protocol):
         """It came to this many tokens."""
         ...
 
+    def take_service(self) -> Totals:
+        """What other engines have to know; the totals that changed since the last call."""
+        ...
+
+    def note_elsewhere(self, message: TenantService) -> None:
+        """What another engine gave."""
+        ...
+
 
 def make_policy(name: SchedulingPolicy, clock: Callable[[], float]) -> Policy:
     if name == "vtc":
-        return VirtualTokenCounters()
+        return VirtualTokenCounters(clock)
     return ShortestFirst(clock) if name == "sjf" else FirstCome()
 
 
@@ -60,6 +72,12 @@ class FirstCome:
         return 0.0
 
     def ended(self, request: Request) -> None:
+        pass
+
+    def take_service(self) -> Totals:
+        return ()
+
+    def note_elsewhere(self, message: TenantService) -> None:
         pass
 
 
@@ -107,15 +125,37 @@ class VirtualTokenCounters:
     lifted to the least of those that are, so that nobody saves up service by staying away. While
     two tenants are backlogged, their weighted service differs by at most twice what the running
     batch can hold (theorem 4.4 of the paper).
+
+    Over many engines. What a tenant got elsewhere while somebody is backlogged here is added to its
+    counter as if it had been given here, and who is served elsewhere is lifted as if it were
+    backlogged: so two tenants that are backlogged at all engines differ, over all, by at most the
+    engines' bounds together and what they serve between two exchanges, and one that is at a few
+    gets what it can there before the others get more (max-min). While nobody waits here, nobody is
+    kept waiting by what others get, and nothing is added. It only changes whose turn it is: a seat
+    is never left empty. A tenant that would be next but for what it got elsewhere, and is served
+    nothing here for `patience_s`, is forgiven that, and nothing more is added until it is served:
+    so it gets one turn here in that time at least, however much it gets elsewhere, and an engine
+    that is gone is held against it no longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float], patience_s: float = _PATIENCE_S) -> None:
         self.counters: OrderedDict[str, float] = OrderedDict()
+        self._clock = clock
+        self._patience_s = patience_s
         self._backlogged: set[str] = set()
         self._last_backlogged: str | None = None
+        self._level = 0.0  # the least counter of the backlogged ones
+        self._given = GivenService()
+        self._heard = HeardService()
+        self._elsewhere: dict[str, float] = {}  # how much of a counter's lead came from there
+        self._now = clock()
+        self._unserved_since: dict[str, float] = {}  # of the backlogged ones
+        self._forgiven: set[str] = set()  # of those, until they are served
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
+        self._now = self._clock()
         self._lift({request.tenant_id for request in ready})
+        self._forgive()
         by_class: dict[int, dict[str, deque[Request]]] = defaultdict(dict)
         for request in ready:
             tenants = by_class[request.priority]
@@ -123,14 +163,33 @@ class VirtualTokenCounters:
         return self._interleave([tenants for _, tenants in sorted(by_class.items())])
 
     def charge(self, request: Request, service: float) -> None:
-        counter = self.counters.get(request.tenant_id, 0.0)
-        self.counters[request.tenant_id] = counter + service / request.message.weight
+        if service <= 0:
+            return
+        tenant_id, weighted = request.tenant_id, service / request.message.weight
+        self.counters[tenant_id] = self.counters.get(tenant_id, 0.0) + weighted
+        self._given.add(tenant_id, weighted)
+        self._forgiven.discard(tenant_id)
+        if tenant_id in self._unserved_since:
+            self._unserved_since[tenant_id] = self._now
 
     def served(self, request: Request) -> float:
         return self.counters.get(request.tenant_id, 0.0)
 
     def ended(self, request: Request) -> None:
         pass
+
+    def take_service(self) -> Totals:
+        return self._given.take()
+
+    def note_elsewhere(self, message: TenantService) -> None:
+        for tenant_id, service in self._heard.take_in(message):
+            if not self._backlogged or tenant_id in self._forgiven:
+                continue
+            counter = self.counters.get(tenant_id, 0.0)
+            if counter <= self._level:
+                self._elsewhere.pop(tenant_id, None)
+            self.counters[tenant_id] = max(counter, self._level) + service
+            self._elsewhere[tenant_id] = self._elsewhere.get(tenant_id, 0.0) + service
 
     def _interleave(self, classes: list[dict[str, deque[Request]]]) -> Iterator[Request]:
         """Always the least served tenant's oldest request, as the counters are at that moment."""
@@ -155,6 +214,22 @@ class VirtualTokenCounters:
         self._backlogged = backlogged
         self._forget()
 
+    def _forgive(self) -> None:
+        """Those who are kept waiting by nothing but other engines, and for too long."""
+        since = self._unserved_since
+        self._unserved_since = {t: since.get(t, self._now) for t in self._backlogged}
+        self._forgiven &= self._backlogged
+        if not self._backlogged:
+            return
+        least = min(self._backlogged, key=self.counters.__getitem__)
+        self._level = self.counters[least]
+        self._elsewhere.pop(least, None)
+        for tenant_id, unserved_since in self._unserved_since.items():
+            is_overdue = self._now - unserved_since >= self._patience_s
+            if is_overdue and (service := self._elsewhere.pop(tenant_id, 0.0)):
+                self.counters[tenant_id] = max(self.counters[tenant_id] - service, self._level)
+                self._forgiven.add(tenant_id)
+
     def _forget(self) -> None:
         """Of too many tenants, those that came back longest ago and are not backlogged."""
         while len(self.counters) > _MAX_TENANTS:
@@ -163,3 +238,4 @@ class VirtualTokenCounters:
                 self.counters.move_to_end(oldest)
             else:
                 del self.counters[oldest]
+                self._elsewhere.pop(oldest, None)

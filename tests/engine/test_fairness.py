@@ -5,6 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from engine.fairness import DECODE_COST, PREFILL_COST
+from tests.engine.fair_pool import Service
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -16,24 +17,6 @@ from tests.engine.fakes import (
     make_scheduler,
     tokens_for,
 )
-
-
-class Service:
-    """What each tenant was given, counted from the steps themselves, weighted."""
-
-    def __init__(self, weights):
-        self.weights = weights
-        self.given = dict.fromkeys(weights, 0.0)
-        self.computed = {}  # prompt tokens of each request so far
-
-    def count(self, batch, scheduler):
-        for row in batch.rows:
-            message = scheduler.groups[row.request_id].message
-            end = min(row.start + len(row.token_ids), len(message.prompt_token_ids))
-            before = self.computed.get(row.request_id, 0)
-            self.computed[row.request_id] = max(before, end)
-            service = PREFILL_COST * max(end - before, 0) + DECODE_COST * bool(row.sampling)
-            self.given[message.tenant_id] += service / self.weights[message.tenant_id]
 
 
 def run_while_backlogged(scheduler, service, runner):

@@ -1,0 +1,347 @@
+"""One share of all engines: what they tell each other, and what becomes of it."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import booleans, integers, lists, none, one_of, sampled_from, tuples
+
+from engine import shared_service
+from engine.fairness import DECODE_COST, VirtualTokenCounters
+from engine.messages import TenantService
+from engine.shared_service import GivenService, HeardService
+from tests.engine.fair_pool import STEP_S, Demand, FairPool, Network
+from tests.engine.fakes import FakeClock, make_core, make_message, make_scheduler, tokens_for
+
+EVERYWHERE = (0, 1, 2)
+PATIENCE_S = 5.0
+networks = one_of(none(), integers(0, 1 << 16)).map(Network)
+lengths = tuples(integers(1, 30), integers(1, 20))
+
+
+def spread_and_three_at_home(weight=1.0, prompt_len=8, max_tokens=6):
+    """One tenant at three engines, and at each of them one that is there alone."""
+    shape = {"prompt_len": prompt_len, "max_tokens": max_tokens}
+    homes = {f"home{number}": Demand((number,), **shape) for number in EVERYWHERE}
+    return {"spread": Demand(EVERYWHERE, weight, **shape)} | homes
+
+
+def elsewhere(totals, engine_id="eng-far", epoch=1):
+    return TenantService(engine_id=engine_id, epoch=epoch, totals=tuple(totals.items()))
+
+
+# ---- the law ----
+
+
+@given(lengths, sampled_from([1.0, 3.0]), integers(1, 20), networks)
+@settings(max_examples=40, deadline=None)
+def test_who_is_at_all_engines_is_never_ahead_of_who_is_at_one_by_more_than_the_bound(
+    shape, weight, every, network
+):
+    demands = spread_and_three_at_home(weight, *shape)
+    pool = FairPool(3, demands, every, network)
+    differences = []
+
+    def check():
+        given = pool.service.given
+        differences.extend(given["spread"] - given[tenant] for tenant in demands)
+
+    pool.run(400, check)
+    assert max(differences) - min(differences) <= pool.bound
+
+
+def test_without_an_exchange_the_same_claim_fails():
+    pool = FairPool(3, spread_and_three_at_home(), every=0)
+    pool.run(600)
+    given = pool.service.given
+    assert given["spread"] - given["home0"] > 2 * pool.bound
+    assert given["spread"] == pytest.approx(3 * given["home0"], rel=0.05)
+
+
+@given(
+    lists(lengths, min_size=2, max_size=2), sampled_from([1.0, 2.0, 5.0]), integers(2, 3),
+    integers(1, 20), networks,
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_backlogged_at_all_engines_they_get_equal_weighted_service_within_the_bound(
+    shapes, weight, num_engines, every, network
+):
+    everywhere = tuple(range(num_engines))
+    demands = {
+        name: Demand(everywhere, weight, *shape)
+        for name, weight, shape in zip(("one", "other"), (1.0, weight), shapes, strict=True)
+    }
+    pool = FairPool(num_engines, demands, every, network)
+    differences = [0.0]
+    given = pool.service.given
+    pool.run(300, lambda: differences.append(given["one"] - given["other"]))
+    assert max(differences) - min(differences) <= pool.bound
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_in_the_long_run_weights_hold_over_the_pool(weight, seed):
+    pool = FairPool(3, spread_and_three_at_home(weight), network=Network(seed))
+    pool.run(1200)
+    weighted = pool.service.given.values()
+    assert max(weighted) == pytest.approx(min(weighted), rel=0.1)
+
+
+def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
+    """Max-min: nobody could give it more, and the other has more than it already."""
+    demands = {"spread": Demand(EVERYWHERE), "home": Demand((0,))}
+    pool = FairPool(3, demands)
+    pool.run(900)
+    given = pool.service.given
+    engine = sum(given.values()) / 3
+    assert given["home"] == pytest.approx(engine, rel=0.1)
+    shared = FairPool(3, demands, every=0)
+    shared.run(900)
+    assert shared.service.given["home"] < 0.55 * given["home"], "without an exchange it gets half"
+
+
+def test_an_engine_that_tells_nobody_anything_harms_nobody():
+    """No staleness has an end there: each engine is fair by itself."""
+    demands = {"one": Demand(EVERYWHERE), "other": Demand(EVERYWHERE)}
+    pool = FairPool(3, demands, every=0)
+    pool.run(300)
+    given = pool.service.given
+    assert given["one"] == pytest.approx(given["other"], rel=0.1)
+
+
+# ---- nobody is starved, nobody saves up ----
+
+
+def busy_here(tenants=("here", "spread"), num_steps=20):
+    """An engine with one seat at which these tenants always wait."""
+    demands = {tenant: Demand((0,)) for tenant in tenants}
+    pool = FairPool(1, demands, every=0, max_num_seqs=1)
+    pool.run(num_steps)
+    return pool
+
+
+def service_of_steps(pool, tenant, num_steps, before_step=lambda step: None):
+    """What it is given in each of these steps."""
+    given = []
+    for step in range(num_steps):
+        before = pool.service.given[tenant]
+        before_step(step)
+        pool.step()
+        given.append(pool.service.given[tenant] - before)
+    return given
+
+
+def longest_pause_s(given):
+    """Of service, in a list of it by step."""
+    longest = pause = 0
+    for service in given:
+        pause = 0 if service else pause + 1
+        longest = max(longest, pause)
+    return longest * STEP_S
+
+
+TURN_S = 8 * STEP_S  # a prompt of 8 and 6 tokens, and the one before it
+
+
+def test_however_much_it_gets_elsewhere_it_has_a_turn_here_in_time():
+    pool = busy_here()
+    policy = pool.engines[0].policy
+    total = 0.0
+
+    def far_away(step):
+        nonlocal total
+        total += 1e6
+        policy.note_elsewhere(elsewhere({"spread": total}))
+
+    given = service_of_steps(pool, "spread", 2000, far_away)
+    assert PATIENCE_S - 1 <= longest_pause_s(given) <= PATIENCE_S + 3 * TURN_S
+
+
+def test_an_engine_that_is_gone_is_soon_held_against_nobody():
+    pool = busy_here()
+    for total in (0.0, 1e9):
+        pool.engines[0].policy.note_elsewhere(elsewhere({"spread": total}))
+    service_of_steps(pool, "spread", round(PATIENCE_S / STEP_S))
+    here = pool.service.given["here"]
+    spread = sum(service_of_steps(pool, "spread", 300))
+    assert spread == pytest.approx(pool.service.given["here"] - here, rel=0.1)
+
+
+def test_what_a_tenant_was_given_here_is_not_forgiven():
+    """Patience is with what it got elsewhere: a small weight waits for its turn, however long."""
+    demands = {"heavy": Demand((0,), 1000.0), "light": Demand((0,), 1.0)}
+    pool = FairPool(1, demands, every=0, max_num_seqs=1)
+    policy = pool.engines[0].policy
+    pool.run(20)
+    total = 0.0
+
+    def a_little_elsewhere(step):
+        nonlocal total
+        total += 0.001
+        policy.note_elsewhere(elsewhere({"light": total}))
+
+    given = service_of_steps(pool, "light", 1500, a_little_elsewhere)
+    assert longest_pause_s(given) > 2 * PATIENCE_S
+
+
+def test_while_nobody_waits_here_nobody_pays_for_elsewhere():
+    counters = VirtualTokenCounters(FakeClock())
+    counters.order([])
+    for total in (0.0, 1e6):
+        counters.note_elsewhere(elsewhere({"spread": total}))
+    assert counters.counters == {}
+
+
+def test_who_is_served_elsewhere_is_not_below_those_who_wait_here():
+    """It is as active as they are: service elsewhere counts from their level on."""
+    pool = busy_here(tenants=("here",), num_steps=100)
+    policy = pool.engines[0].policy
+    level = policy.counters["here"]
+    assert level > 100
+    for total in (0.0, 60.0):
+        policy.note_elsewhere(elsewhere({"new": total}))
+    assert policy.counters["new"] == pytest.approx(level + 60, abs=40)
+
+
+def test_who_comes_back_to_the_pool_has_saved_nothing_up():
+    """Gone for long, it returns to an engine at which the other was served all the time."""
+    demands = {"busy": Demand(EVERYWHERE), "late": Demand(())}
+    pool = FairPool(3, demands)
+    pool.run(400)
+    demands["late"] = Demand((0,))
+    before = dict(pool.service.given)
+    pool.run(200)
+    late = pool.service.given["late"] - before["late"]
+    busy = pool.service.given["busy"] - before["busy"]
+    assert late <= busy / 2 * 1.1, "more than the one engine it is at"
+
+
+# ---- messages ----
+
+
+@given(lists(integers(1, 100), min_size=1, max_size=12), integers(0, 1 << 30), booleans())
+def test_whatever_is_lost_repeated_or_late_the_newest_total_says_it_all(growth, seed, is_lossy):
+    chance = random.Random(seed)
+    totals = [float(sum(growth[: n + 1])) for n in range(len(growth))]
+    first, *later = [elsewhere({"t": total}) for total in totals]
+    sent = [m for m in later if not is_lossy or m is later[-1] or chance.random() < 0.5]
+    sent += chance.choices(sent, k=5) if sent else []
+    chance.shuffle(sent)
+    heard = HeardService()
+    assert heard.take_in(first) == [], "it may be from before we were there"
+    news = [service for message in sent for _, service in heard.take_in(message)]
+    assert sum(news) == pytest.approx(totals[-1] - totals[0])
+    assert all(service > 0 for service in news)
+
+
+def test_an_engine_that_started_again_counts_from_its_start_and_its_past_no_more():
+    heard = HeardService()
+    heard.take_in(elsewhere({"t": 100.0}, epoch=1))
+    assert heard.take_in(elsewhere({"t": 130.0}, epoch=1)) == [("t", 30.0)]
+    assert heard.take_in(elsewhere({"t": 5.0}, epoch=2)) == [("t", 5.0)]
+    assert heard.take_in(elsewhere({"t": 200.0}, epoch=1)) == []
+    assert heard.take_in(elsewhere({"t": 6.0}, epoch=2)) == [("t", 1.0)]
+
+
+def test_engines_are_told_apart():
+    heard = HeardService()
+    for engine_id in ("eng-a", "eng-b"):
+        heard.take_in(elsewhere({"t": 10.0}, engine_id))
+    assert heard.take_in(elsewhere({"t": 12.0}, "eng-a")) == [("t", 2.0)]
+    assert heard.take_in(elsewhere({"t": 11.0}, "eng-b")) == [("t", 1.0)]
+
+
+def test_of_many_tenants_a_message_tells_some_and_the_next_ones_the_rest():
+    given = GivenService()
+    for number in range(2500):
+        given.add(f"t{number}", 1.0)
+    messages = [given.take() for _ in range(4)]
+    assert [len(totals) for totals in messages] == [1000, 1000, 500, 0]
+    assert {tenant for totals in messages for tenant, _ in totals} == {
+        f"t{number}" for number in range(2500)
+    }
+
+
+def test_only_what_changed_is_told_and_as_a_total():
+    given = GivenService()
+    given.add("a", 1.0)
+    given.add("b", 2.0)
+    assert given.take() == (("a", 1.0), ("b", 2.0))
+    given.add("b", 0.5)
+    assert given.take() == (("b", 2.5),)
+    assert given.take() == ()
+
+
+def test_what_is_remembered_has_a_limit_and_forgetting_charges_nobody(monkeypatch):
+    monkeypatch.setattr(shared_service, "_MAX_TOTALS", 10)
+    monkeypatch.setattr(shared_service, "_MAX_HEARD", 10)
+    given, heard = GivenService(), HeardService()
+    for number in range(20):
+        given.add(f"t{number}", 100.0)
+        heard.take_in(elsewhere({f"t{number}": 100.0}))
+    assert [tenant for tenant, _ in given.take()] == [f"t{number}" for number in range(10, 20)]
+    assert len(given._totals) == len(heard._totals) == 10
+    assert heard.take_in(elsewhere({"t0": 101.0, "t19": 101.0})) == [("t19", 1.0)]
+    given.add("t0", 1.0)
+    assert given.take() == (("t0", 1.0),)
+
+
+# ---- the engine ----
+
+
+def test_cores_tell_what_they_gave_and_charge_what_they_hear(tmp_path):
+    cores = {
+        name: make_core(tmp_path / name, scheduling_policy="vtc", max_num_seqs=1)
+        for name in ("near", "far")
+    }
+    far = cores["far"]
+    far.journal.engine_id = "eng-far"
+    for core in cores.values():
+        for i in range(4):
+            message = make_message(f"r{i}", 9, 5, tenant_id="spread", weight=2.0)
+            core.handle("gw", message)
+            core.handle("gw", make_message(f"h{i}", 9, 5, tenant_id="here"))
+    near_counters = cores["near"].scheduler.policy.counters
+    for core in cores.values():
+        core.step()
+    (first,) = far.take_service(epoch=7)
+    assert (first.engine_id, first.epoch) == ("eng-far", 7)
+    assert first.totals == (("spread", (9 + DECODE_COST) / 2.0),)
+    cores["near"].handle("gw", first)
+    far.step()
+    (second,) = far.take_service(epoch=7)
+    before = near_counters["spread"]
+    cores["near"].handle("gw", second)
+    assert near_counters["spread"] == before + DECODE_COST / 2.0
+    cores["far"].handle("gw", second)
+    assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "its own is no news"
+    assert far.take_service(epoch=7) == []
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf"])
+def test_where_there_is_no_share_to_keep_nothing_is_told(policy, tmp_path):
+    core = make_core(tmp_path, scheduling_policy=policy)
+    core.handle("gw", make_message())
+    core.step()
+    core.handle("gw", elsewhere({"t1": 1e9}))
+    assert core.take_service(epoch=1) == []
+
+
+def test_one_engine_alone_schedules_as_if_there_were_no_exchange():
+    """Patience changes nothing where nothing came from elsewhere."""
+    orders = []
+    for patience_s in (0.0, 1e9):
+        scheduler = make_scheduler(64, scheduling_policy="vtc", max_num_seqs=2)
+        scheduler.policy._patience_s = patience_s
+        for i in range(40):
+            message = make_message(
+                f"r{i}", 5 + i % 7, 3 + i % 5, tenant_id=f"t{i % 3}", weight=1 + i % 3
+            )
+            scheduler.add("gw", message)
+        seen = []
+        while scheduler.has_work:
+            batch = scheduler.schedule()
+            seen += [row.request_id for row in batch.rows if row.start == 0]
+            scheduler.update(batch, tokens_for(batch))
+        orders.append(seen)
+    assert orders[0] == orders[1]
