@@ -1,12 +1,13 @@
-"""From settings to the three processes of `chorale serve`: what each is given, and nothing more.
+"""From settings to the processes of `chorale serve`: what each is given, and nothing more.
 
     fetcher   python -m lora.fetch    object store to disk; has the store's credentials
-    engine    python -m engine        has the model; no credentials, no database
+    engine    python -m engine        has the model; no credentials, no database; one or several
     gateway   python -m server        HTTP; has the database, the store and the admin key
 
 ServeError
 ├── ModelNotFound         neither a folder nor a model that the hub would give
 ├── ModelNotServed        it is there, and cannot be served as it is
+├── TooFewGpus            for so many engines
 ├── AddressInUse          something else listens there
 └── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
 """
@@ -18,15 +19,19 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
+from server.gpus import VARIABLE as GPUS_VARIABLE
+from server.gpus import share_of, visible_gpus
+from server.local_pool import LocalPool, engine_name
 from server.secrets_store import Secrets
 from server.settings import Settings
-from server.supervisor import ChildSpec
+from server.supervisor import ChildSpec, Plan
 from server.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -35,6 +40,8 @@ _MAX_SOCKET_PATH = 100
 """Linux has room for 107 bytes."""
 _SETTLE_S = 10.0
 """What a gateway may take after the drain: the last journal records are read and posted."""
+_KILL_S = 5.0
+"""What an engine may take to leave beyond its own time for that."""
 
 # Of the environment, what only some of the processes may see.
 _STORE_CREDENTIALS = ("AWS_",)
@@ -53,6 +60,15 @@ class ModelNotFound(ServeError):
 
 class ModelNotServed(ServeError):
     pass
+
+
+class TooFewGpus(ServeError):
+    def __init__(self, num_engines: int, size: int, num_gpus: int) -> None:
+        self.num_needed, self.num_gpus = num_engines * size, num_gpus
+        super().__init__(
+            f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
+            " here; choose fewer --engines and --max-engines, or --device cpu."
+        )
 
 
 class AddressInUse(ServeError):
@@ -74,7 +90,8 @@ def settle_settings(settings: Settings) -> Settings:
     Raises AddressInUse, DataDirTooLong.
     """
     data_dir = settings.data_dir.expanduser().resolve()
-    if len(os.fsencode(data_dir / "engine" / "engine.sock")) > _MAX_SOCKET_PATH:
+    longest = data_dir / engine_name(settings.most_engines) / "engine.sock"
+    if len(os.fsencode(longest)) > _MAX_SOCKET_PATH:
         raise DataDirTooLong(data_dir)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = _free_port(settings.host, settings.port)
@@ -86,7 +103,7 @@ def prepare(
     *,
     engine_module: str = "engine",
     gateway_module: str = "server",
-) -> list[ChildSpec]:
+) -> Plan:
     """Write what the processes read at start; the processes, in the order of their start.
 
     settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError,
@@ -103,15 +120,12 @@ def prepare(
     _check_length(settings, base)
     (data_dir / "engine").mkdir(exist_ok=True)
     write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
-    engine_config = _engine_config(settings, base, tokenizer)
-    write_private(data_dir / "engine.json", engine_config)
+    pool = _local_pool(settings, _engine_config(settings, base, tokenizer), engine_module)
     gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
     write_private(data_dir / "gateway.json", gateway_config)
-    return [
-        _fetcher(settings),
-        _engine(settings, engine_module),
-        _gateway(settings, gateway_module),
-    ]
+    fetcher, gateway = _fetcher(settings), _gateway(settings, gateway_module)
+    pool()
+    return lambda: [fetcher, *pool(), gateway]
 
 
 def _shares(settings: Settings) -> bool:
@@ -157,7 +171,10 @@ def _check_length(settings: Settings, base: BaseModel) -> None:
 
 
 def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The fields of engine.config.EngineConfig, by name: the file is the interface."""
+    """The fields of engine.config.EngineConfig, by name: the file is the interface.
+
+    Without data_dir: each engine has one of its own.
+    """
     data_dir = settings.data_dir
     same = (
         "device", "dtype", "quantization", "kv_cache_dtype", "batch_invariant", "arena_bytes",
@@ -165,10 +182,9 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
         "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step", "max_skips",
         "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
         "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
-        "max_pinned_share",
+        "max_pinned_share", "leave_timeout_s", "hold_lifetime_s",
     )  # fmt: skip
     return {
-        "data_dir": str(data_dir / "engine"),
         "model_dir": str(base.path),
         "base_revision": base.base_revision,
         "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
@@ -219,8 +235,56 @@ def fetcher_child(
     return ChildSpec("fetcher", command, _environment(without=_GATEWAY_ONLY))
 
 
-def _engine(settings: Settings, module: str) -> ChildSpec:
-    return engine_child("engine", module, settings.data_dir / "engine.json", settings.threads)
+def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> LocalPool:
+    """config: what is the same for all engines. Raises TooFewGpus."""
+    data_dir, size = settings.data_dir, settings.tensor_parallel_size
+    gpus = _gpus_to_share(settings)
+
+    def make_engine(number: int) -> ChildSpec:
+        name = engine_name(number)
+        (data_dir / name).mkdir(exist_ok=True)
+        path = data_dir / f"{name}.json"
+        write_private(path, {**config, "data_dir": str(data_dir / name)})
+        child = engine_child(name, module, path, settings.threads)
+        own_gpus = {GPUS_VARIABLE: share_of(number, size, gpus)} if gpus else {}
+        return replace(
+            child,
+            environment={**child.environment, **own_gpus},
+            leave_timeout_s=settings.leave_timeout_s + _KILL_S,
+        )
+
+    def make_retired(number: int) -> ChildSpec:
+        name = engine_name(number)
+        path = data_dir / f"{name}.json"
+        # What it leaves open ran on the model that it was started with.
+        ran_on = {"base_revision": _base_revision(path) or config["base_revision"]}
+        write_private(path, {**config, "data_dir": str(data_dir / name), **ran_on})
+        return engine_child(name, "engine.retired", path, threads=1)
+
+    return LocalPool(
+        data_dir,
+        least=settings.engines,
+        most=settings.most_engines,
+        make_engine=make_engine,
+        make_retired=make_retired,
+    )
+
+
+def _base_revision(path: Path) -> str | None:
+    """Of an engine's configuration; None where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(path.read_text())["base_revision"])
+    return None
+
+
+def _gpus_to_share(settings: Settings) -> list[str]:
+    """None where a single engine takes what it finds. Raises TooFewGpus."""
+    if settings.most_engines == 1 or settings.device == "cpu":
+        return []
+    gpus, size = visible_gpus(os.environ), settings.tensor_parallel_size
+    if gpus and len(gpus) < settings.most_engines * size:
+        raise TooFewGpus(settings.most_engines, size, len(gpus))
+    return gpus
 
 
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
@@ -228,13 +292,13 @@ def engine_child(name: str, module: str, config_path: Path, threads: int) -> Chi
     command = (sys.executable, "-m", module, str(config_path))
     environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS))
     environment["OMP_NUM_THREADS"] = str(threads)
-    return ChildSpec(name, command, environment)
+    return ChildSpec(name, command, environment, stage=1)
 
 
 def _gateway(settings: Settings, module: str) -> ChildSpec:
     command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
     stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
-    return ChildSpec("gateway", command, _environment(without=()), stop_timeout_s)
+    return ChildSpec("gateway", command, _environment(without=()), stop_timeout_s, stage=2)
 
 
 def _environment(without: tuple[str, ...]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from registry.storage_url import parse_storage_url
 from server.pool_files import MAX_ENGINES
 
 ENV_PREFIX = "CHORALE_"
+_HOLD_SLACK_S = 60.0
 # Read by the client commands and by the supervisor, no settings of the server.
 _OTHER_ENV = {
     "CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG", "CHORALE_PEPPER",
@@ -142,6 +143,11 @@ class Settings(BaseModel):
         if value & (value - 1):
             raise ValueError("it is 1, 2, 4 or 8")
         return value
+
+    @property
+    def hold_lifetime_s(self) -> float:
+        """From a hold to its expiry: past the request's deadline in the engine."""
+        return self.request_timeout_s + _HOLD_SLACK_S
 
     @property
     def most_engines(self) -> int:

@@ -1,6 +1,8 @@
 """Keeps the processes of `chorale serve` running: starts, restarts with back-off, stops in order.
 
-Knows nothing of what they do (see `server.launch`). One thread, no event loop: children are polled.
+Knows nothing of what they do (see `server.launch`). What should run is a plan that is asked at
+every poll: who is not in it any more is asked to go, and killed when its time is up; who is in it
+as another command is replaced so. One thread, no event loop: children are polled.
 """
 
 import contextlib
@@ -46,12 +48,22 @@ class ChildCannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """A process to keep running. stop_timeout_s: between SIGTERM and SIGKILL."""
+    """A process to keep running.
+
+    stop_timeout_s: between SIGTERM and SIGKILL when all are stopped.   leave_timeout_s: when it
+    alone has to go, or give its place to another.   stage: children of one are stopped together.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     stop_timeout_s: float = 5.0
+    leave_timeout_s: float = 5.0
+    stage: int = 0
+
+
+Plan = Callable[[], Sequence[ChildSpec]]
+"""Who should run now, in the order of their start, each name once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +77,20 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """`with Supervisor(specs) as supervisor: supervisor.run()`.
+    """`with Supervisor(plan) as supervisor: supervisor.run()`.
 
-    Children start in the given order and stop in reverse, one after the other. SIGTERM and SIGINT
-    ask for the end; a second one kills. Children have sessions of their own, so that a terminal's
-    Ctrl-C reaches them only through here, and on Linux they die with this process even if it is
-    killed.
+    plan: or the children themselves, where they are always the same. They start in its order, and
+    stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
+    Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through here,
+    and on Linux they die with this process even if it is killed.
     """
 
-    def __init__(self, specs: Sequence[ChildSpec], config: SupervisorConfig | None = None) -> None:
+    def __init__(
+        self, plan: Plan | Sequence[ChildSpec], config: SupervisorConfig | None = None
+    ) -> None:
         self._config = config or SupervisorConfig()
-        self._children = [_Child(spec, Backoff(self._config)) for spec in specs]
+        self._plan = plan if callable(plan) else lambda: plan
+        self._children: dict[str, _Child] = {}
         self._num_signals = 0
         self._previous_handlers: dict[int, Any] = {}
 
@@ -99,7 +114,7 @@ class Supervisor:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run now, by name."""
-        return {c.spec.name: c.process.pid for c in self._children if c.process}
+        return {name: c.process.pid for name, c in self._children.items() if c.process}
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Until a signal, or until `until` says so, asked at every poll.
@@ -111,14 +126,27 @@ class Supervisor:
             time.sleep(self._config.poll_s)
 
     def tend(self) -> None:
-        """Start whatever does not run and is due."""
-        for child in self._children:
-            child.tend(time.monotonic())
+        """Start whatever does not run and is due; ask to go whoever should not run any more."""
+        planned = {spec.name: spec for spec in self._plan()}
+        for spec in planned.values():
+            if spec.name not in self._children:
+                self._children[spec.name] = _Child(spec, self._config)
+        for name, child in list(self._children.items()):
+            child.tend(time.monotonic(), planned.get(name))
+            if child.process is None and name not in planned:
+                del self._children[name]
 
     def _stop(self) -> None:
-        for child in reversed(self._children):
+        stages = {child.spec.stage for child in self._children.values()}
+        for stage in sorted(stages, reverse=True):
+            self._stop_stage([c for c in self._children.values() if c.spec.stage == stage])
+
+    def _stop_stage(self, children: "Sequence[_Child]") -> None:
+        for child in children:
             child.terminate()
-            deadline = time.monotonic() + child.spec.stop_timeout_s
+        began_at = time.monotonic()
+        for child in children:
+            deadline = began_at + child.spec.stop_timeout_s
             while child.is_running and time.monotonic() < deadline and self._num_signals < 2:
                 time.sleep(self._config.poll_s)
             child.kill()
@@ -146,31 +174,57 @@ class Backoff:
 
 
 class _Child:
-    """One process and its successors."""
+    """What runs under one name: a process and its successors.
 
-    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
+    kill_at: when its patience is up, while it has been asked to go.
+    """
+
+    def __init__(self, spec: ChildSpec, config: SupervisorConfig) -> None:
         self.spec = spec
         self.process: subprocess.Popen[bytes] | None = None
-        self._backoff = backoff
+        self._config = config
+        self._backoff = Backoff(config)
         self._started_at = 0.0
         self._due_at = 0.0
+        self._kill_at: float | None = None
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def tend(self, now: float) -> None:
-        if self.process and self.process.poll() is not None:
-            if self.process.returncode == os.EX_CONFIG:
-                raise ChildCannotStart(self.spec.name)
-            delay_s = self._backoff.next_delay_s(now - self._started_at)
-            logger.warning(
-                "%s ended (%s); again in %.1f s",
-                self.spec.name, _describe(self.process.returncode), delay_s,
-            )  # fmt: skip
-            self.process, self._due_at = None, now + delay_s
-        if self.process is None and now >= self._due_at:
-            self._start(now)
+    def tend(self, now: float, planned: ChildSpec | None) -> None:
+        """One look at it. planned: what it should be; None: not there."""
+        if self.process and not self.is_running:
+            self._note_end(self.process.returncode, now)
+        if self.process and planned != self.spec and self._kill_at is None:
+            self.terminate()
+            self._kill_at = now + self.spec.leave_timeout_s
+        if self._kill_at is not None and now >= self._kill_at:
+            self.kill()
+            self._kill_at = None
+        if self.process is None and planned is not None:
+            self._take_on(planned)
+            if now >= self._due_at:
+                self._start(now)
+
+    def _note_end(self, returncode: int, now: float) -> None:
+        self.process = None
+        if self._kill_at is not None:
+            logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
+            self._kill_at = None
+            return
+        if returncode == os.EX_CONFIG:
+            raise ChildCannotStart(self.spec.name)
+        delay_s = self._backoff.next_delay_s(now - self._started_at)
+        logger.warning(
+            "%s ended (%s); again in %.1f s", self.spec.name, _describe(returncode), delay_s
+        )
+        self._due_at = now + delay_s
+
+    def _take_on(self, planned: ChildSpec) -> None:
+        """Another command did nothing yet that it would have to wait for."""
+        if planned != self.spec:
+            self.spec, self._backoff, self._due_at = planned, Backoff(self._config), 0.0
 
     def terminate(self) -> None:
         if self.process and self.is_running:

@@ -74,7 +74,7 @@ def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
     """
     settings = settle_settings(Settings.model_validate(_settings(folder)))
     children = prepare(settings, engine_module="bench.gateway.paced_engine")
-    (engine,) = [child for child in children if child.name == "engine"]
+    (engine,) = [child for child in children() if child.name == "engine"]
     environment = {**engine.environment, "PACED_STEP_S": str(step_s)}
     with started(engine.command, folder / "engine.log", environment):
         yield settings.data_dir / "engine" / "engine.sock"

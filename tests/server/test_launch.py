@@ -13,15 +13,18 @@ import pytest
 import demo
 from engine.config import EngineConfig
 from engine.wire import read_vocabulary
+from server.admission import _HOLD_SLACK_MS as HOLD_SLACK_MS
 from server.launch import (
     AddressInUse,
     DataDirTooLong,
     ModelNotFound,
     ModelNotServed,
+    TooFewGpus,
     find_model,
     prepare,
     settle_settings,
 )
+from server.pool_files import members_path, read_members, wanted_path, write_wanted
 from server.secrets_store import SecretMissing
 from server.settings import Settings
 from server.supervisor import Supervisor, SupervisorConfig
@@ -37,7 +40,7 @@ def make_settings(tmp_path, **values):
 
 def prepare_all(tmp_path, **values):
     settings = make_settings(tmp_path, **values)
-    return settings, {spec.name: spec for spec in prepare(settings)}
+    return settings, {spec.name: spec for spec in prepare(settings)()}
 
 
 def give_secrets(monkeypatch):
@@ -186,3 +189,87 @@ def test_a_public_prompt_becomes_the_tokens_that_chats_and_completions_begin_wit
     prompt = tokenizer.encode(tokenizer.render(messages), add_special_tokens=False)
     assert tuple(prompt[: len(chat)]) == chat
     assert len(chat) > len(text)
+
+
+# ---- several engines ----
+
+
+def test_each_engine_has_a_folder_a_configuration_and_a_name_of_its_own(tmp_path):
+    settings, specs = prepare_all(tmp_path, engines=3, max_num_seqs=7)
+    assert list(specs) == ["fetcher", "engine", "engine-2", "engine-3", "gateway"]
+    configs = {}
+    for name in ("engine", "engine-2", "engine-3"):
+        path = settings.data_dir / f"{name}.json"
+        assert specs[name].command[-1] == str(path)
+        assert mode(path) == 0o600
+        configs[name] = EngineConfig(**json.loads(path.read_text()))
+        assert configs[name].data_dir == str(settings.data_dir / name)
+    first, *others = (dataclasses.replace(c, data_dir="") for c in configs.values())
+    assert others == [first, first], "everything else is the same"
+    members = read_members(members_path(settings.data_dir))
+    assert [member.name for member in members] == list(configs)
+
+
+def test_a_plan_grows_and_shrinks_by_what_is_wanted(tmp_path):
+    plan = prepare(make_settings(tmp_path, engines=1, max_engines=3))
+    assert [spec.name for spec in plan()] == ["fetcher", "engine", "gateway"]
+    write_wanted(wanted_path(tmp_path / "data"), 3)
+    assert [spec.name for spec in plan()] == [
+        "fetcher", "engine", "engine-2", "engine-3", "gateway",
+    ]  # fmt: skip
+    write_wanted(wanted_path(tmp_path / "data"), 2)
+    assert [spec.name for spec in plan()] == ["fetcher", "engine", "engine-2", "gateway"]
+
+
+def test_gateways_stop_before_engines_and_engines_before_the_fetcher(tmp_path):
+    _, specs = prepare_all(tmp_path, engines=2)
+    stages = {name: spec.stage for name, spec in specs.items()}
+    assert stages["gateway"] > stages["engine"] == stages["engine-2"] > stages["fetcher"]
+
+
+def test_an_engine_that_has_to_go_has_the_time_that_it_takes_itself(tmp_path):
+    settings, specs = prepare_all(tmp_path, leave_timeout_s=70.0)
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert config.leave_timeout_s == 70.0
+    assert specs["engine"].leave_timeout_s > 70.0
+
+
+def test_what_is_left_of_an_engine_is_settled_as_the_model_that_it_ran_on(tmp_path):
+    settings, _ = prepare_all(tmp_path, engines=2)
+    (settings.data_dir / "engine-2" / "journal").mkdir()
+    path = settings.data_dir / "engine-2.json"
+    older = json.loads(path.read_text()) | {"base_revision": "older", "data_dir": "/moved/from"}
+    path.write_text(json.dumps(older))
+    _, specs = prepare_all(tmp_path, request_timeout_s=33.0)
+    assert specs["engine-2"].command[1:] == ("-m", "engine.retired", str(path))
+    config = EngineConfig(**json.loads(path.read_text()))
+    assert config.base_revision == "older"
+    assert config.data_dir == str(settings.data_dir / "engine-2")
+    assert config.hold_lifetime_s == 93.0
+    path.unlink()
+    prepare_all(tmp_path)
+    assert json.loads(path.read_text())["base_revision"] != "older"
+
+
+def test_what_is_left_of_an_engine_outlasts_every_hold(tmp_path):
+    settings = make_settings(tmp_path, request_timeout_s=33.0)
+    assert settings.hold_lifetime_s * 1000 >= 33_000 + HOLD_SLACK_MS
+
+
+def test_engines_of_one_machine_share_its_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    given = {"engines": 1, "max_engines": 2, "tensor_parallel_size": 2}
+    plan = prepare(make_settings(tmp_path, **given))
+    write_wanted(wanted_path(tmp_path / "data"), 2)
+    gpus = {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in plan()}
+    assert (gpus["engine"], gpus["engine-2"]) == ("4,5", "6,7")
+    with pytest.raises(TooFewGpus, match="3 engines of 2 GPUs need 6, and there are 4"):
+        prepare_all(tmp_path, engines=3, tensor_parallel_size=2)
+    on_cpus = prepare_all(tmp_path, engines=3, tensor_parallel_size=2, device="cpu")[1]
+    assert on_cpus["engine-3"].environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_a_single_engine_takes_the_gpus_that_it_finds(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    _, specs = prepare_all(tmp_path)
+    assert specs["engine"].environment["CUDA_VISIBLE_DEVICES"] == "4,5"

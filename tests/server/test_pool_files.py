@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.endpoint import Endpoint
@@ -24,6 +25,7 @@ ONE = Member("engine", "ipc:///data/engine/engine.sock")
 FAR = Member("engine-2", "tcp://10.0.0.7:5555", "k" * 40)
 
 
+@hypothesis_settings(deadline=None)
 @given(
     members=st.lists(
         st.builds(Member, st.text(), st.text(), st.text()), unique_by=lambda member: member.name

@@ -37,9 +37,10 @@ time.sleep(600)
 """
 
 
-def make_child(name="child", code=SLEEP, *arguments, stop_timeout_s=20.0):
+def make_child(name="child", code=SLEEP, *arguments, **options):
     command = (sys.executable, "-c", code, *map(str, arguments))
-    return ChildSpec(name, command, dict(os.environ), stop_timeout_s)
+    options = {"stop_timeout_s": 20.0, "leave_timeout_s": 20.0, **options}
+    return ChildSpec(name, command, dict(os.environ), **options)
 
 
 def is_alive(pid):
@@ -101,12 +102,114 @@ def test_a_child_that_lived_long_enough_is_forgiven():
     assert backoff.next_delay_s(lived_s=0.0) == 0.2
 
 
-def test_children_stop_in_the_reverse_order_of_their_start(tmp_path):
+def test_children_stop_by_stages_the_highest_first(tmp_path):
     log = tmp_path / "log"
-    specs = [make_child(name, NOTE_SIGTERM, log, name) for name in "abc"]
+    specs = [make_child(n, NOTE_SIGTERM, log, n, stage=i) for i, n in enumerate("abc")]
+    specs += [make_child("B", NOTE_SIGTERM, log, "b", stage=1)]
     with Supervisor(specs, FAST) as supervisor:
         run_until(supervisor, lambda: all(Path(f"{log}{name}").exists() for name in "abc"))
-    assert log.read_text() == "cba"
+    assert log.read_text() == "cbba"
+
+
+def test_those_of_one_stage_stop_together(tmp_path):
+    """Each goes when the other has been told, so one after the other they would never."""
+    code = """
+import pathlib, signal, sys, time
+mine, others = map(pathlib.Path, sys.argv[1:])
+def go(*_):
+    mine.touch()
+    while not others.exists():
+        time.sleep(0.01)
+    (mine.parent / f"{mine.name} went").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, go)
+(mine.parent / f"{mine.name} is there").touch()
+time.sleep(600)
+"""
+    a, b = tmp_path / "a", tmp_path / "b"
+    specs = [make_child("a", code, a, b), make_child("b", code, b, a)]
+    with Supervisor(specs, FAST) as supervisor:
+        run_until(supervisor, lambda: len(list(tmp_path.glob("* is there"))) == 2)
+    assert len(list(tmp_path.glob("* went"))) == 2
+
+
+# ---- a plan that changes ----
+
+
+def test_who_is_planned_later_is_started_then():
+    plan = [make_child("a")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        first = supervisor.pids["a"]
+        plan.append(make_child("b"))
+        supervisor.tend()
+        assert set(supervisor.pids) == {"a", "b"}
+        assert supervisor.pids["a"] == first
+
+
+def test_who_is_planned_no_more_is_asked_to_go_and_not_started_again(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a"), make_child("b", NOTE_SIGTERM, log, "b")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}b").exists)
+        first = supervisor.pids
+        del plan[1]
+        run_until(supervisor, lambda: "b" not in supervisor.pids)
+        assert log.read_text() == "b", "it was asked once"
+        assert not is_alive(first["b"])
+        for _ in range(20):
+            supervisor.tend()
+        assert supervisor.pids == {"a": first["a"]}
+
+
+def test_who_does_not_go_is_killed_when_its_time_is_up_and_nobody_waits_for_it(tmp_path):
+    ready = tmp_path / "ready"
+    plan = [make_child("stubborn", IGNORE_SIGTERM, ready, leave_timeout_s=0.3), make_child("other")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        pid = supervisor.pids["stubborn"]
+        del plan[0]
+        supervisor.tend()
+        assert is_alive(pid), "it has its time"
+        os.kill(supervisor.pids["other"], signal.SIGKILL)
+        run_until(supervisor, lambda: "stubborn" not in supervisor.pids)
+        assert not is_alive(pid)
+        run_until(supervisor, lambda: "other" in supervisor.pids)
+
+
+def test_another_command_under_the_same_name_waits_until_the_first_has_gone(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a", NOTE_SIGTERM, log, "1")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}1").exists)
+        first = supervisor.pids["a"]
+        plan[0] = make_child("a", NOTE_SIGTERM, log, "2")
+        run_until(supervisor, Path(f"{log}2").exists)
+        assert log.read_text() == "1"
+        assert not is_alive(first)
+
+
+def test_who_is_planned_again_while_it_goes_starts_again(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a", NOTE_SIGTERM, log, "1")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}1").exists)
+        first = supervisor.pids["a"]
+        (spec,) = plan
+        plan.clear()
+        supervisor.tend()
+        plan.append(spec)
+        run_until(supervisor, lambda: supervisor.pids.get("a") not in (None, first))
+        assert not is_alive(first)
+
+
+def test_another_command_does_not_wait_for_what_the_first_did_wrong(tmp_path):
+    slow = SupervisorConfig(first_delay_s=3600.0, max_delay_s=3600.0, poll_s=0.01)
+    plan = [make_child("a", "raise SystemExit(1)")]
+    with Supervisor(lambda: plan, slow) as supervisor:
+        run_until(supervisor, lambda: not supervisor.pids)
+        plan[0] = make_child("a")
+        supervisor.tend()
+        assert supervisor.pids["a"]
 
 
 def test_nothing_lingers_not_even_what_a_child_has_started(tmp_path):

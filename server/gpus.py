@@ -1,0 +1,21 @@
+"""Which GPUs of this machine an engine has, where several engines share them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"nvidia[0-9]+")
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """As CUDA calls them: those of the variable, or all that this machine, or container, has."""
+    if (given := environment.get(VARIABLE)) is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    found = [path for path in devices.glob("nvidia*") if _DEVICE.fullmatch(path.name)]
+    return [str(number) for number in range(len(found))]
+
+
+def share_of(number: int, size: int, gpus: Sequence[str]) -> str:
+    """The variable's value for engine `number`, from 1, which takes `size` of them."""
+    return ",".join(gpus[(number - 1) * size : number * size])
