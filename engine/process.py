@@ -270,7 +270,7 @@ class EngineProcess:
             self._forget(gateway_id)
 
     def _tell_everybody(self) -> None:
-        """Residency at once, figures four times a second."""
+        """Residency at once, figures and what tenants were given four times a second."""
         moves = self.core.take_residency()
         for move in moves:
             if move.tier == "failed":
@@ -279,6 +279,8 @@ class EngineProcess:
         if (now := time.monotonic()) >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
             news.append(self._stats())
+            if self._gateways:
+                news += self.core.take_service(self.welcome.epoch)
         for gateway_id in list(self._gateways):
             for message in news:
                 self._send(gateway_id, message)

@@ -16,8 +16,9 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
+from engine.fairness import DECODE_COST
 from engine.journal_records import read_records
-from engine.messages import Heartbeat, Hello, ResidencyRecord
+from engine.messages import Heartbeat, Hello, ResidencyRecord, TenantService
 from engine.meter import TokenMeter
 from engine.process import engine_identity
 from engine.wire import encode, write_vocabulary
@@ -173,6 +174,27 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
             )
 
     asyncio.run(run())
+
+
+def test_every_gateway_is_told_what_tenants_were_given(engine, tmp_path):
+    engine()
+
+    async def run():
+        told, also_told = [], []
+        async with (
+            connected(tmp_path, on_service=told.append) as client,
+            connected(tmp_path, on_service=also_told.append) as other,
+        ):
+            far = TenantService(engine_id="eng-far", epoch=1, totals=(("t1", 5.0),))
+            await other.tell_service(far)
+            await collect(client, make_message(prompt_len=9, max_tokens=8))
+            welcome, service = client.welcome, 9 + 8 * DECODE_COST
+            for heard in (told, also_told):
+                while not heard or heard[-1].totals != (("t1", service),):
+                    await asyncio.sleep(0.02)
+                assert (heard[-1].engine_id, heard[-1].epoch) == (welcome.engine_id, welcome.epoch)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_path):
