@@ -26,6 +26,7 @@ from engine.messages import (
     Hello,
     ProveAdapter,
     Residency,
+    TenantService,
     Welcome,
 )
 from engine.tcp import TcpListener
@@ -119,6 +120,8 @@ class Core(Protocol):
     def all_residency(self) -> list[Residency]: ...
 
     def take_stats(self) -> EngineStats: ...
+
+    def take_service(self, epoch: int) -> list[TenantService]: ...
 
 
 @dataclass(slots=True)

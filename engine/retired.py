@@ -21,7 +21,14 @@ from engine.core import FromGateway
 from engine.journal import Journal
 from engine.journal_records import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
-from engine.messages import EngineStats, JournalRecords, ReadJournal, Residency, Welcome
+from engine.messages import (
+    EngineStats,
+    JournalRecords,
+    ReadJournal,
+    Residency,
+    TenantService,
+    Welcome,
+)
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.tcp import TcpListener
 
@@ -69,6 +76,9 @@ class RetiredCore:
 
     def take_stats(self) -> EngineStats:
         return EngineStats(**_NO_FIGURES | {"unsettled_records": self.journal.num_unsettled})
+
+    def take_service(self, epoch: int) -> list[TenantService]:
+        return []
 
     def take_residency(self) -> list[Residency]:
         return []
