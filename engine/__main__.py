@@ -53,6 +53,7 @@ def main() -> None:
             max_num_seqs=config.max_num_seqs,
             device=config.device,
             dtype=config.dtype,
+            tensor_parallel_size=config.tensor_parallel_size,
             block_size=core.scheduler.layout.block_size,
         )
         process = EngineProcess(

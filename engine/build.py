@@ -1,13 +1,13 @@
 """An engine put together: device, weights, arena, adapters, scheduler, runner, journal."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from engine.backend import Backend
+from engine.backend import Backend, MeasuredRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cpu.backend import cpu_backend
@@ -16,10 +16,14 @@ from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.rank_group import LeadingRunner, RankGroup
+from engine.ranks import Ranks
 from engine.scheduler import Scheduler
+from engine.segments import Tables
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import StoredWeights, load_config
 from lora.arena import Arena
+from lora.filling import SlabFiller
 from lora.layout import Layout
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
@@ -100,19 +104,23 @@ def build_core(
 ) -> tuple[EngineCore, EngineConfig]:
     """The engine, and the config without open ends.   vocabulary: token id -> bytes.
 
+    With a tensor_parallel_size above 1 it starts the other ranks' processes.
     Raises UnsupportedModel and ArenaTooSmall.
     """
     config = resolve_device(config)
-    model_config = DecoderConfig.parse(load_config(Path(config.model_dir)))
+    model_config, form = _model(config)
+    layout = form.layout
     config = replace(config, sliding_window=model_config.sliding_window)
-    layout = _layout(config, model_config)
-    form = PackedForm(layout, config.dtype, config.base_revision)
-    config, backend = _backend(config, model_config, form)
-    adapters = _adapters(config, form, backend)
+    group = RankGroup(config) if config.tensor_parallel_size > 1 else None
+    config, backend = _backend(config, model_config, form, group.ranks if group else None)
+    adapters = _adapters(config, form, backend, group)
     config = resolve_sum_ranks(config, layout, backend.weight_bytes)
     data_dir = Path(config.data_dir)
-    num_slots = (config.swap_bytes or 0) // layout.slab_bytes
-    runner = backend.make_runner(adapters.tables, TokenMeter(data_dir / "meter"), num_slots)
+    num_slots = _num_swap_slots(config, layout)
+    meter = TokenMeter(data_dir / "meter")
+    runner = backend.make_runner(adapters.tables, meter, num_slots)
+    if group is not None:
+        runner = LeadingRunner(runner, group, adapters.tables)
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
     words = [*vocabulary, *[b""] * (model_config.vocab_size - len(vocabulary))]
     scheduler = Scheduler(config.scheduler, layout, adapters, words, config.eos_token_ids, swap)
@@ -142,14 +150,47 @@ def build_core(
     return core, config
 
 
-def _layout(config: EngineConfig, model_config: DecoderConfig) -> Layout:
+@dataclass(frozen=True)
+class Rank:
+    """What a rank that only computes is made of. make_runner: from its adapters' tables."""
+
+    filler: SlabFiller
+    make_runner: Callable[[Tables], MeasuredRunner]
+
+
+def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:
+    """One of the ranks that `build_core` starts. config: as the first rank resolved it.
+
+    Raises UnsupportedModel.
+    """
+    model_config, form = _model(config)
+    config, backend = _backend(config, model_config, form, ranks)
+    # What the first rank counts is the engine's count; this one's is nobody's.
+    meter = TokenMeter(Path(config.data_dir) / "ranks" / f"meter-{ranks.shard.index}")
+    num_slots = _num_swap_slots(config, form.layout)
+    return Rank(
+        SlabFiller(form, backend.slabs, backend.device, ranks.shard),
+        lambda tables: backend.make_runner(tables, meter, num_slots),
+    )
+
+
+def _model(config: EngineConfig) -> tuple[DecoderConfig, PackedForm]:
+    """The model, and the form of the adapters in its arena. Raises UnsupportedModel."""
+    model_config = DecoderConfig.parse(load_config(Path(config.model_dir)))
+    size = config.tensor_parallel_size
+    model_config.shard(size)  # it raises where there are no equal parts
     dtype: torch.dtype = getattr(torch, config.dtype)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8" else dtype.itemsize
-    return Layout.of(model_config.shape, dtype.itemsize, config.block_size, kv_itemsize)
+    layout = Layout.of(model_config.shape, dtype.itemsize, config.block_size, kv_itemsize, size)
+    return model_config, PackedForm(layout, config.dtype, config.base_revision)
+
+
+def _num_swap_slots(config: EngineConfig, layout: Layout) -> int:
+    return (config.swap_bytes or 0) // layout.slab_bytes
 
 
 def _backend(
-    config: EngineConfig, model_config: DecoderConfig, form: PackedForm
+    config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None
 ) -> tuple[EngineConfig, Backend]:
     _refuse_wishes(config)
     if config.device == "cuda":
@@ -157,11 +198,11 @@ def _backend(
         from engine.gpu.backend import gpu_backend
 
         config = resolve_max_model_len(config, model_config)
-        return config, gpu_backend(config, model_config, form)
+        return config, gpu_backend(config, model_config, form, ranks)
     assert config.arena_bytes is not None
     num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
     config = resolve_max_model_len(config, model_config, num_tokens)
-    return config, cpu_backend(config, model_config, form)
+    return config, cpu_backend(config, model_config, form, ranks)
 
 
 def _refuse_wishes(config: EngineConfig) -> None:
@@ -182,7 +223,9 @@ def _refuse_wishes(config: EngineConfig) -> None:
         )
 
 
-def _adapters(config: EngineConfig, form: PackedForm, backend: Backend) -> AdapterManager:
+def _adapters(
+    config: EngineConfig, form: PackedForm, backend: Backend, group: RankGroup | None
+) -> AdapterManager:
     assert config.host_cache_bytes is not None, "not resolved yet"
     loader = ThreadLoader(
         Path(config.adapter_cache_dir),
@@ -190,6 +233,7 @@ def _adapters(config: EngineConfig, form: PackedForm, backend: Backend) -> Adapt
         form,
         backend.slabs,
         device=backend.device,
+        others=group,
         timeout_s=config.fetch_timeout_s,
     )
     return AdapterManager(

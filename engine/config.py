@@ -38,6 +38,8 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
+    tensor_parallel_size: ranks, processes on one machine, that share the model: 1, 2, 4 or 8.
+    arena_bytes, swap_bytes and threads are of each.
     memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
     quantization: of the base model's weights, "fp8" on a GPU, "int8" on a CPU.
     kv_cache_dtype: "auto" or "fp8".
@@ -77,6 +79,7 @@ class EngineConfig:
     batch_invariant: bool = False
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
     sliding_window: int | None = None
+    tensor_parallel_size: int = 1
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None

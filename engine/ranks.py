@@ -3,11 +3,22 @@
 An engine without others has None in its place, and pays nothing.
 """
 
+import os
+from datetime import timedelta
+from pathlib import Path
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 
 from lora.shard import Shard
+
+_JOIN_TIMEOUT_S = 120.0
+"""Until every process has come: each imports torch first."""
+_START_TIMEOUT_S = 1800.0
+"""Until every rank has read its weights."""
+_STEP_TIMEOUT_S = 60.0
+"""Of one sum in a step, which all ranks begin together. One that is gone is noticed at once."""
 
 
 class Ranks(Protocol):
@@ -29,3 +40,57 @@ class Ranks(Protocol):
     def least(self, value: int) -> int:
         """The least of all ranks' values. For the start, not for steps: it waits on the host."""
         ...
+
+
+class TorchRanks:
+    """See Ranks; over torch.distributed, gloo between CPUs, NCCL between GPUs. One in a process.
+
+    They meet by a file, and gloo's sockets are on the loopback device: all ranks of an engine are
+    on one machine.
+    """
+
+    def __init__(self, shard: Shard, store: Path, device: str) -> None:
+        """store: a file that no others can open, the same for all ranks.   device: "cpu", "cuda".
+
+        Raises RuntimeError (or its kin of torch.distributed) when not all of them come.
+        """
+        self.shard = shard
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=_meet(store, shard.size),
+            rank=shard.index,
+            world_size=shard.size,
+            timeout=timedelta(seconds=_STEP_TIMEOUT_S),
+        )
+        start_timeout = timedelta(seconds=_START_TIMEOUT_S)
+        self._start = dist.new_group(backend="gloo", timeout=start_timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        if tensor.numel() == 0:
+            return
+        if tensor.is_cuda:
+            dist.all_reduce(tensor)
+            return
+        # gloo adds in an order that depends on where a value lies in the tensor, so that a token's
+        # bits would depend on its neighbours: here ranks are added in their order.
+        parts = [torch.empty_like(tensor) for _ in range(self.shard.size)]
+        dist.all_gather(parts, tensor)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        tensor.copy_(total)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        dist.broadcast(tensor, src=0)
+
+    def least(self, value: int) -> int:
+        found = torch.tensor([value])
+        dist.all_reduce(found, dist.ReduceOp.MIN, group=self._start)
+        return int(found.item())
+
+
+def _meet(path: Path, size: int) -> dist.Store:
+    store = dist.FileStore(str(path), size)
+    store.set_timeout(timedelta(seconds=_JOIN_TIMEOUT_S))
+    return store

@@ -17,13 +17,15 @@ def _keep(tensor: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class DeviceTables:
     """An adapter in the arena. tile_table: [layers, projections, tiles] int32.
-    scales: [layers, projections] float32.
+    scales: [layers, projections] float32.   number: of this placement among all of the engine's;
+    by it ranks that share a model speak of the same one.
     """
 
     digest: str
     base_revision: str
     tile_table: torch.Tensor
     scales: torch.Tensor
+    number: int = 0
 
     @property
     def num_pairs(self) -> int:

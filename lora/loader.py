@@ -11,9 +11,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 
@@ -22,10 +22,30 @@ from lora.device import Device
 from lora.disk_cache import packed_path
 from lora.errors import AdapterError, Failure
 from lora.fetch_client import FetchClient
-from lora.host import PackedAdapter, open_packed, read_packed
+from lora.filling import SlabFiller
+from lora.host import PackedAdapter
 from lora.loads import Loaded
 from lora.packed import PackedForm
+from lora.shard import Shard
 from registry.ref import AdapterRef
+
+
+class OtherRanks(Protocol):
+    """Those that share the model with this one: an adapter is there when all have their shard.
+
+    size: how many ranks there are, with this one. What either raises ends the engine: a rank is
+    gone, or does not answer.
+    """
+
+    size: int
+
+    def begin_placing(self, digest: str, slabs: list[int]) -> int:
+        """Have them read their shards into these slabs of theirs; the placement's number."""
+        ...
+
+    def end_placing(self, number: int) -> Failure | None:
+        """Wait for all of them; what the first of them failed by."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +60,7 @@ class ThreadLoader:
 
     cache_dir: the fetcher's.   fetcher: its socket.   timeout_s: of one fetch.
     arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
+    others: ranks that share the model, if there are several; this is the first.
     """
 
     def __init__(
@@ -50,12 +71,14 @@ class ThreadLoader:
         arena: torch.Tensor,
         *,
         device: Device | None = None,
+        others: OtherRanks | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         self.cache_dir = cache_dir
         self.form = form
-        self.arena = arena
-        self._copies = None if device is None else _Copies(device)
+        self._others = others
+        shard = Shard(0, others.size if others else 1)
+        self._filler = SlabFiller(form, arena, device, shard)
         self._done: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
         self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
@@ -117,7 +140,7 @@ class ThreadLoader:
         started = time.monotonic()
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
-            packed = self._read(path, ref.digest)
+            packed = self._filler.read(path, ref.digest)
             with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
                 os.utime(path)  # the fetcher evicts what is used less first
         except FileNotFoundError as error:
@@ -131,12 +154,6 @@ class ThreadLoader:
         seconds = time.monotonic() - started
         return Loaded(ref.object_key, "host", packed, seconds=seconds, size_bytes=packed.host_bytes)
 
-    def _read(self, path: Path, digest: str) -> PackedAdapter:
-        """Into host memory, where the arena is somewhere else."""
-        if self._copies is not None:
-            return read_packed(path, digest, self.form, self._copies.device.pinned)
-        return open_packed(path, digest, self.form)
-
     def _place(self, placing: _Placing) -> Loaded:
         started = time.monotonic()
         ref, packed, slabs = placing.ref, placing.packed, placing.slabs
@@ -147,7 +164,8 @@ class ThreadLoader:
         except FileNotFoundError as error:
             return _failed(ref, "device", Failure("evicted", str(error)))
         except AdapterError as error:
-            packed.path.unlink(missing_ok=True)
+            if error.failure.kind == "lost":
+                packed.path.unlink(missing_ok=True)
             return _failed(ref, "device", error.failure)
         except OSError as error:
             return _failed(ref, "device", Failure("unavailable", str(error)))
@@ -157,40 +175,17 @@ class ThreadLoader:
         )
 
     def _fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
-        """The adapter in these slabs, all of it: steps may use it from now on."""
-        layout, copies = self.form.layout, self._copies
-        if copies is None:
-            packed.copy_to(self.arena, slabs)
-            return DeviceTables.of(packed, layout, slabs, self.arena)
-        packed.copy_to(self.arena, slabs, copies.begin)
-        tables = DeviceTables.of(packed, layout, slabs, self.arena, copies.begin_new)
-        copies.finish()
-        return tables
-
-
-class _Copies:
-    """From host memory to the device, on a stream of their own beside the steps."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self._stream = device.stream()
-        self._sources: list[torch.Tensor] = []
-
-    def begin(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.device.copy(self._stream, target, source)
-
-    def begin_new(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy of `source` in device memory of its own."""
-        pinned = self.device.pinned(*source.shape, dtype=source.dtype).copy_(source)
-        target = torch.empty_like(source, device=self.device.torch_device)
-        self._sources.append(pinned)
-        self.begin(target, pinned)
-        return target
-
-    def finish(self) -> None:
-        """Wait for all of them."""
-        self.device.synchronize(self.device.record(self._stream))
-        self._sources.clear()
+        """As SlabFiller's, on every rank."""
+        if self._others is None:
+            return self._filler.fill(packed, slabs)
+        number = self._others.begin_placing(packed.digest, slabs)
+        try:
+            tables = self._filler.fill(packed, slabs)
+        finally:
+            failure = self._others.end_placing(number)
+        if failure is not None:
+            raise AdapterError(failure.kind, failure.error)
+        return replace(tables, number=number)
 
 
 def _failed(ref: AdapterRef, stage: Literal["host", "device"], failure: Failure) -> Loaded:

@@ -12,27 +12,32 @@ from engine.cpu.runner import ModelRunner
 from engine.errors import UnsupportedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.ranks import Ranks
 from engine.segments import Tables
-from engine.weights import StoredWeights, give_back_memory
+from engine.weights import ShardedWeights, StoredWeights, give_back_memory
 from kernels.cpu.errors import Unavailable
 from lora.packed import PackedForm
 
 
-def cpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedForm) -> Backend:
-    """Raises UnsupportedModel."""
+def cpu_backend(
+    config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None = None
+) -> Backend:
+    """ranks: see Decoder. Raises UnsupportedModel."""
     assert config.arena_bytes is not None, "not resolved yet"
     assert config.max_model_len is not None, "not resolved yet"
     dtype: torch.dtype = getattr(torch, config.dtype)
     layout = form.layout
-    shape = attention_shape(model_config, layout.block_size, config.max_model_len, dtype)
-    weights = StoredWeights(Path(config.model_dir), dtype)
-    kernels = choose_kernels(config, model_config, shape)
+    own = model_config.shard(layout.num_shards)
+    shape = attention_shape(own, layout.block_size, config.max_model_len, dtype)
+    kernels = choose_kernels(config, own, shape)
+    stored = StoredWeights(Path(config.model_dir), dtype)
+    weights = ShardedWeights(stored, ranks.shard) if ranks else stored
     try:
-        model = Decoder(model_config, weights, kernels)
+        model = Decoder(model_config, weights, kernels, ranks)
     except Unavailable as reason:  # of a shape that the self-check did not have, the head's
         raise UnsupportedModel(str(reason)) from None
     give_back_memory()
-    num_slabs = config.arena_bytes // layout.slab_bytes
+    num_slabs = config.arena_bytes // layout.slab_bytes  # on every rank as many
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> ModelRunner:

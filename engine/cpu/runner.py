@@ -62,14 +62,23 @@ class ModelRunner:
             slab, slot = self.arena[transfer.block_id], self.swap[transfer.slot]
             source, target = (slab, slot) if transfer.is_out else (slot, slab)
             target.copy_(source)
-        self._finished.append(self._compute(batch) if batch.rows else StepTokens(()))
+        self._finished.append(self._compute(batch) if batch.rows else self._only_copied())
 
     def collect(self) -> StepTokens:
         """See engine.core.Runner."""
         return self._finished.popleft()
 
+    def _only_copied(self) -> StepTokens:
+        if self.model.ranks is not None:
+            # The step has finished when every rank has copied: then its slabs are used again.
+            self.model.ranks.all_reduce(torch.zeros(1))
+        return StepTokens(())
+
     def _compute(self, batch: Batch) -> StepTokens:
         inputs = self.inputs.build(batch)
+        if self.model.lm_head is None:
+            self.model.hidden(inputs)
+            return StepTokens(())  # the first rank chooses
         logits, is_finite = self.model.forward(inputs)
         due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
         tokens, logprobs = choose(logits, [batch.rows[i] for i in due])

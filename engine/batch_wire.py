@@ -1,0 +1,122 @@
+"""A step as one row of numbers, for the ranks that only compute it.
+
+    step, counts of adapters, rows and transfers
+    adapter    number of its placement, digest (4)
+    row        request, index, start, adapter's place in the list or -1, adapter_start, samples,
+               counts of tokens and blocks, tokens, blocks
+    transfer   block_id, slot, is_out
+
+Strings do not travel: a request is a number for as long as it is in every step, an adapter the
+number that all ranks were given when it was placed.
+"""
+
+import struct
+from collections.abc import Sequence
+from itertools import count
+
+from engine.batch import Batch, ScheduledRow, Transfer
+from engine.messages import SamplingParams
+from engine.segments import Tables
+
+_CHOSEN = SamplingParams(max_tokens=1)
+"""Of a row whose token the first rank chooses; how is nothing to the others."""
+
+_DIGEST = struct.Struct("<4q")
+
+
+class BatchEncoder:
+    """Of the first rank.   tables: of adapters in its arena, by key."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._requests: dict[str, int] = {}
+        self._next_request = count(1)
+
+    def encode(self, batch: Batch) -> list[int]:
+        digests = {r.adapter_key: r.adapter_digest for r in batch.rows if r.adapter_key}
+        places = {key: place for place, key in enumerate(digests)}
+        self._number_requests(batch)
+        numbers = [batch.step, len(digests), len(batch.rows), len(batch.transfers)]
+        for key, digest in digests.items():
+            assert digest is not None, "an adapter without a name"
+            numbers += [self._tables(key)[1].number, *digest_numbers(digest)]
+        for row in batch.rows:
+            place = places[row.adapter_key] if row.adapter_key else -1
+            numbers += [
+                self._requests[row.request_id], row.index, row.start, place, row.adapter_start,
+                int(row.sampling is not None), len(row.token_ids), len(row.block_ids),
+                *row.token_ids, *row.block_ids,
+            ]  # fmt: skip
+        for transfer in batch.transfers:
+            numbers += [transfer.block_id, transfer.slot, int(transfer.is_out)]
+        return numbers
+
+    def _number_requests(self, batch: Batch) -> None:
+        if not batch.rows:
+            return
+        # A step looks back to the rows before it, and no further.
+        known = self._requests
+        self._requests = {}
+        for row in batch.rows:
+            if row.request_id not in self._requests:
+                number = known.get(row.request_id) or next(self._next_request)
+                self._requests[row.request_id] = number
+
+
+def decode(numbers: Sequence[int]) -> Batch:
+    """What another rank computes. An adapter's key and generation are its placement's number."""
+    return _Reader(numbers).batch()
+
+
+def digest_numbers(digest: str) -> tuple[int, ...]:
+    return _DIGEST.unpack(bytes.fromhex(digest))
+
+
+def digest_of(numbers: Sequence[int]) -> str:
+    return _DIGEST.pack(*numbers).hex()
+
+
+class _Reader:
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self._numbers = numbers
+        self._at = 0
+
+    def batch(self) -> Batch:
+        step, num_adapters, num_rows, num_transfers = self._take(4)
+        adapters = [self._adapter() for _ in range(num_adapters)]
+        rows = tuple(self._row(adapters) for _ in range(num_rows))
+        transfers = tuple(self._transfer() for _ in range(num_transfers))
+        assert self._at == len(self._numbers), "more than a step"
+        return Batch(step, rows, transfers)
+
+    def _take(self, size: int) -> Sequence[int]:
+        taken = self._numbers[self._at : self._at + size]
+        assert len(taken) == size, "less than a step"
+        self._at += size
+        return taken
+
+    def _adapter(self) -> tuple[int, str]:
+        number, *digest = self._take(5)
+        return number, digest_of(digest)
+
+    def _row(self, adapters: Sequence[tuple[int, str]]) -> ScheduledRow:
+        request, index, start, place, adapter_start, samples, num_tokens, num_blocks = self._take(8)
+        number, digest = adapters[place] if place >= 0 else (0, None)
+        return ScheduledRow(
+            request_id=str(request),
+            index=index,
+            token_ids=tuple(self._take(num_tokens)),
+            start=start,
+            block_ids=tuple(self._take(num_blocks)),
+            adapter_key=str(number) if place >= 0 else None,
+            adapter_digest=digest,
+            adapter_generation=number,
+            adapter_start=adapter_start,
+            sampling=_CHOSEN if samples else None,
+            seed=0,
+            num_output_tokens=0,
+        )
+
+    def _transfer(self) -> Transfer:
+        block_id, slot, is_out = self._take(3)
+        return Transfer(block_id, slot, bool(is_out))

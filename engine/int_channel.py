@@ -1,0 +1,65 @@
+"""Rows of 64-bit numbers between two processes, over a socket that nobody else has."""
+
+import socket
+from array import array
+from collections.abc import Sequence
+
+MAX_NUMBERS = 1 << 24
+"""Of one row: 128 MB. A step of 2,048 tokens over long contexts has some 100,000."""
+
+_LENGTH_BYTES = 8
+_SEND_TIMEOUT_S = 60.0
+"""Until the other process takes what is under way."""
+
+
+class ChannelClosed(Exception):
+    """The other end is gone."""
+
+
+class IntChannel:
+    """One end, for one thread. Rows arrive whole and in order."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    @classmethod
+    def pair(cls) -> tuple["IntChannel", socket.socket]:
+        """This end, and the other one to hand to a child."""
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(here), there
+
+    def send(self, numbers: Sequence[int]) -> None:
+        """Raises ChannelClosed."""
+        assert len(numbers) <= MAX_NUMBERS, f"a row of {len(numbers)} numbers"
+        data = array("q", numbers).tobytes()
+        self._connection.settimeout(_SEND_TIMEOUT_S)
+        try:
+            self._connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+        except OSError as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self, timeout_s: float | None = None) -> "array[int]":
+        """The next row. timeout_s: how long it may take to come; without one, it is waited for.
+
+        Raises ChannelClosed, also when it does not come in time.
+        """
+        self._connection.settimeout(timeout_s)
+        size = int.from_bytes(self._read(_LENGTH_BYTES), "little")
+        if size > MAX_NUMBERS * 8:
+            raise ChannelClosed(f"a row of {size} bytes")
+        numbers = array("q")
+        numbers.frombytes(self._read(size))
+        return numbers
+
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        view, filled = memoryview(data), 0
+        while filled < size:
+            try:
+                count = self._connection.recv_into(view[filled:])
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not count:
+                raise ChannelClosed("the other process has ended")
+            filled += count
+        return data

@@ -1,0 +1,137 @@
+"""`python -m engine.rank_process CONFIG INDEX STEPS PLACEMENTS`: a rank of a model, not the first.
+
+It computes the steps that the first rank sends, and reads its shards of adapters into the slabs
+that the first rank names. It decides nothing, and lives as long as the first rank does.
+
+STEPS, PLACEMENTS: descriptors of its ends of two channels; see engine.rank_group.
+"""
+
+import json
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from array import array
+from pathlib import Path
+
+import torch
+
+from engine.batch_wire import decode, digest_of
+from engine.build import build_rank
+from engine.config import EngineConfig
+from engine.errors import UnsupportedModel
+from engine.int_channel import ChannelClosed, IntChannel
+from engine.rank_group import FAILURES, PLACED
+from engine.ranks import TorchRanks
+from lora.batch import DeviceTables
+from lora.disk_cache import packed_path
+from lora.errors import AdapterError
+from lora.filling import SlabFiller
+from lora.shard import Shard
+
+logger = logging.getLogger(__name__)
+
+
+class PlacedAdapters:
+    """Adapters in this rank's arena, by their placements' numbers.
+
+    One is forgotten when another placement takes one of its slabs, so there are never more of them
+    than slabs.
+    """
+
+    def __init__(self, filler: SlabFiller, cache_dir: Path) -> None:
+        self._filler = filler
+        self._cache_dir = cache_dir
+        self._tables: dict[str, DeviceTables] = {}
+        self._owners: dict[int, str] = {}
+
+    def tables(self, key: str) -> tuple[int, DeviceTables]:
+        """See engine.segments.Tables: the key and the generation are the placement's number."""
+        return int(key), self._tables[key]
+
+    def place(self, number: int, digest: str, slabs: list[int]) -> int:
+        """PLACED, or which of FAILURES."""
+        for slab in slabs:
+            self._tables.pop(self._owners.pop(slab, ""), None)
+        form = self._filler.form
+        try:
+            packed = self._filler.read(packed_path(self._cache_dir, digest, form.form_id), digest)
+            tables = self._filler.fill(packed, slabs)
+        except FileNotFoundError:
+            kind = "evicted"
+        except AdapterError as error:
+            logger.warning("%s", error)
+            kind = "lost"
+        except (OSError, MemoryError, RuntimeError) as error:
+            # RuntimeError is what torch raises when there is no memory.
+            logger.warning("%s", error)
+            kind = "unavailable"
+        else:
+            self._owners |= dict.fromkeys(slabs, str(number))
+            self._tables[str(number)] = tables
+            return PLACED
+        return next(code for code, failure in enumerate(FAILURES) if failure.kind == kind)
+
+
+def main() -> None:
+    config_path, index = Path(sys.argv[1]), int(sys.argv[2])
+    steps, placements = (IntChannel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
+    logging.basicConfig(level=logging.INFO, format=f"engine, rank {index}: %(message)s")
+    # The first rank is told to leave, and lets its requests end: until then it needs this one.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    orders: queue.SimpleQueue[array[int]] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(placements, orders), daemon=True).start()
+    config = EngineConfig(**json.loads(config_path.read_text()))
+    torch.set_num_threads(config.threads)
+    shard = Shard(index, config.tensor_parallel_size)
+    try:
+        ranks = TorchRanks(shard, config_path.parent / "store", config.device)
+        rank = build_rank(config, ranks)
+    except UnsupportedModel as error:
+        logger.error("%s", error)
+        sys.exit(os.EX_CONFIG)
+    adapters = PlacedAdapters(rank.filler, Path(config.adapter_cache_dir))
+    threading.Thread(target=_place, args=(adapters, orders, placements), daemon=True).start()
+    runner = rank.make_runner(adapters.tables)
+    num_under_way = 0
+    while True:
+        try:
+            numbers = steps.receive()
+        except ChannelClosed:
+            os._exit(os.EX_OK)
+        runner.launch(decode(numbers))
+        num_under_way += 1
+        if num_under_way > runner.lag:
+            runner.collect()
+            num_under_way -= 1
+
+
+def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") -> None:
+    """Placements in line. Whatever this process is doing, it ends when the first rank does."""
+    while True:
+        try:
+            orders.put(placements.receive())
+        except ChannelClosed:
+            os._exit(os.EX_OK)
+
+
+def _place(
+    adapters: PlacedAdapters, orders: "queue.SimpleQueue[array[int]]", placements: IntChannel
+) -> None:
+    """Beside the steps, so that nobody waits for another's cold start."""
+    while True:
+        number, d0, d1, d2, d3, *slabs = orders.get()
+        try:
+            answer = adapters.place(number, digest_of((d0, d1, d2, d3)), slabs)
+            placements.send([number, answer])
+        except BaseException:
+            logger.exception("an adapter's placement")
+            os._exit(os.EX_SOFTWARE)
+
+
+if __name__ == "__main__":
+    main()
