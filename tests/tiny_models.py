@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from lora.disk_cache import packed_path
 from lora.host import PackedAdapter, read_packed
 from lora.packed import PackedForm
 from lora.packing import pack
@@ -149,7 +150,7 @@ def packed_adapter(
     """A canonical object, packed for an arena and read as the engine reads it."""
     digest = hashlib.sha256(data).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
-    source, target = folder / digest, folder / f"{digest}.packed"
+    source, target = folder / digest, packed_path(folder, digest, form.form_id)
     source.write_bytes(data)
     with target.open("wb") as file:
         pack(source, digest, form, file)

@@ -1,6 +1,7 @@
 """An engine core around a real model, and adapters without files or threads, for tests."""
 
 import hashlib
+from dataclasses import replace
 
 import torch
 
@@ -21,30 +22,41 @@ from lora.layout import Layout
 from lora.loads import Loaded
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
+from lora.shard import Shard
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.cpu_decoder import make_decoder
 from tests.engine.fakes import FakeLoader
 from tests.engine.late_runner import LateRunner
+from tests.engine.rank_team import RankTeam
 from tests.tiny_models import canonical_bytes, packed_adapter
 
 CPU = torch.device("cpu")
 
 
 class MemoryLoader(FakeLoader):
-    """Packs and places for real, from objects in memory, all at once."""
+    """Packs and places for real, from objects in memory, all at once.
 
-    def __init__(self, form, slabs, objects, folder):
+    others: see lora.loader.ThreadLoader.
+    """
+
+    def __init__(self, form, slabs, objects, folder, others=None):
         super().__init__()
         self.form, self.slabs_memory, self.objects, self.folder = form, slabs, objects, folder
+        self.others = others
 
     def load(self, ref):
-        packed = packed_adapter(self.objects[ref.digest], self.form, self.folder)
+        shard = Shard(0, self.form.layout.num_shards)
+        packed = packed_adapter(self.objects[ref.digest], self.form, self.folder, shard)
         self.done.append(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref, packed, slabs):
         packed.copy_to(self.slabs_memory, slabs)
         tables = DeviceTables.of(packed, self.form.layout, slabs, self.slabs_memory)
+        if self.others:
+            number = self.others.begin_placing(packed.digest, slabs)
+            assert self.others.end_placing(number) is None
+            tables = replace(tables, number=number)
         self.done.append(Loaded(ref.object_key, "device", tables))
 
 
@@ -59,14 +71,16 @@ def build_core(
     lag=0,
     make_backend=None,
     make_kernels=PlainKernels,
+    num_ranks=1,
 ):
     """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits.
 
     make_kernels: of an AttentionShape.
     make_backend: as tests.engine.gpu.backends.fake_backend, to run on that.
+    num_ranks: that share the model, as threads.
     """
     config = DecoderConfig.parse(load_config(model_dir))
-    layout = Layout.of(config.shape, itemsize=4)
+    layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
     weights = dict(StoredWeights(model_dir, torch.float32))
@@ -80,7 +94,13 @@ def build_core(
             arena_bytes=num_slabs * layout.slab_bytes,
         )
         slabs = backend.slabs
-    loader = MemoryLoader(form, slabs, objects, directory / "packed")
+    directory.mkdir(exist_ok=True)
+    team = None
+    if num_ranks > 1:
+        packed = directory / "packed"
+        team = RankTeam(config, model_dir, form, num_slabs, num_swap_slots, make_kernels, packed)
+        slabs = team.arenas[0]
+    loader = MemoryLoader(form, slabs, objects, directory / "packed", team)
     adapters = AdapterManager(Arena(num_slabs), loader)
     limits = SchedulerConfig(
         max_model_len=256,
@@ -92,12 +112,14 @@ def build_core(
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
     scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0], swap)
-    directory.mkdir(exist_ok=True)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
     reference = MergedModel(StoredWeights(model_dir, torch.float32), config)
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
+        return EngineCore(scheduler, runner, journal, reference, precision=0.005)
+    if team:
+        runner = team.lead(adapters.tables, meter)
         return EngineCore(scheduler, runner, journal, reference, precision=0.005)
     model = make_decoder(config, weights, form, 256, make_kernels)
     late = LateRunner(adapters)

@@ -73,11 +73,17 @@ def run(core, messages, aborted, chance):
 
 
 WAYS = [(0, "recompute"), (40, "swap")]
-RUNNERS = {"cpu": {}, "cpu, late": {"lag": 1}, "device": {"make_backend": fake_backend}}
+RUNNERS = {
+    "cpu": {},
+    "cpu, late": {"lag": 1},
+    "device": {"make_backend": fake_backend},
+    "two ranks": {"num_ranks": 2},
+}
 KERNELS = {
     "C": {"make_kernels": kernels_of("native")},
     "numba": {"make_kernels": kernels_of("numba")},
     "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
+    "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2},
 }
 CASES = [
     *((runner, slots, f"{name}, {way}") for name, runner in RUNNERS.items() for slots, way in WAYS),

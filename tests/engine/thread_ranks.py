@@ -32,6 +32,10 @@ class ThreadRanks:
     def least(self, value):
         return min(self._exchange(value))
 
+    def leave(self):
+        """The others fail from now on, instead of waiting for this one."""
+        self._barrier.abort()
+
     def _exchange(self, value):
         self._board[self.shard.index] = value
         self._barrier.wait(_TIMEOUT_S)
@@ -49,7 +53,7 @@ def on_all(group, work):
             results[ranks.shard.index] = work(ranks)
         except BaseException as error:
             errors.append(error)
-            ranks._barrier.abort()
+            ranks.leave()
 
     threads = [
         threading.Thread(target=run, args=(ranks,), name=f"rank {ranks.shard.index}")
