@@ -1,10 +1,10 @@
-"""What other gateways did to adapters, told to this gateway's engine within half a second.
+"""What other gateways did to adapters, told to this gateway's engines within half a second.
 
 Only for warmth: what a name means is read from the database at every request.
 
     an alias moved            Prefetch, on behalf of the adapter's tenant
-    a pin came, went, moved   PinAdapters with all pins in force; for every start of an engine, and
-                              once a minute, too
+    a pin came, went, moved   PinAdapters with all pins in force; when engines come and go, and once
+                              a minute, too
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def watch(gateway: Gateway) -> None:
 
 
 class AdapterWatch:
-    """Reads the events of all gateways, and tells one engine. clock: Unix milliseconds."""
+    """Reads the events of all gateways, and tells the engines. clock: Unix milliseconds."""
 
     def __init__(
         self,
@@ -54,7 +54,9 @@ class AdapterWatch:
         self._base_revision = base_revision
         self._clock = clock
         self._tail: EventTail | None = None
-        self._told: Welcome | None = None  # whom, of all pins; None where somebody has to be told
+        self._told: tuple[
+            Welcome, ...
+        ] = ()  # whom, of all pins; none where somebody has to be told
         self._cleaned_at_ms = 0
         self._is_failing = False
 
@@ -76,7 +78,7 @@ class AdapterWatch:
         events = await self._database.read(self._tail.read)
         await self._clean_up()
         if any(event.kind in _CHANGES_PINS for event in events):
-            self._told = None
+            self._told = ()
         await self._tell_pins()
         await self._prefetch(events)
         self._tail.take(events, self._clock())
@@ -86,16 +88,16 @@ class AdapterWatch:
         if self._clock() >= self._cleaned_at_ms + _MINUTE_MS:
             await self._database.write(lambda conn: prune_events(conn, self._clock()))
             self._cleaned_at_ms = self._clock()
-            self._told = None
+            self._told = ()
 
     async def _tell_pins(self) -> None:
-        # An engine that is not there would not hear it.
-        welcome = self._engines.welcome if self._engines.is_ready else None
-        if welcome is None or welcome == self._told:
+        # Who is not there would not hear it.
+        welcomes = self._engines.welcomes
+        if not welcomes or welcomes == self._told:
             return
         refs = await self._database.read(lambda conn: pins.pins_in_force(conn, self._base_revision))
         await self._engines.pin(refs)
-        self._told = welcome
+        self._told = welcomes
 
     async def _prefetch(self, events: Sequence[Event]) -> None:
         """The versions that names came to mean, each once."""

@@ -1,6 +1,6 @@
 """A request before the engine: everything that may still refuse it, in order.
 
-    load -> resolve -> tokenize -> limits -> prefetch -> budget and hold
+    load -> resolve -> tokenize -> route -> limits -> prefetch -> budget and hold
 
 Everything up to the hold is free to fail, and nothing stays charged. What follows is in
 `server.generation`.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
+from engine.errors import EngineDeadError
 from engine.messages import AddRequest
 from registry.ref import AdapterRef
 from server import errors, prompts
@@ -87,10 +88,10 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
         weight=identity.weight,
         priority=asked.priority,
     )
-    running = _running(gateway, message)
+    running = _running(gateway, message, _route(gateway, message))
     gateway.load.add(running)
     try:
-        message, grant = await _pay(gateway, identity, asked, message, resolved)
+        message, grant = await _pay(gateway, identity, asked, message, resolved, running.engine)
     except BaseException:
         gateway.load.remove(running)
         raise
@@ -126,20 +127,34 @@ async def _resolve(
     return await gateway.database.read(read)
 
 
-def _running(gateway: Gateway, message: AddRequest) -> RunningRequest:
+def _route(gateway: Gateway, message: AddRequest) -> str:
+    """The name of the engine to take it."""
+    try:
+        return gateway.engines.route(message)
+    except EngineDeadError:
+        raise errors.engine_unavailable() from None
+
+
+def _running(gateway: Gateway, message: AddRequest, engine: str) -> RunningRequest:
     adapter = message.adapter
-    where = gateway.engines.residency(adapter.object_key) if adapter else None
+    where = gateway.engines.residency(adapter.object_key, engine) if adapter else None
     return RunningRequest(
         request_id=message.request_id,
         tenant_id=message.tenant_id,
         num_answers=message.sampling_params.n,
         wanted_tokens=message.token_lease,
         is_cold=adapter is not None and (where is None or where.tier != "device"),
+        engine=engine,
     )
 
 
 async def _pay(
-    gateway: Gateway, identity: Identity, asked: Asked, message: AddRequest, resolved: _Resolved
+    gateway: Gateway,
+    identity: Identity,
+    asked: Asked,
+    message: AddRequest,
+    resolved: _Resolved,
+    engine: str,
 ) -> tuple[AddRequest, Grant]:
     """Charge every limit, then the budget and the hold in one transaction; or nothing of it.
 
@@ -154,8 +169,9 @@ async def _pay(
         )
         try:
             if message.adapter:
-                await gateway.engines.prefetch(identity.tenant_id, message.adapter)
-            return await _hold(gateway, identity, asked, message, resolved.price, grant), grant
+                await gateway.engines.prefetch(identity.tenant_id, message.adapter, engine)
+            price = resolved.price
+            return await _hold(gateway, identity, asked, message, price, grant, engine), grant
         except StaleEpoch:
             gateway.limiter.settle(grant, None)
             await gateway.limiter.refresh()
@@ -163,6 +179,14 @@ async def _pay(
             gateway.limiter.settle(grant, None)
             raise
     raise errors.overloaded()
+
+
+def _engine_id(gateway: Gateway, engine: str) -> str:
+    """Whose journal will have it."""
+    try:
+        return gateway.engines.engine_id(engine)
+    except EngineDeadError:
+        raise errors.engine_unavailable() from None
 
 
 def _expected_tokens(gateway: Gateway, asked: Asked, message: AddRequest) -> int:
@@ -179,13 +203,14 @@ async def _hold(
     message: AddRequest,
     price: Price,
     grant: Grant,
+    engine: str,
 ) -> AddRequest:
     """One durable row before the engine hears of it; the message, with the lease that it covers.
 
     Raises ApiError, StaleEpoch.
     """
     num_prompt_tokens, now = len(message.prompt_token_ids), now_ms()
-    adapter = message.adapter
+    adapter, engine_id = message.adapter, _engine_id(gateway, engine)
 
     def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
         try:
@@ -213,7 +238,7 @@ async def _hold(
             amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
             num_prompt_tokens=num_prompt_tokens,
             token_lease=lease,
-            engine_id=gateway.engines.engine_ids()[0],
+            engine_id=engine_id,
             created_at_ms=now,
             expires_at_ms=now + int(message.deadline_s * 1000) + _HOLD_SLACK_MS,
             adapter_id=adapter.adapter_id if adapter else None,

@@ -40,7 +40,9 @@ from server.limiter.redis_states import RedisStates
 from server.limiter.rules import SEAT_SLACK_S, Limiter
 from server.limiter.shared import SharedLimiter
 from server.load import Load
+from server.membership import Membership
 from server.metrics import Metrics
+from server.pool_keys import PoolKeys
 from server.price_tags import PriceTags
 from server.proving import Prover
 from server.recordings import Recorder
@@ -73,7 +75,9 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     leases = Leases(database)
     running = Running()
     token_leases = TokenLeases(database, running)
-    engines, settler = _engines(data_dir, database, signer, leases, token_leases)
+    engines, settler = _engines(
+        data_dir, secrets, base.base_revision, running, database, signer, leases, token_leases
+    )
     metrics = Metrics(engines, settler)
     auditor = Auditor(database, settler, metrics)
     failures = Failures(database, signer)
@@ -83,7 +87,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     )
     load = Load(
         running,
-        max_queued=settings.max_waiting,
+        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
         max_wait_s=settings.first_token_timeout_s,
         default_share=settings.max_queue_share,
     )
@@ -142,7 +146,14 @@ def _registry_limits(settings: Settings) -> RegistryLimits:
 
 
 def _engines(
-    data_dir: Path, database: Database, signer: Signer, leases: Leases, token_leases: TokenLeases
+    data_dir: Path,
+    secrets: Secrets,
+    base_revision: str,
+    running: Running,
+    database: Database,
+    signer: Signer,
+    leases: Leases,
+    token_leases: TokenLeases,
 ) -> tuple[Engines, Settler]:
     """They know each other: an end wakes the settler, which reads the engines' journals."""
 
@@ -152,7 +163,10 @@ def _engines(
     def extend_lease(low: LeaseLow) -> None:
         token_leases.extend_soon(engines, low)
 
-    engines = Engines(data_dir / "engine" / "engine.sock", settle_soon, extend_lease)
+    client_key = PoolKeys.of(secrets).gateway.secret
+    engines = Engines(
+        Membership(data_dir), client_key, base_revision, running, settle_soon, extend_lease
+    )
     settler = Settler(database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids)
     return engines, settler
 

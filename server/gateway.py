@@ -14,6 +14,7 @@ from server.database import Database
 from server.drain import Drain
 from server.engines import Engines
 from server.failures import Failures
+from server.first_tokens import FirstTokens
 from server.idempotency import IdempotencyKeys
 from server.identities import Identities
 from server.leases import Leases
@@ -74,6 +75,7 @@ class Gateway:
     admin_key: AdminKey
     work_dir: Path
     spool: Spool = field(default_factory=Spool)
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
     key_uses: dict[str, int] = field(default_factory=dict)
 
@@ -84,6 +86,5 @@ class Gateway:
 
     @property
     def max_model_len(self) -> int:
-        """Of the engine once it is there; until then nothing is tokenized for it."""
-        welcome = self.engines.welcome
-        return welcome.max_model_len if welcome else 0
+        """Of the engines once they are there; until then nothing is tokenized for them."""
+        return self.engines.max_model_len

@@ -15,11 +15,11 @@ from server import answers, errors, logs, outcomes, prompts
 from server.admission import Admitted
 from server.answers import Choice, Part
 from server.clock import now_ms
-from server.engines import Quarantined
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.holds import void_refused
 from server.openai import CompletionRequest
+from server.quarantine import Quarantined
 from server.rating import rated_amounts
 from server.tokenizer import Detokenizer
 
@@ -31,7 +31,7 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
     try:
         async with (
             _unpaid_if_broken(gateway, admitted),
-            aclosing(gateway.engines.generate(message)) as stream,
+            aclosing(gateway.engines.generate(message, admitted.running.engine)) as stream,
         ):
             async for output in stream:
                 used_tokens = _used_tokens(gateway, output)
@@ -42,6 +42,7 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
                     gateway.load.begin(admitted.running)
                     waited_s = time.monotonic() - admitted.arrived_at
                     gateway.metrics.time_to_first_token.observe(waited_s)
+                    gateway.first_tokens.note(waited_s)
                 if output.is_last:
                     _learn(gateway, admitted, output)
                     logs.note(

@@ -24,16 +24,16 @@ _PATIENCE_OF_BATCH = 0.5
 class Load:
     """What runs and waits here, and whether there is room for one more.
 
-    max_queued: requests of all tenants without a first token.   max_wait_s: the first-token
-    timeout: who would wait longer is refused instead.   default_share: of max_queued, for a tenant
-    that has no other.
+    max_queued: requests of all tenants without a first token, at the engines that there are now.
+    max_wait_s: the first-token timeout: who would wait longer is refused instead.   default_share:
+    of max_queued, for a tenant that has no other.
     """
 
     def __init__(
         self,
         running: Running,
         *,
-        max_queued: int,
+        max_queued: Callable[[], int],
         max_wait_s: float,
         default_share: float,
         clock: Callable[[], float] = time.monotonic,
@@ -96,7 +96,7 @@ class Load:
 
     def _share_of(self, identity: Identity) -> int:
         share = identity.max_queue_share or self._default_share
-        return max(1, math.floor(share * self._max_queued))
+        return max(1, math.floor(share * self._max_queued()))
 
     def _pass_time(self) -> None:
         """What is known grows old only while somebody waits: an idle hour says nothing."""

@@ -1,12 +1,13 @@
-"""Figures for Prometheus: counted here, or read off the engine's last heartbeat when asked."""
+"""Figures for Prometheus: counted here, or read off the engines' last heartbeats when asked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.messages import TierStats
+from engine.messages import EngineStats
 from registry.proof import Proof
 from server.audit.report import Report
 from server.engines import Engines
@@ -55,29 +56,35 @@ _TIER_GAUGES = {
 
 
 class _EngineCollector(Collector):
-    """The engine's figures of a quarter of a second ago; none while it is away."""
+    """The engines' figures of a quarter of a second ago, by name; of one that is away, none."""
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._engines = engines
         self._settler = settler
 
     def collect(self) -> Iterator[Metric]:
-        ready = float(self._engines.is_ready)
-        yield GaugeMetricFamily("chorale_engine_ready", "1 while the engine serves", ready)
+        figures = self._engines.figures()
+        ready = GaugeMetricFamily("chorale_engine_ready", "1 while it serves", labels=["engine"])
+        for engine in figures:
+            ready.add_metric([engine.name], float(engine.state == "ready"))
+        yield ready
         yield CounterMetricFamily(
             "chorale_engine_deaths", "Engines lost since start", self._engines.num_deaths
         )
-        for lag in self._settler.lags.values():
-            behind = lag.last_seq - lag.settled_seq
-            yield GaugeMetricFamily("chorale_settler_lag_records", "Unposted records", behind)
-        stats = self._engines.stats
-        if stats is None or not ready:
-            return
+        lags = GaugeMetricFamily(
+            "chorale_settler_lag_records", "Unposted records", labels=["engine_id"]
+        )
+        for engine_id, lag in self._settler.lags.items():
+            lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
+        yield lags
+        stats = {engine.name: engine.stats for engine in figures if engine.stats}
         for name, help_text in _GAUGES.items():
-            yield GaugeMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
+            gauge = GaugeMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
+            yield _of_engines(gauge, name, stats)
         for name, help_text in _COUNTERS.items():
-            yield CounterMetricFamily(f"chorale_{name}", help_text, getattr(stats, name))
-        yield from _tier_families(stats.tiers)
+            counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
+            yield _of_engines(counter, name, stats)
+        yield from _tier_families(stats)
 
 
 class Metrics:
@@ -143,15 +150,28 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-def _tier_families(tiers: Sequence[TierStats]) -> Iterator[Metric]:
-    """Every figure of a tier as one family, labelled with the tier's name."""
+_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+def _of_engines(family: _Family, name: str, stats: Mapping[str, EngineStats]) -> _Family:
+    for engine, found in stats.items():
+        family.add_metric([engine], getattr(found, name))
+    return family
+
+
+def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """Every figure of a tier as one family, labelled with the engine's and the tier's names."""
+    labels = ["engine", "tier"]
     for name, help_text in _TIER_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=["tier"])
-        for tier in tiers:
-            counter.add_metric([tier.tier], getattr(tier, name))
-        yield counter
+        counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)
+        yield _of_tiers(counter, name, stats)
     for name, help_text in _TIER_GAUGES.items():
-        gauge = GaugeMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=["tier"])
-        for tier in tiers:
-            gauge.add_metric([tier.tier], getattr(tier, name))
-        yield gauge
+        gauge = GaugeMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)
+        yield _of_tiers(gauge, name, stats)
+
+
+def _of_tiers(family: _Family, name: str, stats: Mapping[str, EngineStats]) -> _Family:
+    for engine, found in stats.items():
+        for tier in found.tiers:
+            family.add_metric([engine, tier.tier], getattr(tier, name))
+    return family

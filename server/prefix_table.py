@@ -14,7 +14,7 @@ MAX_CHUNKS = 50_000
 
 
 class PrefixTable:
-    """A guess: an engine may have evicted what it computed. `forget` what is known to be wrong."""
+    """A guess: an engine may have evicted what it computed; then it computes it again, once."""
 
     def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
         self._max_chunks = max_chunks
@@ -42,12 +42,6 @@ class PrefixTable:
             self._engines.move_to_end(mark)
         while len(self._engines) > self._max_chunks:
             self._engines.popitem(last=False)
-
-    def forget(self, engine: str, marks: Sequence[bytes]) -> None:
-        """It has evicted them."""
-        for mark in marks:
-            if having := self._engines.get(mark):
-                having.discard(engine)
 
     def forget_engine(self, engine: str) -> None:
         """It starts anew, with an empty cache."""

@@ -11,6 +11,7 @@ class RunningRequest:
 
     wanted_tokens: completion tokens that it may come to, all answers together.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
+    engine: the name of the one that has it.
     is_cancelled: its tenant asked to end it, maybe before the engine had it.
     """
 
@@ -19,6 +20,7 @@ class RunningRequest:
     num_answers: int
     wanted_tokens: int
     is_cold: bool
+    engine: str = ""
     has_begun: bool = False
     is_cancelled: bool = False
 
@@ -30,6 +32,7 @@ class Running:
         self._requests: dict[str, RunningRequest] = {}
         self._waiting: Counter[str] = Counter()
         self._num_queued = 0
+        self._answers: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -41,6 +44,10 @@ class Running:
     def num_queued(self) -> int:
         """Those that wait for their turn; not for an adapter."""
         return self._num_queued
+
+    def num_at(self, engine: str) -> int:
+        """Answers that this engine has to give."""
+        return self._answers[engine]
 
     def num_waiting(self, tenant_id: str) -> int:
         """A tenant's requests without a first token, whatever they wait for."""
@@ -56,6 +63,7 @@ class Running:
 
     def add(self, request: RunningRequest) -> None:
         self._requests[request.request_id] = request
+        self._answers[request.engine] += request.num_answers
         self._count(request, 1)
 
     def begin(self, request: RunningRequest) -> None:
@@ -66,7 +74,12 @@ class Running:
 
     def remove(self, request: RunningRequest) -> None:
         """Its answer has ended, or never began. The second time is nothing."""
-        if self._requests.pop(request.request_id, None) and not request.has_begun:
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        self._answers[request.engine] -= request.num_answers
+        if not self._answers[request.engine]:
+            del self._answers[request.engine]
+        if not request.has_begun:
             self._count(request, -1)
 
     def _count(self, request: RunningRequest, step: int) -> None:

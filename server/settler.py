@@ -98,7 +98,7 @@ class Settler:
 
     @property
     def lags(self) -> dict[str, EngineLag]:
-        """By engine id, of every engine seen since the start."""
+        """By engine id, of every engine that is there."""
         return {engine_id: engine.lag for engine_id, engine in self._engines.items()}
 
     def wake(self) -> None:
@@ -142,7 +142,9 @@ class Settler:
         patient: an engine that failed lately sits some passes out.
         """
         async with self._passing:
-            settled = [self._settle_engine(id, patient) for id in dict.fromkeys(self._engine_ids())]
+            there = dict.fromkeys(self._engine_ids())
+            self._engines = {id: engine for id, engine in self._engines.items() if id in there}
+            settled = [self._settle_engine(id, patient) for id in there]
             is_settled = all(await asyncio.gather(*settled))
         if settled and is_settled:
             self._settled_once.set()

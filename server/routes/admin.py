@@ -13,6 +13,7 @@ from server.bodies import json_body
 from server.budgets import Budget
 from server.clock import now_ms
 from server.deps import GatewayDep
+from server.engines import EngineFigures
 from server.gateway import Gateway
 from server.rating import format_usd
 from server.routes.budgets import Dollars, nanousd
@@ -125,10 +126,37 @@ async def get_usage(
     return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
 
 
+@router.get("/engines")
+async def engines(gateway: GatewayDep) -> dict[str, Any]:
+    """The pool, as this gateway sees it."""
+    data = [_render_engine(figures) for figures in gateway.engines.figures()]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+def _render_engine(figures: EngineFigures) -> dict[str, Any]:
+    """requests_here: answers that this gateway waits for."""
+    welcome, stats = figures.welcome, figures.stats
+    return {
+        "object": "engine",
+        "name": figures.name,
+        "state": figures.state,
+        "engine_id": welcome.engine_id if welcome else None,
+        "starts": welcome.epoch if welcome else 0,
+        "device": welcome.device if welcome else None,
+        "tensor_parallel_size": welcome.tensor_parallel_size if welcome else None,
+        "max_num_seqs": welcome.max_num_seqs if welcome else None,
+        "requests_here": figures.num_own,
+        "figures": dataclasses.asdict(stats) if stats else None,
+    }
+
+
 @router.get("/residency")
 async def residency(gateway: GatewayDep) -> dict[str, Any]:
-    """Where every adapter that the engine knows of is now."""
-    data = [dataclasses.asdict(entry) for entry in gateway.engines.all_residency()]
+    """Where every adapter that an engine knows of is now."""
+    data = [
+        {"engine": name, **dataclasses.asdict(residency)}
+        for name, residency in gateway.engines.all_residency()
+    ]
     return {"object": "list", "data": data, "has_more": False}
 
 

@@ -53,7 +53,7 @@ class Result:
 def furnish(folder: Path) -> None:
     """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    prepare(settings)
+    prepare(settings)()  # who is planned is written down for the gateway
     gateway = assemble(settings, DEMO, AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()

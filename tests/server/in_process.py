@@ -14,6 +14,7 @@ from registry.ref import AdapterRef
 from server.admin_key import AdminKey
 from server.app import create_app
 from server.assembly import assemble
+from server.engines import EngineFigures
 from server.gateway import Gateway
 from server.keys import create_key
 from server.prices import ensure_price
@@ -41,22 +42,36 @@ class FakeEngines:
     prefetched: list[tuple[str, AdapterRef]] = field(default_factory=list)
     pinned: list[tuple[AdapterRef, ...]] = field(default_factory=list)
 
-    def engine_ids(self) -> list[str]:
-        return ["engine-1"]
+    @property
+    def welcomes(self) -> tuple[Welcome, ...]:
+        return (self.welcome,) if self.is_ready and self.welcome else ()
 
-    def residency(self, object_key: str) -> Residency | None:
+    @property
+    def max_model_len(self) -> int:
+        return self.welcome.max_model_len if self.welcome else 0
+
+    def route(self, message: AddRequest) -> str:
+        return "engine"
+
+    def engine_id(self, name: str) -> str:
+        return "engine-1"
+
+    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
         return None
 
-    def all_residency(self) -> list[Residency]:
+    def all_residency(self) -> list[tuple[str, Residency]]:
         return []
 
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+    def figures(self) -> list[EngineFigures]:
+        return []
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
         self.prefetched.append((tenant_id, adapter))
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         self.pinned.append(tuple(adapters))
 
-    async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         self.asked.append(message)
         yield RequestOutput(
             request_id=message.request_id,

@@ -490,7 +490,7 @@ class Settler:
 def make_auditor(
     database: Database, first: Callable[[], object] = lambda: None
 ) -> tuple[Auditor, Metrics]:
-    engines, settler = SimpleNamespace(is_ready=False, num_deaths=0, stats=None), Settler(first)
+    engines, settler = SimpleNamespace(figures=list, num_deaths=0), Settler(first)
     metrics = Metrics(engines, settler)
     return Auditor(database, settler, metrics), metrics
 

@@ -231,7 +231,7 @@ class SteppedEngines(FakeEngines):
     gate: asyncio.Event | None = None
     num_left: int = 0
 
-    async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         self.asked.append(message)
         num_said = 0
         try:

@@ -21,12 +21,12 @@ from server.answers import Choice
 from server.app import create_app
 from server.assembly import assemble
 from server.database import DEFAULT_FILE
-from server.engines import Quarantined, fingerprint
 from server.gateway import Gateway
 from server.keys import create_key
 from server.ledger_tables import holds
 from server.limiter.memory import MemoryLimiter
 from server.prices import ensure_price
+from server.quarantine import Quarantined, fingerprint
 from server.rating import amount_nanousd
 from server.settings import Settings
 from tests.server.factories import NOW_MS, make_tenant
@@ -92,13 +92,22 @@ class FakeEngines:
         )
     )  # fmt: skip
 
-    def engine_ids(self) -> list[str]:
-        return [self.welcome.engine_id]
+    max_model_len = MAX_MODEL_LEN
 
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef) -> None:
+    @property
+    def welcomes(self) -> tuple[Welcome, ...]:
+        return (self.welcome,) if self.is_ready else ()
+
+    def route(self, message: AddRequest) -> str:
+        return "engine"
+
+    def engine_id(self, name: str) -> str:
+        return self.welcome.engine_id
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str) -> None:
         raise AssertionError("the base model needs no adapter")
 
-    async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         self.asked.append(message)
         for said in self.script(message):
             if isinstance(said, Exception):

@@ -328,8 +328,10 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
     class CachingEngines(FakeEngines):
         """20 prompt tokens, of which 16 were found; three of an answer."""
 
-        async def generate(self, message: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-            async for output in super().generate(message):
+        async def generate(
+            self, message: AddRequest, name: str
+        ) -> AsyncGenerator[RequestOutput, None]:
+            async for output in super().generate(message, name):
                 yield replace(output, num_prompt_tokens=20, num_cached_tokens=16)
 
     user = user_of(product, tokens_per_minute=1000)

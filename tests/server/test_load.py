@@ -31,7 +31,10 @@ class World:
         self.clock = Clock()
         self.running = Running()
         given = {"max_queued": 10, "max_wait_s": 5.0, "default_share": 1.0} | options
-        self.load = Load(self.running, clock=self.clock, **given)  # type: ignore[arg-type]
+        max_queued = given.pop("max_queued")
+        self.load = Load(
+            self.running, clock=self.clock, max_queued=lambda: int(max_queued), **given
+        )  # type: ignore[arg-type]
         self.count = 0
 
     def add(self, tenant_id: str = "ten_1", *, is_cold: bool = False) -> RunningRequest:

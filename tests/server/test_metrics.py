@@ -3,11 +3,11 @@
 import dataclasses
 from types import SimpleNamespace
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, TierStats
 from registry.proof import Proof
+from server.engines import EngineFigures
 from server.metrics import Metrics
 
 TIERS = tuple(
@@ -19,19 +19,44 @@ TIERS = tuple(
 )  # fmt: skip
 
 
+NO_FIGURES = {"tiers", "is_leaving"}
+
+
 def make_stats(**figures: object) -> EngineStats:
-    names = [field.name for field in dataclasses.fields(EngineStats) if field.name != "tiers"]
+    names = [f.name for f in dataclasses.fields(EngineStats) if f.name not in NO_FIGURES]
     return EngineStats(**dict.fromkeys(names, 3) | {"tiers": TIERS} | figures)
 
 
-def scrape(stats: EngineStats | None, *, is_ready: bool = True) -> dict[tuple[str, str], float]:
-    """Value by sample name and tier."""
-    engines = SimpleNamespace(is_ready=is_ready, num_deaths=0, stats=stats)
+Found = dict[tuple[str, str], float]
+
+
+def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
+    """By engine ("" for the gateway's own), value by sample name and tier."""
+    figures = [
+        EngineFigures(name, "ready" if found else "starting", None, found, 0)
+        for name, found in stats.items()
+    ]
+    engines = SimpleNamespace(figures=lambda: figures, num_deaths=0)
     text = Metrics(engines, SimpleNamespace(lags={})).render().decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-    found = {(s.name, s.labels.get("tier", "")): s.value for s in samples if "le" not in s.labels}
-    assert len(found) == len([s for s in samples if "le" not in s.labels]), "a series twice"
-    return found
+    pool: dict[str, Found] = {}
+    for sample in samples:
+        if "le" not in sample.labels:
+            found = pool.setdefault(sample.labels.get("engine", ""), {})
+            series = sample.name, sample.labels.get("tier", "")
+            assert series not in found, "a series twice"
+            found[series] = sample.value
+    return pool
+
+
+def scrape(stats: EngineStats | None) -> Found:
+    """Of the one engine that there is."""
+    return scrape_pool(engine=stats)["engine"]
+
+
+def test_every_engine_has_figures_of_its_own():
+    pool = scrape_pool(one=make_stats(running=1), two=make_stats(running=2))
+    assert [pool[name]["chorale_running", ""] for name in ("one", "two")] == [1, 2]
 
 
 def test_every_tier_has_every_figure_of_its_own():
@@ -48,7 +73,7 @@ def test_no_figure_of_the_engine_is_left_out():
     stats = make_stats(pinned_slabs=17)
     names = {name for name, _ in scrape(stats)}
     for field in dataclasses.fields(EngineStats):
-        if field.name != "tiers":
+        if field.name not in NO_FIGURES:
             assert names & {f"chorale_{field.name}", f"chorale_{field.name}_total"}, field.name
     for field in dataclasses.fields(TierStats):
         if field.name != "tier":
@@ -57,15 +82,13 @@ def test_no_figure_of_the_engine_is_left_out():
     assert scrape(stats)["chorale_pinned_slabs", ""] == 17
 
 
-@pytest.mark.parametrize(("stats", "is_ready"), [(None, True), (make_stats(), False)])
-def test_an_engine_that_is_away_has_no_figures(stats, is_ready):
-    found = scrape(stats, is_ready=is_ready)
-    assert found["chorale_engine_ready", ""] == is_ready
-    assert not [name for name, _ in found if "tier" in name or "slabs" in name]
+def test_an_engine_that_is_away_has_no_figures():
+    assert scrape(None) == {("chorale_engine_ready", ""): 0.0}
+    assert scrape(make_stats())["chorale_engine_ready", ""] == 1.0
 
 
 def test_proofs_are_counted_by_their_verdict():
-    engines = SimpleNamespace(is_ready=False, num_deaths=0, stats=None)
+    engines = SimpleNamespace(figures=list, num_deaths=0)
     metrics = Metrics(engines, SimpleNamespace(lags={}))
     for verdict in ("passed", "passed", "no_effect"):
         metrics.note_proof(Proof(verdict=verdict, seconds=0.5))

@@ -1,0 +1,44 @@
+"""Requests that engines died of: what was in flight at two deaths is not tried a third time."""
+
+import hashlib
+import logging
+from collections import OrderedDict
+
+from engine.messages import AddRequest
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEATHS = 2
+_REMEMBERED_FINGERPRINTS = 10_000
+
+
+class Quarantined(Exception):
+    """A request just like this was in flight at two engine deaths: it is not tried a third time."""
+
+
+class Quarantine:
+    """Deaths by fingerprint; of too many, the latest."""
+
+    def __init__(self) -> None:
+        self._deaths: OrderedDict[str, int] = OrderedDict()
+
+    def check(self, mark: str) -> None:
+        """Raises Quarantined."""
+        if self._deaths.get(mark, 0) >= _MAX_DEATHS:
+            raise Quarantined
+
+    def note_death(self, mark: str) -> None:
+        """An engine died while it had this request."""
+        deaths = self._deaths.pop(mark, 0) + 1
+        self._deaths[mark] = deaths
+        if deaths >= _MAX_DEATHS:
+            logger.error("request fingerprint %s is quarantined", mark)
+        if len(self._deaths) > _REMEMBERED_FINGERPRINTS:
+            self._deaths.popitem(last=False)
+
+
+def fingerprint(request: AddRequest) -> str:
+    """The same for requests that make the engine do the same."""
+    digest = request.adapter.digest if request.adapter else None
+    shape = (request.tenant_id, digest, request.prompt_token_ids, request.sampling_params)
+    return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,28 @@
+"""What the gateway makes of the placer's file."""
+
+import pytest
+
+from server.membership import Membership
+from server.pool_files import Member, members_path, write_members
+
+
+@pytest.fixture
+def membership(tmp_path):
+    return Membership(tmp_path)
+
+
+def test_who_comes_and_goes_is_known_at_the_next_look(membership, tmp_path):
+    one, two = Member("engine", "ipc:///a"), Member("engine-2", "ipc:///b")
+    assert membership() == ()
+    for members in ((one,), (one, two), (two,)):
+        write_members(members_path(tmp_path), members)
+        assert membership() == members
+
+
+def test_a_damaged_file_changes_nothing(membership, tmp_path, caplog):
+    one = Member("engine", "ipc:///a")
+    write_members(members_path(tmp_path), [one])
+    assert membership() == (one,)
+    members_path(tmp_path).write_text("{")
+    assert membership() == membership() == (one,)
+    assert len(caplog.records) == 1, "said once"
