@@ -52,7 +52,7 @@ class World:
         self.adapter = refs[1]
         self.adapters = [None, *refs]
 
-    def core(self, chance, number, make_kernels):
+    def core(self, chance, number, make_kernels, num_ranks):
         return build_core(
             self.model_dir,
             self.folder / f"engine{number}-{chance.getrandbits(32)}",
@@ -63,6 +63,7 @@ class World:
             num_swap_slots=40 * (number % 2),
             lag=number % 3 == 0,
             make_kernels=make_kernels,
+            num_ranks=num_ranks,
         )
 
     def requests(self, chance):
@@ -139,19 +140,20 @@ def pattern(outputs):
     return tokens, named, struct.pack(f"{len(numbers)}f", *numbers)
 
 
-def find_patterns(world, make_kernels, num_runs):
+def find_patterns(world, make_kernels, num_runs, num_ranks=1):
     """How often each pattern came: {(way of choosing, answer): {pattern: times}}; what happened."""
     patterns, happened = defaultdict(Counter), Counter()
-    kernels = []
+    kernels, made = [], []
 
     def make_once(shape):
-        if not kernels:
+        if len(kernels) < num_ranks:
             kernels.append(make_kernels(shape))
-        return kernels[0]
+        made.append(kernels[len(made) % num_ranks])  # every rank has its own
+        return made[-1]
 
     for number in range(num_runs):
         chance = random.Random(number)
-        core = world.core(chance, number, make_once)
+        core = world.core(chance, number, make_once, num_ranks)
         outputs, preempted = run(core, world.requests(chance), chance)
         for (request_id, index), answer in outputs.items():
             happened["cancelled"] += answer[-1].finish_reason == "abort"
@@ -179,6 +181,11 @@ def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
 ):
     make_kernels = kernels_of(kind, batch_invariant=True, quantization=quantization)
     patterns, happened = find_patterns(world, make_kernels, num_runs)
+    assert_one_each(patterns, happened, num_runs)
+
+
+def assert_one_each(patterns, happened, num_runs):
+    """patterns, happened: see find_patterns."""
     assert {key: len(found) for key, found in patterns.items()} == dict.fromkeys(patterns, 1)
     assert sum(patterns["greedy", 0].values()) == num_runs * NUM_TIMES / 2
     assert sum(patterns["drawn", 0].values()) == num_runs * NUM_TIMES / 2
@@ -186,6 +193,11 @@ def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
     assert len({next(iter(found)) for found in patterns.values()}) >= 4
     assert len(happened) == 5
     assert min(happened.values()) >= 5, happened
+
+
+def test_so_it_has_where_ranks_share_the_model(world):
+    kernels = kernels_of("native", batch_invariant=True)
+    assert_one_each(*find_patterns(world, kernels, FEW, num_ranks=2), FEW)
 
 
 def test_without_the_setting_its_bits_depend_on_others(world):
