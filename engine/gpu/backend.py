@@ -18,11 +18,13 @@ from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.ranks import Ranks
 from engine.segments import Tables
-from engine.weights import StoredWeights
+from engine.weights import ShardedWeights, StoredWeights
 from kernels.reference import FP8
 from lora.device import CudaDevice, Device
 from lora.packed import PackedForm
+from lora.shard import WHOLE, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,10 @@ _LEAST_CAPABILITY = 80
 _LEAST_FP8_CAPABILITY = 89
 
 
-def gpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedForm) -> Backend:
-    """On the first CUDA device. Raises UnsupportedModel."""
+def gpu_backend(
+    config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None = None
+) -> Backend:
+    """On the first CUDA device; of several ranks each has its own. Raises UnsupportedModel."""
     if not torch.cuda.is_available():
         raise UnsupportedModel("device cuda: torch finds no CUDA device here; take device cpu")
     try:
@@ -41,14 +45,26 @@ def gpu_backend(config: EngineConfig, model_config: DecoderConfig, form: PackedF
         raise UnsupportedModel(
             f"device cuda: there is no {missing.name} here; pip install 'chorale[gpu]'"
         ) from None
-    there = torch.device("cuda", 0)
+    shard = ranks.shard if ranks else WHOLE
+    check_count(torch.cuda.device_count(), shard)
+    there = torch.device("cuda", shard.index)
+    torch.cuda.set_device(there)
     device = CudaDevice(there)
     # Weights and arena are filled on the stream that uses them.
     torch.cuda.set_stream(device.compute)
     check_capability(capability(there), config)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    weights = dict(StoredWeights(Path(config.model_dir), dtype))
-    return assemble(config, model_config, form, weights, device, ops)
+    stored = StoredWeights(Path(config.model_dir), dtype)
+    weights = ShardedWeights(stored, shard) if ranks else stored
+    return assemble(config, model_config, form, weights, device, ops, ranks)
+
+
+def check_count(num_devices: int, shard: Shard) -> None:
+    """Raises UnsupportedModel where there is not one for every rank."""
+    if num_devices < shard.size:
+        raise UnsupportedModel(
+            f"tensor_parallel_size {shard.size} wants as many CUDA devices, here are {num_devices}"
+        )
 
 
 def check_capability(capability: int, config: EngineConfig) -> None:
@@ -72,15 +88,20 @@ def assemble(
     weights: Mapping[str, torch.Tensor],
     device: Device,
     kernels: Any,
+    ranks: Ranks | None = None,
 ) -> Backend:
-    """weights, kernels: see GpuDecoder. Raises UnsupportedModel."""
+    """weights, kernels, ranks: see GpuDecoder. Raises UnsupportedModel."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
     limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
     quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
-    model = GpuDecoder(model_config, weights, limits.max_model_len, device, kernels, quantization)
+    model = GpuDecoder(
+        model_config, weights, limits.max_model_len, device, kernels, quantization, ranks
+    )
     slab_bytes = form.layout.slab_bytes
     num_slabs = fit_slabs(run_largest_steps(model, form, kv_dtype, limits), config, slab_bytes)
+    if ranks is not None:
+        num_slabs = ranks.least(num_slabs)  # a slab's number means the same on every rank
     slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> GpuRunner:
@@ -90,8 +111,7 @@ def assemble(
         logger.info("graphs captured in %.1f s", time.monotonic() - start)
         return runner
 
-    weight_bytes = sum(tensor.nbytes for tensor in weights.values())
-    return Backend(slabs, device, weight_bytes, make_runner)
+    return Backend(slabs, device, model.weight_bytes, make_runner)
 
 
 def step_limits(

@@ -2,6 +2,10 @@
 
 What adapters add is shrunk beside the base model's products and expanded inside the kernels that
 come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
+
+Over several ranks, what they shrink is added up where it was made, before it is expanded, and what
+o and down give after that. Of these sums none is under way beside another one, and every rank's
+steps have the same ones, in the same order.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +18,11 @@ from engine.gpu.inputs import StepInputs
 from engine.gpu.linear import Linear, Quantization, fuse
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
-from kernels.work import Delta, HeadNorms, Site
+from engine.ranks import Ranks
+from kernels.work import Delta, HeadNorms
 from lora.device import Device
-from lora.layout import PROJECTIONS
+from lora.shard import WHOLE
+from lora.sites import site_of
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
@@ -40,7 +46,8 @@ class StepOutputs:
     """What steps write, and the next one reads. One for an engine: graphs know its addresses.
 
     tokens: [rows] int32, chosen ones; negative where a row failed.   finite: [T] int32, 0 for
-    tokens whose numbers are not.   logits: [rows, vocab] float32.
+    tokens whose numbers are not, on whichever rank.   logits: [rows, vocab] float32; no rows on
+    ranks but the first.
     """
 
     tokens: torch.Tensor
@@ -52,6 +59,9 @@ class GpuDecoder:
     """weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
 
     kernels: `kernels.gpu.ops`, or `kernels.reference` where there is no GPU.
+    ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
+    ShardedWeights); `config` is of the whole model. Embedding and norms are whole on every rank,
+    and the head is, on the first: it alone has logits, and chooses.
     Raises UnsupportedModel where Checkpoint does.
     """
 
@@ -63,19 +73,31 @@ class GpuDecoder:
         device: Device,
         kernels: Any,
         quantization: Quantization | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
         self.device = device
         self.kernels = kernels
+        self.ranks = ranks
+        self.shard = ranks.shard if ranks else WHOLE
         self._quantization = quantization
+        self._num_heads = config.shape.num_heads // self.shard.size
         there = device.torch_device
-        checkpoint = Checkpoint(config, weights)
+        checkpoint = Checkpoint(config.shard(self.shard.size), weights)
         self.embedding = checkpoint.embedding.to(there)
-        tied = config.tie_word_embeddings
-        self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
+        self.lm_head: torch.Tensor | None = None
+        if self.is_first:
+            tied = config.tie_word_embeddings
+            self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
         self.layers = [self._place(layer) for layer in checkpoint.layers()]
         self.norm = checkpoint.norm.to(there)
         self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
+        self.weight_bytes = checkpoint.num_bytes
+
+    @property
+    def is_first(self) -> bool:
+        """Of the ranks: the one that has logits."""
+        return self.shard.index == 0
 
     def _place(self, layer: LayerWeights) -> _Layer:
         there = self.device.torch_device
@@ -107,7 +129,7 @@ class GpuDecoder:
     def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> None:
         """Write the KV of all tokens, `out.finite`, and the first rows of `out.logits`.
 
-        kv: [slabs, layers, 2, kv heads, block_size, head_dim].
+        kv: [slabs, layers, 2, kv heads, block_size, head_dim], this rank's heads.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
         finite = out.finite[: len(inputs.input_ids)].fill_(1)
@@ -122,7 +144,12 @@ class GpuDecoder:
                 x = kernels.add_rms_norm(residual, x, next_norms[index], eps)
         # Nothing turns a NaN of the residual stream into a number again: the last one tells.
         x = kernels.add_rms_norm(residual, x, self.norm, eps, finite)
-        out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
+        if self.ranks is not None:
+            # What a rank alone could see are keys and values of its own heads.
+            self.ranks.all_reduce(finite)
+            finite.floor_divide_(self.shard.size)
+        if self.lm_head is not None:
+            out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
 
     def _attention(
         self,
@@ -133,12 +160,12 @@ class GpuDecoder:
         kv: torch.Tensor,
         finite: torch.Tensor,
     ) -> torch.Tensor:
-        kernels, shape = self.kernels, self.config.shape
+        kernels, head_dim = self.kernels, self.config.shape.head_dim
         delta = self._shrink(x, inputs, index, _QKV)
         qkv = layer.qkv(x)
         positions = self.cos, self.sin, inputs.positions
         kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta())
-        q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
+        q = qkv.view(len(x), -1, head_dim)[:, : self._num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
         if len(inputs.attention.prefill_items):
@@ -160,11 +187,14 @@ class GpuDecoder:
         layer: int,
         projections: tuple[int, ...],
     ) -> torch.Tensor:
-        """A projection with what adapters add to it."""
+        """A projection that is cut by its inputs, with what adapters add to it."""
         shrunk = self._shrink(x, inputs, layer, projections)
         y = linear(x)
         if (delta := shrunk()) is not None:
-            self.kernels.expand(y, delta)
+            # Ranks have equal parts of B; each adds its own to what will be a sum over all.
+            self.kernels.expand(y[:, self.shard.part(y.shape[1])], delta)
+        if self.ranks is not None:
+            self.ranks.all_reduce(y)
         return y
 
     def _shrink(
@@ -173,11 +203,16 @@ class GpuDecoder:
         """Begin to shrink x beside what follows; the answer waits for it."""
         if (work := inputs.lora) is None:
             return lambda: None
-        features = [self.config.shape.features(projection) for projection in projections]
-        out_features = tuple(width for _, width in features)
-        site = Site(layer, projections, features[0][0], out_features, len(PROJECTIONS))
+        site = site_of(self.config.shape, layer, projections, self.shard)
         done: list[Delta] = []
-        join = self.device.beside(lambda: done.append(self.kernels.shrink(x, work, site)))
+
+        def shrink() -> None:
+            delta = self.kernels.shrink(x, work, site, self.ranks is not None)
+            if self.ranks is not None:
+                self.ranks.all_reduce(delta.planes)
+            done.append(delta)
+
+        join = self.device.beside(shrink)
 
         def take() -> Delta:
             join()

@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, StepTokens, Transfer
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
 from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import DecodeGraphs
@@ -50,7 +50,10 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way. event: everything that it gives back has arrived."""
+    """A step under way. event: everything that it gives back has arrived.
+
+    sampling: of no rows where the model's first rank is another one.
+    """
 
     batch: Batch
     plan: StepPlan
@@ -63,6 +66,8 @@ class GpuRunner:
     """arena: [slabs, slab_bytes] uint8 on the model's device.   form: of the adapters in it.
 
     kv_dtype: of the KV in it.   num_swap_slots: KV blocks that preemption may keep on the host.
+    Of a model's ranks each has a runner, which is given the same steps. The first one chooses and
+    counts; what it chose is sent to the others' devices, and their `collect` only waits.
     """
 
     lag = 1
@@ -93,7 +98,7 @@ class GpuRunner:
         self.out = StepOutputs(
             tokens=self._results[: limits.max_num_seqs],
             finite=self._results[limits.max_num_seqs :],
-            logits=torch.zeros(limits.max_num_seqs, vocab, device=there),
+            logits=torch.zeros(limits.max_num_seqs if model.is_first else 0, vocab, device=there),
         )
         num_ints = self._most_ints(vocab, num_swap_slots)
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
@@ -159,9 +164,10 @@ class GpuRunner:
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
         rows = [batch.rows[number] for number in plan.due]
-        sampling = SamplingInputs.of(rows, plan.sources, self.model.config.vocab_size)
+        sampling = self._sampling(rows, plan.sources)
         moves = list(_moves(batch.transfers))
-        packed = [*(ids for _, ids in moves), sampling.pack()] if rows else [i for _, i in moves]
+        packed = [ids for _, ids in moves]
+        packed += [sampling.pack()] if sampling.num_rows else []
         places = _append(slot.memory, plan.num_ints, packed)
         compute, end = self.device.compute, places[-1].stop if places else plan.num_ints
         self.device.copy(compute, self._ints[:end], slot.ints[:end])
@@ -170,14 +176,22 @@ class GpuRunner:
         if batch.rows:
             graph = self.graphs.find(plan.shape)
             self.device.submit(compute, graph or self._forward(plan.shape, plan.num_prefill_items))
-        if rows:
+        if sampling.num_rows:
             self._choose(sampling, self._ints[places[-1]], slot)
-        if batch.rows:
+        if rows and (ranks := self.model.ranks) is not None:
+            self.device.submit(compute, partial(ranks.broadcast, self.out.tokens[: len(rows)]))
+        if batch.rows and self.model.is_first:
             num_results = self.limits.max_num_seqs + plan.shape.num_tokens
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
         event = self.device.record(compute)
         self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
         self._launched.append(_Step(batch, plan, sampling, slot, event))
+
+    def _sampling(self, rows: Sequence[ScheduledRow], sources: Sequence[int]) -> SamplingInputs:
+        """Of the rows that choose a token, where the first rank is this one."""
+        if not self.model.is_first:
+            rows, sources = (), ()
+        return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
 
     def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
         """ids: [2, n], blocks and their slots of the swap space."""
@@ -218,7 +232,7 @@ class GpuRunner:
         step = self._launched.popleft()
         with torch.inference_mode():
             self.device.synchronize(step.event)
-            tokens = self._read(step)
+            tokens = self._read(step) if self.model.is_first else StepTokens(())
         self._slots.append(step.slot)
         return tokens
 

@@ -36,9 +36,9 @@ class RecordingKernels:
         self._attended(work.prefill_items[:, 0].unique().tolist(), kv, work, window)
         self.meaning.prefill_attention(out, q, kv, work, window)
 
-    def shrink(self, x, work, site):
+    def shrink(self, x, work, site, is_summed):
         self._applied(work, site, "A read")
-        return self.meaning.shrink(x, work, site)
+        return self.meaning.shrink(x, work, site, is_summed)
 
     def expand(self, y, delta):
         self._expanded(delta)

@@ -1,0 +1,231 @@
+"""A device's model over several ranks says what it says on one, and every rank does the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.errors import UnsupportedModel
+from engine.gpu.backend import assemble, check_count
+from engine.meter import TokenMeter
+from engine.models.config import DecoderConfig
+from engine.weights import ShardedWeights, StoredWeights, load_config
+from lora.shard import Shard
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.gpu.backends import fake_backend, make_config
+from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
+from tests.engine.gpu.ranked import build_ranked_core, make_form
+from tests.engine.gpu.recording import RecordingKernels
+from tests.engine.gpu.test_runner import make_params
+from tests.engine.real_core import add_adapter, build_core
+from tests.engine.thread_ranks import ThreadRanks, on_all
+from tests.tiny_models import save_adapter, save_model
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+FAMILIES = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "tied": False},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+}
+KINDS = [
+    {"r": 4, "rank_pattern": {"v_proj": 19, "down_proj": 9}},
+    {"r": 16, "use_rslora": True},
+    {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    torch.set_num_threads(1)
+
+
+class World:
+    """A model of a family, and adapters for it: objects by digest, and their refs."""
+
+    def __init__(self, folder, family):
+        self.model_dir = save_model(folder / "model", family=family, **HEADS | FAMILIES[family])
+        self.objects = {}
+        self.refs = [
+            add_adapter(
+                self.objects,
+                self.model_dir,
+                save_adapter(self.model_dir, folder / f"a{seed}", seed=seed, **kind),
+                folder,
+            )
+            for seed, kind in enumerate(KINDS)
+        ]
+
+    def ask(self, core, count=24):
+        """Requests of all kinds, on the base model and on every adapter; tokens by their ids."""
+        for number in range(count):
+            ref = [None, *self.refs][number % 4]
+            message = make_message(f"r{number}", prompt_len=5 + number, adapter=ref)
+            params = replace(make_params(number), logprobs=None)
+            core.handle("gw", replace(message, sampling_params=params, token_lease=14))
+        return {name: tokens_of(own) for name, own in run_until_idle(core).items()}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def world(request, tmp_path_factory):
+    return World(tmp_path_factory.mktemp("ranked"), request.param)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("llama"), "llama")
+
+
+def asked_of_ranks(world, folder, size, count=24, **options):
+    """(tokens, core) of an engine over so many ranks."""
+    core, followers = build_ranked_core(world.model_dir, folder, world.objects, size, **options)
+    tokens = world.ask(core, count)
+    followers.stop()
+    return tokens, core
+
+
+def asked_of_one(world, folder, count=24, **options):
+    core = build_core(world.model_dir, folder, world.objects, make_backend=fake_backend, **options)
+    return world.ask(core, count)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_pending(
+    world, tmp_path, size
+):
+    tokens, _ = asked_of_ranks(world, tmp_path / "ranks", size)
+    assert len(tokens) == 24
+    assert tokens == asked_of_one(world, tmp_path / "one")
+
+
+def test_they_do_so_where_requests_are_preempted_and_swapped(llama, tmp_path):
+    options = {"num_slabs": 34, "num_swap_slots": 64, "count": 16}
+    tokens, core = asked_of_ranks(llama, tmp_path / "ranks", 2, **options)
+    assert core.scheduler.queues.num_swaps
+    assert tokens == asked_of_one(llama, tmp_path / "one", 16)
+
+
+def test_the_first_rank_counts_and_the_others_count_nothing(llama, tmp_path):
+    _, core = asked_of_ranks(llama, tmp_path / "ranks", 2, count=4)
+    ranks = core.runner.rank, *core.runner.followers.ranks
+    prompts, sampled = zip(*(TokenMeter.read(rank.meter)[:2] for rank in ranks), strict=True)
+    assert prompts[0] > 0
+    assert sampled[0] > 0
+    assert (prompts[1], sampled[1]) == (0, 0)
+
+
+def test_only_the_first_rank_has_a_head_and_logits(llama, tmp_path):
+    _, core = asked_of_ranks(llama, tmp_path / "ranks", 2, count=2)
+    runners = [core.runner.rank.runner, core.runner.followers.ranks[0].runner]
+    assert [runner.model.lm_head is not None for runner in runners] == [True, False]
+    assert [len(runner.out.logits) for runner in runners] == [8, 0]
+
+
+def test_every_rank_makes_the_same_exchanges_in_the_same_order(llama, tmp_path, monkeypatch):
+    made = {}
+
+    def recorded(name):
+        exchange = getattr(ThreadRanks, name)
+
+        def noted(ranks, value):
+            what = (name, tuple(value.shape), value.dtype) if name != "least" else (name,)
+            made.setdefault(ranks.shard.index, []).append(what)
+            return exchange(ranks, value)
+
+        return noted
+
+    for name in ("all_reduce", "broadcast", "least"):
+        monkeypatch.setattr(ThreadRanks, name, recorded(name))
+    asked_of_ranks(llama, tmp_path / "ranks", 4, count=8)
+    assert len(made) == 4
+    assert made[0] == made[1] == made[2] == made[3]
+    kinds = [what[0] for what in made[0]]
+    assert kinds.count("least") == 1
+    assert kinds.count("broadcast") > 14
+
+
+def test_a_step_without_adapters_exchanges_two_sums_a_layer_and_its_flags(llama, tmp_path):
+    counted = {}
+    for name, ref in (("base", None), ("adapter", llama.refs[0])):
+        core, followers = build_ranked_core(llama.model_dir, tmp_path / name, llama.objects, 2)
+        core.handle("gw", make_message("r", max_tokens=1, adapter=ref))
+        before = core.runner.rank.ranks.num_reduced
+        run_until_idle(core)
+        counted[name] = core.runner.rank.ranks.num_reduced - before
+        followers.stop()
+        assert len([batch for batch in core.runner.batches if batch.rows]) == 1
+    assert counted == {"base": 2 * 2 + 1, "adapter": 2 * (2 + 4) + 1}
+
+
+# ---- what is not finite ----
+
+
+class NotFinite(RecordingKernels):
+    """Keys of one token are infinite, in the first head of the last rank."""
+
+    def __init__(self, device, ranks, token):
+        super().__init__(device)
+        self.is_last, self.token = ranks.shard.index == ranks.shard.size - 1, token
+
+    def rope_store_kv(self, qkv, kv, *rest):
+        if self.is_last and len(qkv) > self.token:
+            dim = kv.shape[-1]
+            num_heads = qkv.shape[1] // dim - 2 * kv.shape[2]
+            qkv[self.token, num_heads * dim] = torch.inf
+        super().rope_store_kv(qkv, kv, *rest)
+
+
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_what_is_not_finite_on_another_rank_fails_its_request_and_spoils_nobody(
+    llama, tmp_path, has_adapter
+):
+    spoilt, spoilt_kv = run_two(llama, tmp_path / "spoilt", has_adapter, token=3)
+    clean, _ = run_two(llama, tmp_path / "clean", has_adapter, token=10**6)
+    assert spoilt["a"][-1].stop_cause == "engine_failure"
+    assert spoilt["a"][-1].num_completion_tokens == 0
+    assert clean["a"][-1].stop_cause == "max_tokens"
+    assert tokens_of(spoilt["b"]) == tokens_of(clean["b"])
+    assert all(kv.isfinite().all() for kv in spoilt_kv)
+
+
+def run_two(world, folder, has_adapter, token):
+    """Outputs of two requests in one step, and the KV of both ranks after them."""
+    core, followers = build_ranked_core(
+        world.model_dir, folder, world.objects, 2,
+        make_kernels=lambda device, ranks: NotFinite(device, ranks, token),
+    )  # fmt: skip
+    ref = world.refs[0] if has_adapter else None
+    for name, length in (("a", 9), ("b", 12)):
+        core.handle("gw", make_message(name, length, adapter=ref))
+    outputs = run_until_idle(core)
+    followers.stop()
+    ranks = core.runner.rank, *core.runner.followers.ranks
+    return outputs, [rank.runner.kv for rank in ranks]
+
+
+# ---- memory, and what cannot be ----
+
+
+def test_the_arena_has_as_many_slabs_on_all_ranks_as_fit_on_the_fullest(llama, tmp_path):
+    config = DecoderConfig.parse(load_config(llama.model_dir))
+    form = make_form(config, 2)
+    slab_bytes = form.layout.slab_bytes
+
+    def build(ranks):
+        torch.set_num_threads(1)
+        device = FakeDevice(eagerness=1.0)
+        device.free_bytes = TOTAL_BYTES // 2 + (20 - 7 * ranks.shard.index) * slab_bytes
+        weights = ShardedWeights(StoredWeights(llama.model_dir, torch.float32), ranks.shard)
+        engine = make_config(tmp_path, memory_utilization=0.5)
+        kernels = RecordingKernels(device)
+        return assemble(engine, config, form, weights, device, kernels, ranks)
+
+    backends = on_all(ThreadRanks.group(2), build)
+    assert [len(backend.slabs) for backend in backends] == [13, 13]
+
+
+def test_too_few_devices_are_refused_by_number():
+    with pytest.raises(UnsupportedModel, match="tensor_parallel_size 4 wants as many CUDA devices"):
+        check_count(2, Shard(1, 4))
+    check_count(4, Shard(3, 4))
+    check_count(1, Shard())
