@@ -3,23 +3,26 @@
     fetcher   python -m lora.fetch    object store to disk; has the store's credentials
     engine    python -m engine        has the model; no credentials, no database; one or several
     gateway   python -m server        HTTP; has the database, the store and the admin key
+    placer    python -m server.ray_placer   instead of the first two, where engines are on a cluster
 
 ServeError
 ├── ModelNotFound         neither a folder nor a model that the hub would give
 ├── ModelNotServed        it is there, and cannot be served as it is
 ├── TooFewGpus            for so many engines
+├── RayMissing            engines are to run on a cluster, and its package is not installed
 ├── AddressInUse          something else listens there
 └── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,9 @@ from registry.errors import UnsupportedBaseModel
 from server.gpus import VARIABLE as GPUS_VARIABLE
 from server.gpus import share_of, visible_gpus
 from server.local_pool import LocalPool, engine_name
+from server.pool_keys import PoolKeys
+from server.ray_config import PlacerConfig, placer_command, placer_environment
+from server.ray_pool import Kind
 from server.secrets_store import Secrets
 from server.settings import Settings
 from server.supervisor import ChildSpec, Plan
@@ -42,9 +48,13 @@ _SETTLE_S = 10.0
 """What a gateway may take after the drain: the last journal records are read and posted."""
 _KILL_S = 5.0
 """What an engine may take to leave beyond its own time for that."""
+_PLACER_STOP_S = 15.0
+"""It says goodbye to a cluster."""
+_RETIRED = "engine.retired"
 
 # Of the environment, what only some of the processes may see.
 _STORE_CREDENTIALS = ("AWS_",)
+_CLUSTER = ("RAY_",)
 _GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
 
 
@@ -71,6 +81,11 @@ class TooFewGpus(ServeError):
         )
 
 
+class RayMissing(ServeError):
+    def __init__(self) -> None:
+        super().__init__("--ray needs the package of that name: pip install 'chorale[ray]'.")
+
+
 class AddressInUse(ServeError):
     def __init__(self, host: str, port: int, reason: str) -> None:
         self.host, self.port = host, port
@@ -95,7 +110,9 @@ def settle_settings(settings: Settings) -> Settings:
         raise DataDirTooLong(data_dir)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = _free_port(settings.host, settings.port)
-    return settings.model_copy(update={"data_dir": data_dir, "port": port})
+    pool_dir = settings.pool_dir and settings.pool_dir.expanduser().resolve()
+    changes = {"data_dir": data_dir, "pool_dir": pool_dir, "port": port}
+    return settings.model_copy(update=changes)
 
 
 def prepare(
@@ -110,7 +127,7 @@ def prepare(
     SecretError.
     """
     data_dir = settings.data_dir
-    Secrets.load(data_dir, may_make=not _shares(settings))
+    secrets = Secrets.load(data_dir, may_make=not _shares(settings))
     model_dir = find_model(settings.model)
     try:
         base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
@@ -120,10 +137,14 @@ def prepare(
     _check_length(settings, base)
     (data_dir / "engine").mkdir(exist_ok=True)
     write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
-    pool = _local_pool(settings, _engine_config(settings, base, tokenizer), engine_module)
     gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
     write_private(data_dir / "gateway.json", gateway_config)
+    engine_config = _engine_config(settings, base, tokenizer)
     fetcher, gateway = _fetcher(settings), _gateway(settings, gateway_module)
+    if settings.ray is not None:
+        placer = _placer(settings, secrets, engine_config, engine_module)
+        return lambda: [placer, gateway]
+    pool = _local_pool(settings, engine_config, engine_module)
     pool()
     return lambda: [fetcher, *pool(), gateway]
 
@@ -233,7 +254,7 @@ def fetcher_child(
         sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
         "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
     )  # fmt: skip
-    return ChildSpec("fetcher", command, _environment(without=_GATEWAY_ONLY))
+    return ChildSpec("fetcher", command, _environment(without=(*_GATEWAY_ONLY, *_CLUSTER)))
 
 
 def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> LocalPool:
@@ -258,9 +279,9 @@ def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> Loca
         name = engine_name(number)
         path = data_dir / f"{name}.json"
         # What it leaves open ran on the model that it was started with.
-        ran_on = {"base_revision": _base_revision(path) or config["base_revision"]}
+        ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
         write_private(path, {**config, "data_dir": str(data_dir / name), **ran_on})
-        return engine_child(name, "engine.retired", path, threads=1)
+        return engine_child(name, _RETIRED, path, threads=1)
 
     return LocalPool(
         data_dir,
@@ -271,7 +292,18 @@ def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> Loca
     )
 
 
-def _base_revision(path: Path) -> str | None:
+def _placer(settings: Settings, secrets: Secrets, config: dict[str, Any], module: str) -> ChildSpec:
+    """What keeps the engines on a cluster. config: what is the same for all. Raises RayMissing."""
+    if importlib.util.find_spec("ray") is None:
+        raise RayMissing
+    modules: dict[Kind, str] = {"engine": module, "retired": _RETIRED}
+    path = settings.data_dir / "placer.json"
+    write_private(path, asdict(PlacerConfig.of(settings, PoolKeys.of(secrets), config, modules)))
+    environment = placer_environment(_environment(without=_GATEWAY_ONLY))
+    return ChildSpec("placer", placer_command(path), environment, _PLACER_STOP_S, stage=1)
+
+
+def base_revision_of(path: Path) -> str | None:
     """Of an engine's configuration; None where there is none that can be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text())["base_revision"])
@@ -291,7 +323,7 @@ def _gpus_to_share(settings: Settings) -> list[str]:
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
     """Without credentials."""
     command = (sys.executable, "-m", module, str(config_path))
-    environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS))
+    environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS, *_CLUSTER))
     environment["OMP_NUM_THREADS"] = str(threads)
     return ChildSpec(name, command, environment, stage=1)
 
@@ -299,7 +331,7 @@ def engine_child(name: str, module: str, config_path: Path, threads: int) -> Chi
 def _gateway(settings: Settings, module: str) -> ChildSpec:
     command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
     stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
-    return ChildSpec("gateway", command, _environment(without=()), stop_timeout_s, stage=2)
+    return ChildSpec("gateway", command, _environment(without=_CLUSTER), stop_timeout_s, stage=2)
 
 
 def _environment(without: tuple[str, ...]) -> dict[str, str]:

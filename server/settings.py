@@ -72,6 +72,8 @@ class Settings(BaseModel):
     leave_timeout_s: float = Field(150.0, gt=0)
     tensor_parallel_size: int = Field(1, ge=1, le=8)  # processes, or GPUs, of one engine
     ray: str | None = None  # address of a Ray cluster, where the engines run then
+    # With ray: of the engines' journals, at this path on all nodes, the same for all gateways.
+    pool_dir: Path | None = None  # data_dir
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
     max_num_seqs: int = Field(64, ge=1)

@@ -1,0 +1,191 @@
+"""The one actor of a pool on a Ray cluster that decides which engines there are.
+
+It has no state that it could not find again: engines are named actors, what is wanted is said
+again by every placer, and what is left to settle lies in the pool's folder. So it may die.
+
+A pool without placers dissolves: soon after the last has said goodbye, later if one fell silent.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+import ray.util
+
+from engine.leaving import is_settled
+from server.local_pool import engine_name
+from server.pool_files import MAX_ENGINES
+from server.ray_engine import EngineActor
+from server.ray_pool import Kind, Placed, Pool, Role, first_line
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.25
+LINGER_S = 30.0
+"""After the last goodbye: a gateway that is started again finds its engines."""
+SILENCE_S = 600.0
+"""Of a placer that said no goodbye; its gateway may well live, and be cut off from the cluster."""
+_PENDING_S = 10.0
+
+
+class Coordinator:
+    """`join` and `poll` are called by placers; a thread of its own does the rest."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: Pool | None = None
+        self._wanted: dict[str, tuple[int, float]] = {}  # by placer: engines, heard at
+        self._linger_until = time.monotonic() + LINGER_S
+        self._slots: dict[int, Slot] = _find_slots()
+        threading.Thread(target=self._turn_forever, daemon=True).start()
+
+    def join(self, pool: Mapping[str, Any]) -> str | None:
+        """Why this pool is another than the one that runs; None where it is the same."""
+        theirs = Pool.of(pool)
+        with self._lock:
+            is_in_use = bool(self._wanted or self._slots)
+            if self._pool and is_in_use and (refusal := self._pool.refusal(theirs)):
+                return refusal
+            self._pool = theirs
+            self._linger_until = time.monotonic() + LINGER_S
+        return None
+
+    def poll(self, placer_id: str, wanted: int) -> dict[str, Any] | None:
+        """What to tell a gateway; None from a coordinator that `placer_id` has not joined yet.
+
+        addresses: of all engines by name, "" where one is not known.   problems: for the operator.
+        """
+        with self._lock:
+            if self._pool is None:
+                return None
+            self._wanted[placer_id] = (min(wanted, MAX_ENGINES), time.monotonic())
+            return {
+                "addresses": {engine_name(k): s.placed.address for k, s in self._slots.items()},
+                "problems": sorted(filter(None, (s.problem for s in self._slots.values()))),
+            }
+
+    def goodbye(self, placer_id: str) -> None:
+        with self._lock:
+            self._wanted.pop(placer_id, None)
+            self._linger_until = time.monotonic() + LINGER_S
+
+    def _turn_forever(self) -> None:
+        while True:
+            time.sleep(TURN_S)
+            try:
+                with self._lock:
+                    is_over = self._turn(time.monotonic())
+            except ray.exceptions.RayError:
+                logger.exception("a turn of the pool failed; the next one comes")
+                continue
+            if is_over:
+                ray.kill(ray.get_runtime_context().current_actor)
+
+    def _turn(self, now: float) -> bool:
+        """Whether the pool has dissolved."""
+        self._wanted = {p: w for p, w in self._wanted.items() if now - w[1] < SILENCE_S}
+        is_deserted = not self._wanted and now > self._linger_until
+        if is_deserted:
+            for slot in self._slots.values():
+                slot.role = "leave"
+        elif self._pool is not None and self._wanted:
+            self._fill(self._pool, max(number for number, _ in self._wanted.values()))
+        for number, slot in list(self._slots.items()):
+            if slot.turn(now):
+                slot.kill()
+                del self._slots[number]
+        return is_deserted and not self._slots
+
+    def _fill(self, pool: Pool, wanted: int) -> None:
+        """An engine in each folder up to `wanted`; above it what lets their journals be settled."""
+        for number in range(1, MAX_ENGINES + 1):
+            kind: Kind | None = "engine" if number <= wanted else None
+            if kind is None and not is_settled(_folder(pool, number)):
+                kind = "retired"
+            slot = self._slots.get(number)
+            if slot is not None and slot.kind != kind:
+                slot.role = "leave"
+            elif slot is None and kind is not None:
+                self._slots[number] = _place(pool, number, kind)
+
+
+@dataclass(slots=True)
+class Slot:
+    """An actor in one engine's folder, and what it last said."""
+
+    kind: Kind
+    actor: Any
+    role: Role = "serve"
+    placed: Placed = field(default_factory=Placed)
+    problem: str = ""
+    _answer: Any = None
+    _asked_at: float = 0.0
+
+    def turn(self, now: float) -> bool:
+        """Ask, or take the answer to what was asked before. Whether it is gone."""
+        if self._answer is None:
+            self._answer, self._asked_at = self.actor.tend.remote(self.role), now
+        ready, _ = ray.wait([self._answer], timeout=0)
+        if not ready:
+            if now - self._asked_at > _PENDING_S:
+                self.problem = (
+                    "an engine waits for a node with room for it (see `ray status`), or its node "
+                    "does not answer"
+                )
+            return False
+        answer, self._answer = self._answer, None
+        try:
+            self.placed = Placed(**ray.get(answer))
+        except ray.exceptions.ActorDiedError as error:
+            logger.warning("%s", error)
+            return True
+        except ray.exceptions.RayError as error:  # it is being started again
+            self.problem = f"an engine's actor is away: {first_line(error)}"
+            return False
+        self.problem = self.placed.problem
+        return self.placed.is_gone
+
+    def kill(self) -> None:
+        ray.kill(self.actor)
+
+
+def _folder(pool: Pool, number: int) -> Path:
+    return Path(pool.pool_dir) / engine_name(number)
+
+
+def _place(pool: Pool, number: int, kind: Kind) -> Slot:
+    """A new actor on any node that has what it takes; Ray starts it again wherever there is one.
+
+    An actor's resources are always on one node, so an engine's GPUs are.
+    """
+    is_engine = kind == "engine"
+    actor = ray.remote(EngineActor).options(
+        # Never the same twice: the last one of this number may not be quite gone.
+        name=f"{kind}/{number}/{uuid.uuid4().hex[:8]}",
+        namespace=pool.namespace,
+        lifetime="detached",
+        max_restarts=-1,
+        num_cpus=pool.num_cpus if is_engine else 0,
+        num_gpus=pool.num_gpus if is_engine else 0,
+        scheduling_strategy="SPREAD",
+    )  # fmt: skip
+    return Slot(kind, actor.remote(pool.as_dict(), number, kind))
+
+
+def _find_slots() -> dict[int, Slot]:
+    """What a coordinator before this one has left running."""
+    slots = {}
+    for name in ray.util.list_named_actors():
+        kind, _, rest = name.partition("/")
+        if kind == "engine" or kind == "retired":
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                slots[int(rest.partition("/")[0])] = Slot(kind, ray.get_actor(name))
+    return slots

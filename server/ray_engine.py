@@ -1,0 +1,114 @@
+"""One engine's actor on a Ray cluster: keeps a process on its node, and says where it listens.
+
+The process (`server.ray_node`) keeps fetcher and engine running, so that an engine that dies is
+back at once and without Ray. Nothing here waits: whoever calls asks again.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray.util
+
+from engine.tcp import ADDRESS_FILE
+from server.local_pool import engine_name
+from server.ray_pool import EngineTemplate, Kind, Placed, Pool, Role
+from server.supervisor import Backoff, SupervisorConfig, die_with_parent
+
+_MAX_PROBLEM_CHARS = 2000
+
+
+class EngineActor:
+    """kind: what it runs in the folder of engine `number`."""
+
+    def __init__(self, pool: dict[str, Any], number: int, kind: Kind) -> None:
+        self._pool = Pool.of(pool)
+        self._kind = kind
+        self._name = engine_name(number)
+        self._folder = Path(self._pool.pool_dir) / self._name
+        self._process: subprocess.Popen[bytes] | None = None
+        self._backoff = Backoff(SupervisorConfig())
+        self._started_at = self._due_at = 0.0
+        self._is_leaving = False
+        self._problem = ""
+
+    def tend(self, role: Role) -> dict[str, Any]:
+        """A `Placed`; called again and again with what is wanted of it."""
+        try:
+            return self._tend(role, time.monotonic()).as_dict()
+        except OSError as error:
+            return Placed(problem=f"{self._name}: {error}").as_dict()
+
+    def _tend(self, role: Role, now: float) -> Placed:
+        if self._process and self._process.poll() is not None:
+            self._take_end(now)
+        if role == "leave" and not self._is_leaving:
+            self._is_leaving = True
+            if self._process:
+                self._process.terminate()
+        if self._process is None and not self._is_leaving and now >= self._due_at:
+            self._start(now)
+        address = self._address() if self._process else ""
+        if address:
+            self._problem = ""
+        return Placed(address, self._problem, self._is_leaving and self._process is None)
+
+    def _take_end(self, now: float) -> None:
+        """Its exit code says nothing: Ray has its workers' children waited for by the system."""
+        self._process = None
+        self._due_at = now + self._backoff.next_delay_s(now - self._started_at)
+        said = self._local / "problem"
+        self._problem = said.read_text()[:_MAX_PROBLEM_CHARS] if said.exists() else ""
+        # What is left of an engine has nothing to start again for once all of it is settled.
+        if self._kind == "retired" and (self._local / "done").exists():
+            self._is_leaving = True
+
+    def _start(self, now: float) -> None:
+        self._started_at = now
+        self._check_pool_dir()
+        for folder in (self._local.parent, self._local):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        for name in ("problem", "done"):
+            (self._local / name).unlink(missing_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        (self._folder / ADDRESS_FILE).unlink(missing_ok=True)
+        config = {
+            "pool_dir": self._pool.pool_dir,
+            "folder": str(self._folder),
+            "local": str(self._local),
+            "kind": self._kind,
+            "ip": ray.util.get_node_ip_address(),
+        }
+        path = self._local / "node.json"
+        path.write_text(json.dumps(config))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "server.ray_node", str(path)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+
+    def _check_pool_dir(self) -> None:
+        """Raises OSError, with what to do."""
+        template = EngineTemplate.path(Path(self._pool.pool_dir))
+        if not template.exists():
+            raise OSError(
+                f"{template} is not on node {ray.util.get_node_ip_address()}: the data_dir (or "
+                "pool_dir) must be a folder that all nodes share, at the same path"
+            )
+
+    def _address(self) -> str:
+        try:
+            return (self._folder / ADDRESS_FILE).read_text().strip()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def _local(self) -> Path:
+        """The node's own: its caches and Unix sockets; found again by a successor on this node."""
+        return Path(tempfile.gettempdir()) / f"chorale-{self._pool.pool_id}" / self._name

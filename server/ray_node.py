@@ -1,0 +1,148 @@
+"""`python -m server.ray_node NODE.json`: an engine and its fetcher on one node of a cluster.
+
+What the node itself has to give is checked first: the model at its place, and the same one; the
+object store. What is missing is written beside NODE.json, for the placer's log.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from engine.leaving import is_settled
+from registry.base_model import BaseModel
+from registry.errors import UnsupportedBaseModel
+from server.launch import (
+    ServeError,
+    base_revision_of,
+    engine_child,
+    fetcher_child,
+    find_model,
+    write_private,
+)
+from server.ray_pool import EngineTemplate, Kind
+from server.supervisor import ChildCannotStart, ChildSpec, Supervisor
+
+logger = logging.getLogger(__name__)
+
+_MAX_SOCKET_PATH = 100
+
+
+class NodeNotReady(Exception):
+    """What this node lacks; str() is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """pool_dir: shared by all nodes; `folder`, the engine's, lies in it.   local: this node's own.
+    ip: where gateways reach this node.
+    """
+
+    pool_dir: Path
+    folder: Path
+    local: Path
+    kind: Kind
+    ip: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Node":
+        said = json.loads(path.read_text())
+        return cls(
+            Path(said["pool_dir"]), Path(said["folder"]), Path(said["local"]),
+            said["kind"], said["ip"],
+        )  # fmt: skip
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="node: %(message)s")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored in Ray's workers, and inherited
+    node = Node.read(Path(sys.argv[1]))
+    try:
+        template = EngineTemplate.read(node.pool_dir)
+        children = prepare(node, template)
+        with Supervisor(children) as supervisor:
+            supervisor.run(until=lambda: node.kind == "retired" and is_settled(node.folder))
+    except (NodeNotReady, ServeError, ChildCannotStart, OSError) as error:
+        logger.error("%s", error)
+        (node.local / "problem").write_text(f"{node.folder.name} on {node.ip}: {error}")
+        sys.exit(os.EX_CONFIG)
+    if node.kind == "retired" and is_settled(node.folder):
+        (node.local / "done").touch()
+
+
+def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
+    """Write what its processes read; the processes, in the order of their start.
+
+    Raises NodeNotReady, ServeError.
+    """
+    _check_local(node.local)
+    config = template.config | {
+        "data_dir": str(node.folder),
+        "vocabulary_path": str(template.vocabulary_path(node.pool_dir)),
+        "adapter_cache_dir": str(node.local / "adapters"),
+        "fetcher_socket": str(node.local / "fetch.sock"),
+        "listen": f"tcp://[{node.ip}]:0" if ":" in node.ip else f"tcp://{node.ip}:0",
+    }
+    if node.kind == "engine":
+        config["model_dir"] = str(_check_model(node, template))
+        _check_storage(template.storage, node)
+    path = node.pool_dir / f"{node.folder.name}.json"
+    if node.kind == "retired":
+        config["base_revision"] = base_revision_of(path) or config["base_revision"]
+    write_private(path, config)
+    engine = engine_child(node.folder.name, template.modules[node.kind], path, template.threads)
+    engine = replace(engine, stop_timeout_s=template.stop_timeout_s)
+    if node.kind == "retired":
+        return [engine]
+    fetcher = fetcher_child(
+        socket=node.local / "fetch.sock",
+        storage=template.storage,
+        cache=node.local / "adapters",
+        quota_bytes=template.disk_cache_bytes,
+        max_fetches=template.max_fetches,
+    )
+    return [fetcher, engine]
+
+
+def _check_local(local: Path) -> None:
+    """In a folder that everybody may write to, nobody else may have made it."""
+    if len(os.fsencode(local / "fetch.sock")) > _MAX_SOCKET_PATH:
+        raise NodeNotReady(f"the path {local} is too long for a socket in it; set a shorter TMPDIR")
+    for folder in (local, local.parent):
+        found = folder.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise NodeNotReady(f"{folder} is not this user's alone; remove it, or set TMPDIR")
+    probe = tempfile.NamedTemporaryFile(dir=local)  # noqa: SIM115
+    probe.close()
+
+
+def _check_model(node: Node, template: EngineTemplate) -> Path:
+    """Its folder on this node. Raises NodeNotReady, ModelNotFound."""
+    path = find_model(template.model)
+    try:
+        base = BaseModel.load(path, template.model_id, node.local.parent / "models")
+    except UnsupportedBaseModel as error:
+        raise NodeNotReady(str(error)) from error
+    if base.base_revision != template.base_revision:
+        raise NodeNotReady(
+            f"the model in {path} is another here ({base.base_revision[:16]}) than at the gateway "
+            f"({template.base_revision[:16]}); put the same files there"
+        )
+    return path
+
+
+def _check_storage(url: str, node: Node) -> None:
+    parsed = urlparse(url)
+    if parsed.scheme == "file" and not Path(unquote(parsed.path)).is_dir():
+        raise NodeNotReady(
+            f"the object store {url} is no folder on this node; share it, or use one on S3"
+        )
+
+
+if __name__ == "__main__":
+    main()

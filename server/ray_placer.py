@@ -1,0 +1,170 @@
+"""`python -m server.ray_placer PLACER.json`: between a gateway and the pool on a Ray cluster.
+
+It joins the cluster, finds or makes the pool's coordinator, and from then on tells it how many
+engines the gateway wants, and the gateway where they are. Nobody waits for it: while it is away,
+or the coordinator, the members stay those of before.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from server.pool_files import (
+    Member,
+    PoolFileDamaged,
+    members_path,
+    read_members,
+    read_wanted,
+    wanted_path,
+    write_members,
+)
+from server.ray_config import PlacerConfig
+from server.ray_coordinator import Coordinator
+from server.ray_pool import COORDINATOR, first_line
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.5
+_ANSWER_S = 10.0
+
+
+class PoolRefused(Exception):
+    """This gateway is not of the pool that runs; str() says what differs."""
+
+
+class Placer:
+    """One gateway's. `turn` is called twice a second.
+
+    Raises PoolRefused, and what Ray raises.
+    """
+
+    def __init__(self, config: PlacerConfig) -> None:
+        self._config = config
+        data_dir = Path(config.data_dir)
+        self._members_path, self._wanted_path = members_path(data_dir), wanted_path(data_dir)
+        # The same after a restart, so that what it wanted before does not count beside it.
+        self._placer_id = f"{socket.gethostname()}:{data_dir}"
+        self._pool = config.pool(has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
+        self._members = self._known_members()
+        self._problems: list[str] = []
+        self._coordinator: Any = None
+
+    def turn(self) -> None:
+        if self._coordinator is None:
+            self._coordinator = self._join()
+        poll = self._coordinator.poll.remote(self._placer_id, self._wanted())
+        said = ray.get(poll, timeout=_ANSWER_S)
+        if said is None:  # it was started again
+            self._coordinator = None
+            return
+        self._tell(said["addresses"])
+        if said["problems"] != self._problems:
+            for problem in set(said["problems"]).difference(self._problems):
+                logger.warning("%s", problem)
+            self._problems = said["problems"]
+
+    def forget_coordinator(self) -> None:
+        """It is gone; the next turn finds or makes another."""
+        self._coordinator = None
+
+    def say_goodbye(self) -> None:
+        if self._coordinator is not None:
+            ray.get(self._coordinator.goodbye.remote(self._placer_id), timeout=_ANSWER_S)
+
+    def _join(self) -> Any:
+        coordinator = (
+            ray.remote(Coordinator)
+            .options(
+                name=COORDINATOR,
+                namespace=self._pool.namespace,
+                lifetime="detached",
+                get_if_exists=True,
+                max_restarts=-1,
+                num_cpus=0,
+            )
+            .remote()
+        )
+        refusal = ray.get(coordinator.join.remote(self._pool.as_dict()), timeout=_ANSWER_S)
+        if refusal:
+            raise PoolRefused(refusal)
+        # Only now: what engines are started with is not for a gateway of another pool to change.
+        self._config.engine_template.publish(Path(self._config.pool_dir))
+        return coordinator
+
+    def _wanted(self) -> int:
+        try:
+            wanted = read_wanted(self._wanted_path)
+        except PoolFileDamaged as error:
+            logger.error("%s", error)
+            wanted = None
+        return min(max(wanted or 0, self._config.least), self._config.most)
+
+    def _tell(self, addresses: dict[str, str]) -> None:
+        """An engine whose address is not known for the moment stays where it was."""
+        former = {member.name: member.address for member in self._members}
+        members = tuple(
+            Member(name, known, self._config.server_key)
+            for name, address in sorted(addresses.items())
+            if (known := address or former.get(name, ""))
+        )
+        if members != self._members:
+            write_members(self._members_path, members)
+            self._members = members
+
+    def _known_members(self) -> tuple[Member, ...]:
+        """Of the last placer; not those of a pool on one machine."""
+        with contextlib.suppress(PoolFileDamaged):
+            members = read_members(self._members_path)
+            return tuple(member for member in members if member.endpoint.is_remote)
+        return ()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="placer: %(message)s")
+    config = PlacerConfig.read(Path(sys.argv[1]))
+    options: dict[str, Any] = {"include_dashboard": False} if config.address == "local" else {}
+    ray.init(
+        config.address,
+        namespace=f"chorale-{config.pool_id}",
+        log_to_driver=False,  # the nodes' logs stay with Ray; what matters is in the problems
+        logging_level=logging.ERROR,
+        **options,
+    )
+    signals: list[int] = []
+    # After Ray, which has a handler of its own.
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    logger.info("on the cluster %s", config.address)
+    placer = Placer(config)
+    try:
+        while not signals:
+            _turn(placer)
+            time.sleep(TURN_S)
+        with contextlib.suppress(ray.exceptions.RayError):
+            placer.say_goodbye()
+    except PoolRefused as error:
+        logger.error("%s", error)
+        sys.exit(os.EX_CONFIG)
+    finally:
+        ray.shutdown()
+
+
+def _turn(placer: Placer) -> None:
+    try:
+        placer.turn()
+    except ray.exceptions.ActorDiedError:
+        placer.forget_coordinator()
+    except ray.exceptions.RayError as error:  # it is slow, or being started again
+        logger.warning("the pool's coordinator does not answer: %s", first_line(error))
+
+
+if __name__ == "__main__":
+    main()
