@@ -132,10 +132,9 @@ class VirtualTokenCounters:
     engines' bounds together and what they serve between two exchanges, and one that is at a few
     gets what it can there before the others get more (max-min). While nobody waits here, nobody is
     kept waiting by what others get, and nothing is added. It only changes whose turn it is: a seat
-    is never left empty. A tenant that would be next but for what it got elsewhere, and is served
-    nothing here for `patience_s`, is forgiven that, and nothing more is added until it is served:
-    so it gets one turn here in that time at least, however much it gets elsewhere, and an engine
-    that is gone is held against it no longer.
+    is never left empty. Who waits here and is served nothing for `patience_s` is forgiven what it
+    got elsewhere, until it is served: so nobody waits longer than that for a turn because of what
+    it gets elsewhere, and an engine that is gone is not held against it for ever.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = _PATIENCE_S) -> None:
@@ -150,7 +149,6 @@ class VirtualTokenCounters:
         self._elsewhere: dict[str, float] = {}  # how much of a counter's lead came from there
         self._now = clock()
         self._unserved_since: dict[str, float] = {}  # of the backlogged ones
-        self._forgiven: set[str] = set()  # of those, until they are served
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         self._now = self._clock()
@@ -168,7 +166,6 @@ class VirtualTokenCounters:
         tenant_id, weighted = request.tenant_id, service / request.message.weight
         self.counters[tenant_id] = self.counters.get(tenant_id, 0.0) + weighted
         self._given.add(tenant_id, weighted)
-        self._forgiven.discard(tenant_id)
         if tenant_id in self._unserved_since:
             self._unserved_since[tenant_id] = self._now
 
@@ -182,9 +179,8 @@ class VirtualTokenCounters:
         return self._given.take()
 
     def note_elsewhere(self, message: TenantService) -> None:
-        for tenant_id, service in self._heard.take_in(message):
-            if not self._backlogged or tenant_id in self._forgiven:
-                continue
+        news = self._heard.take_in(message)
+        for tenant_id, service in news if self._backlogged else ():
             counter = self.counters.get(tenant_id, 0.0)
             if counter <= self._level:
                 self._elsewhere.pop(tenant_id, None)
@@ -218,7 +214,6 @@ class VirtualTokenCounters:
         """Those who are kept waiting by nothing but other engines, and for too long."""
         since = self._unserved_since
         self._unserved_since = {t: since.get(t, self._now) for t in self._backlogged}
-        self._forgiven &= self._backlogged
         if not self._backlogged:
             return
         least = min(self._backlogged, key=self.counters.__getitem__)
@@ -228,7 +223,6 @@ class VirtualTokenCounters:
             is_overdue = self._now - unserved_since >= self._patience_s
             if is_overdue and (service := self._elsewhere.pop(tenant_id, 0.0)):
                 self.counters[tenant_id] = max(self.counters[tenant_id] - service, self._level)
-                self._forgiven.add(tenant_id)
 
     def _forget(self) -> None:
         """Of too many tenants, those that came back longest ago and are not backlogged."""

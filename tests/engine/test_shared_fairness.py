@@ -167,6 +167,54 @@ def test_an_engine_that_is_gone_is_soon_held_against_nobody():
     assert spread == pytest.approx(pool.service.given["here"] - here, rel=0.1)
 
 
+def waiting_requests(*tenants):
+    scheduler = make_scheduler(scheduling_policy="fcfs")
+    for tenant in tenants:
+        scheduler.add("gw", make_message(tenant, tenant_id=tenant))
+    return scheduler.queues.waiting
+
+
+def test_what_it_got_elsewhere_is_forgiven_once_and_not_again_what_it_got_here():
+    clock = FakeClock()
+    counters = VirtualTokenCounters(clock)
+    here, spread = requests = waiting_requests("here", "spread")
+    counters.order(requests)
+    for total in (0.0, 100.0):
+        counters.note_elsewhere(elsewhere({"spread": total}))
+    counters.charge(here, 150.0)
+    counters.order(requests)  # the other is ahead of it by now: all of it has been made up for
+    counters.charge(spread, 100.0)
+    clock.now += PATIENCE_S
+    counters.order(requests)
+    assert counters.counters == {"here": 150.0, "spread": 200.0}
+    counters.note_elsewhere(elsewhere({"spread": 107.0}))
+    assert counters.counters["spread"] == 207.0
+    counters.order(requests)
+    assert counters.counters["spread"] == 200.0
+    counters.charge(spread, 1.0)
+    counters.note_elsewhere(elsewhere({"spread": 110.0}))
+    counters.order(requests)
+    assert counters.counters["spread"] == 204.0, "it was served a moment ago"
+
+
+def test_what_it_got_elsewhere_while_it_was_behind_the_others_is_no_lead_to_forgive():
+    clock = FakeClock()
+    counters = VirtualTokenCounters(clock)
+    here, spread = waiting_requests("here", "spread")
+    counters.order([here])
+    for total in (0.0, 100.0):
+        counters.note_elsewhere(elsewhere({"spread": total}))
+    counters.charge(here, 150.0)
+    counters.order([here])
+    counters.note_elsewhere(elsewhere({"spread": 110.0}))
+    counters.order([here, spread])
+    assert counters.counters == {"here": 150.0, "spread": 160.0}
+    counters.charge(spread, 40.0)
+    clock.now += PATIENCE_S
+    counters.order([here, spread])
+    assert counters.counters["spread"] == 190.0
+
+
 def test_what_a_tenant_was_given_here_is_not_forgiven():
     """Patience is with what it got elsewhere: a small weight waits for its turn, however long."""
     demands = {"heavy": Demand((0,), 1000.0), "light": Demand((0,), 1.0)}
