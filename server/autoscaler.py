@@ -1,0 +1,173 @@
+"""How many engines a pool needs: more of them as soon as requests wait, fewer once that is certain.
+
+Up: when somebody has waited for a seat for seconds, or first tokens come later than they should.
+At once as many as the requests that are there have no seats for; where seats are not what is short,
+one more, and the next one only when that one has been there for as long as the figures look back.
+Down: one at a time, after minutes in which one engine fewer would have had room to spare. What was
+too few for so many requests is remembered, so that a constant load finds its number and keeps it.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from server.first_tokens import WINDOW_S
+from server.pool_files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
+
+if TYPE_CHECKING:
+    from server.engines import EngineFigures
+    from server.gateway import Gateway
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 1.0
+WAIT_S = 3.0
+"""A queue that lasts for less is the weather."""
+SPARE_S = 300.0
+SPARE_SHARE = 0.6
+"""Of what one engine fewer can do: more than that is no room to spare."""
+_SLO_SHARE = 0.9
+_FEW_SLABS = 0.05
+"""Of an arena: with less of it free, who waits may be waiting for room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFigures:
+    """The engines that take requests, at one moment.
+
+    num_requests: there, running or waiting.   num_waiting: of them, for a seat or for room; who
+    waits for an adapter alone would wait anywhere.   seats: of each engine.
+    first_token_s: that 9 of 10 came within lately; None where none came.
+    """
+
+    num_ready: int
+    num_requests: int
+    num_waiting: int
+    seats: int
+    first_token_s: float | None = None
+
+
+class Autoscaler:
+    """Between `least` and `most`, beginning with `wanted`. All times are `now_s`, of one clock.
+
+    slo_first_token_s: that 9 of 10 first tokens should come within.
+    """
+
+    def __init__(self, *, least: int, most: int, wanted: int, slo_first_token_s: float) -> None:
+        self._least = least
+        self._most = most
+        self._slo_first_token_s = slo_first_token_s
+        self.wanted = min(max(wanted, least), most)
+        self._too_many: dict[int, int] = {}
+        self._complete_since: float | None = None
+        self._waiting_since: float | None = None
+        self._spare_since: float | None = None
+
+    def decide(self, now_s: float, figures: PoolFigures) -> int:
+        """How many there should be from now on."""
+        if not figures.num_ready:  # nobody knows what is asked of them
+            self._complete_since = self._waiting_since = self._spare_since = None
+            return self.wanted
+        is_complete = figures.num_ready >= self.wanted
+        self._complete_since = _since(self._complete_since, is_complete, now_s)
+        self._waiting_since = _since(self._waiting_since, figures.num_waiting > 0, now_s)
+        is_short = self._is_short(now_s, figures)
+        has_spare = is_complete and self._has_spare(figures)
+        self._spare_since = _since(self._spare_since, has_spare, now_s)
+        if is_short:
+            self._grow(now_s, figures)
+        elif _lasts_s(self._spare_since, now_s) >= SPARE_S:
+            self.wanted -= 1
+            self._spare_since = None
+        return self.wanted
+
+    def _is_short(self, now_s: float, figures: PoolFigures) -> bool:
+        if _lasts_s(self._waiting_since, now_s) >= WAIT_S:
+            return True
+        is_late = (figures.first_token_s or 0.0) > self._slo_first_token_s
+        # Where every request has an engine for itself, another one would have nothing to do.
+        return is_late and figures.num_requests > figures.num_ready
+
+    def _grow(self, now_s: float, figures: PoolFigures) -> None:
+        needed = math.ceil(figures.num_requests / figures.seats)
+        # An engine that has just come, or is on its way, has to show first what it changes.
+        is_known = _lasts_s(self._complete_since, now_s) >= WINDOW_S
+        if needed <= self.wanted and is_known:
+            self._too_many[self.wanted] = figures.num_requests
+            needed = self.wanted + 1
+        self.wanted = min(max(self.wanted, needed), self._most)
+
+    def _has_spare(self, figures: PoolFigures) -> bool:
+        fewer = self.wanted - 1
+        too_many = [n for number, n in self._too_many.items() if number >= fewer]
+        enough_for = min([fewer * figures.seats, *too_many])
+        return fewer >= self._least and figures.num_requests <= SPARE_SHARE * enough_for
+
+
+def pool_figures(
+    engines: "Sequence[EngineFigures]", first_token_s: float | None = None
+) -> PoolFigures:
+    """Of those engines that take requests."""
+    num_ready = num_requests = num_waiting = seats = 0
+    for engine in engines:
+        stats, welcome = engine.stats, engine.welcome
+        if engine.state != "ready" or stats is None or welcome is None:
+            continue
+        num_here = stats.running + stats.waiting
+        has_room = stats.free_slabs + stats.prefix_slabs >= _FEW_SLABS * stats.total_slabs
+        num_ready += 1
+        num_requests += num_here
+        num_waiting += 0 if has_room and num_here <= welcome.max_num_seqs else stats.waiting
+        seats = max(seats, welcome.max_num_seqs)
+    return PoolFigures(
+        num_ready=num_ready,
+        num_requests=num_requests,
+        num_waiting=num_waiting,
+        seats=max(seats, 1),
+        first_token_s=first_token_s,
+    )
+
+
+async def run(gateway: "Gateway") -> None:
+    """Tell the placer what is wanted, where it may be more or less than what was configured."""
+    settings, path = gateway.settings, wanted_path(gateway.settings.data_dir)
+    if settings.most_engines == settings.engines:
+        return
+    wanted = None
+    try:
+        wanted = read_wanted(path)
+    except PoolFileDamaged as error:
+        logger.error("%s", error)
+    autoscaler = Autoscaler(
+        least=settings.engines,
+        most=settings.most_engines,
+        wanted=wanted or settings.engines,
+        slo_first_token_s=settings.slo_first_token_s,
+    )
+    while True:
+        first_token_s = gateway.first_tokens.percentile_s(_SLO_SHARE)
+        figures = pool_figures(gateway.engines.figures(), first_token_s)
+        decided = autoscaler.decide(time.monotonic(), figures)
+        if decided != wanted:
+            logger.info("%d engines are wanted (%s)", decided, figures)
+            try:
+                write_wanted(path, decided)
+                wanted = decided
+            except OSError as error:  # the next turn tries again
+                logger.error("%s cannot be written: %s", path, error)
+        await asyncio.sleep(TURN_S)
+
+
+def _since(before: float | None, is_so: bool, now_s: float) -> float | None:
+    """When it began to be so; None where it is not."""
+    if not is_so:
+        return None
+    return now_s if before is None else before
+
+
+def _lasts_s(since: float | None, now_s: float) -> float:
+    return -1.0 if since is None else now_s - since
