@@ -204,8 +204,7 @@ class Engines:
             engine.view(request.adapter, num_tokens - cached.get(engine.name, 0))
             for engine in ready
         ]
-        key = request.adapter.object_key if request.adapter else request.request_id
-        name = router.choose(key, views).name
+        name = router.choose(_key(request, marks), views).name
         self._prefixes.note(name, marks)
         return name
 
@@ -316,3 +315,10 @@ class Engines:
             return None
         views = [engine.view(adapter) for engine in ready]
         return self._engines[router.choose(adapter.object_key, views).name]
+
+
+def _key(request: AddRequest, marks: Sequence[bytes]) -> str:
+    """What requests have in common that should meet."""
+    if request.adapter:
+        return request.adapter.object_key
+    return marks[0].hex() if marks else request.request_id

@@ -44,7 +44,7 @@ class EngineView:
 
 def choose(key: str, views: Sequence[EngineView]) -> EngineView:
     """key: the adapter's, so that its requests agree where nothing else decides; of requests on the
-    base model, their own.
+    base model, that of their prompts' beginning.
     """
     costs = [cost_s(view) for view in views]
     limit = min(costs) + INDIFFERENCE_S
