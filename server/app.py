@@ -18,7 +18,7 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import adapter_watch, cancels, errors, foreign_errors
+from server import adapter_watch, autoscaler, cancels, errors, foreign_errors
 from server.auth import record_key_use
 from server.clock import now_ms
 from server.database import DatabaseError
@@ -122,6 +122,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         for work in (
             _sweep(gateway),
             adapter_watch.watch(gateway),
+            autoscaler.run(gateway),
             gateway.prover.run(),
             gateway.failures.run(),
             gateway.chores.run(),
