@@ -127,13 +127,13 @@ class Stack:
                 self._process.wait()
 
     def pid(self, name: str) -> int:
-        """Process id of the `engine`, `gateway` or `fetcher`."""
+        """Process id of the `engine`, `engine-2`, `gateway` or `fetcher`."""
         assert self._process
-        marks = {"engine": "engine.json", "gateway": "gateway.json", "fetcher": "lora.fetch"}
+        mark = "lora.fetch" if name == "fetcher" else f"/{name}.json"
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         for pid in children.read_text().split():
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-            if marks[name] in command:
+            if mark in command:
                 return int(pid)
         raise LookupError(name)
 
