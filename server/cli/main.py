@@ -7,6 +7,7 @@ from server.cli import (
     audit,
     chat,
     demo,
+    engines,
     keys,
     receipts,
     serve,
@@ -30,6 +31,7 @@ app.command("serve")(serve.serve)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(engines.app, name="engines")
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")

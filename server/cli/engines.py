@@ -1,0 +1,58 @@
+"""`chorale engines`: the pool behind a gateway."""
+
+from typing import Any
+
+import typer
+
+from server.cli.connection import (
+    DEFAULT_DATA_DIR,
+    DEFAULT_URL,
+    AdminKey,
+    DataDir,
+    Json,
+    Url,
+    as_operator,
+)
+from server.cli.terminal import say, show_json, show_table
+
+app = typer.Typer(no_args_is_help=True, help="The engines that serve (operator).")
+
+_COLUMNS = ("name", "state", "running", "waiting", "seats", "unsettled", "starts", "engine_id")
+
+
+# Without it, typer would take the only command for the group itself.
+@app.callback()
+def engines() -> None:
+    pass
+
+
+@app.command("list")
+def list_engines(
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Every engine that the gateway knows of, and what it does now.
+
+    unsettled: records of its journal that are not in the ledger yet.
+    """
+    with as_operator(url, admin_key, data_dir) as client:
+        found = client.request("GET", "/admin/v1/engines")["data"]
+    if json:
+        show_json(found)
+    elif found:
+        show_table(_COLUMNS, [_row(engine) for engine in found])
+    else:
+        say("The gateway knows of no engine yet.")
+
+
+def _row(engine: dict[str, Any]) -> dict[str, Any]:
+    figures = engine["figures"] or {}
+    return {
+        **engine,
+        "running": figures.get("running"),
+        "waiting": figures.get("waiting"),
+        "seats": engine["max_num_seqs"],
+        "unsettled": figures.get("unsettled_records"),
+    }

@@ -1,0 +1,55 @@
+"""`chorale engines list`, as an operator calls it."""
+
+import json
+
+import pytest
+
+from tests.server.fake_api import Api, fixed, make_run
+
+READY = {
+    "object": "engine",
+    "name": "engine",
+    "state": "ready",
+    "engine_id": "eng-1",
+    "starts": 2,
+    "max_num_seqs": 64,
+    "requests_here": 3,
+    "figures": {"running": 5, "waiting": 7, "unsettled_records": 11},
+}
+AWAY = {
+    **READY, "name": "engine-2", "state": "starting", "engine_id": None, "max_num_seqs": None,
+    "figures": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    apis = []
+
+    def run(data, *arguments):
+        answer = {"object": "list", "data": data, "has_more": False}
+        apis.append(Api(fixed({("GET", "/admin/v1/engines"): (200, answer)})))
+        return make_run(apis[-1].url, monkeypatch, tmp_path)("engines", "list", *arguments)
+
+    yield run
+    for api in apis:
+        api.close()
+
+
+def test_an_engine_is_a_line_with_what_it_does(run):
+    header, *lines = run([READY, AWAY]).stdout.splitlines()
+    assert header.split() == [
+        "name", "state", "running", "waiting", "seats", "unsettled", "starts", "engine_id",
+    ]  # fmt: skip
+    assert lines[0].split() == ["engine", "ready", "5", "7", "64", "11", "2", "eng-1"]
+    assert lines[1].split() == ["engine-2", "starting", "-", "-", "-", "-", "2", "-"]
+
+
+def test_json_is_what_the_gateway_said(run):
+    assert json.loads(run([READY, AWAY], "--json").stdout) == [READY, AWAY]
+
+
+def test_no_engine_is_said(run):
+    result = run([])
+    assert result.exit_code == 0
+    assert "no engine yet" in result.stderr
