@@ -30,6 +30,7 @@ from engine.messages import (
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from server import router
+from server.load_costs import LoadCosts
 from server.pool_files import Member
 from server.pooled_engine import EngineState, PooledEngine
 from server.prefix_table import PrefixTable, marks_of
@@ -81,6 +82,7 @@ class Engines:
         self._on_end = on_end
         self._on_lease_low = on_lease_low
         self._engines: dict[str, PooledEngine] = {}
+        self._costs = LoadCosts()
         self._prefixes = PrefixTable()
         self._quarantine = Quarantine()
         self._services: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
@@ -105,6 +107,7 @@ class Engines:
             await asyncio.sleep(TURN_S)
             await self._follow()
             for engine in self._engines.values():
+                engine.look()
                 if engine.take_death():
                     self._prefixes.forget_engine(engine.name)
             await self._pass_on_service()
@@ -122,7 +125,7 @@ class Engines:
         endpoint = Endpoint(member.address, member.server_key, self._client_key)
         client = EngineClient(endpoint, self._on_end, self._on_lease_low, self._note_service)
         self._engines[member.name] = PooledEngine(
-            member, client, self._base_revision, self._running.num_at
+            member, client, self._base_revision, self._costs, self._running.num_at
         )
         await client.start()
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.client import EngineClient
-from engine.messages import Tier, TierStats
+from engine.messages import EngineStats, Tier
 from registry.ref import AdapterRef
+from server.load_costs import LoadCosts
 from server.pool_files import Member
 from server.router import EngineView
 
@@ -21,40 +22,35 @@ _EXPECTED_S = 5.0
 """How long a load that was asked for is believed in before the engine says anything of it."""
 _MAX_EXPECTED = 1000
 
-_Move = Literal["disk", "host", "device"]
-_MOVES: dict[Tier, tuple[_Move, ...]] = {
-    "device": (),
-    "loading": ("device",),
-    "host": ("device",),
-    "disk": ("host", "device"),
-    "fetching": ("disk", "host", "device"),
-    "remote": ("disk", "host", "device"),
-    "failed": ("disk", "host", "device"),
-}
-"""What is still to be done for an adapter, by where it is: each is a tier that it comes into."""
-_FIRST_GUESS_S_PER_BYTE: dict[_Move, float] = {"disk": 5e-9, "host": 1e-9, "device": 1e-9}
+_NEW_OTHERS = 0.1
+"""Of a new figure of others' requests: each is of another moment, and gateways that all believe the
+same dip would all fill it."""
 
 
 class PooledEngine:
-    """num_own: of this gateway's requests, those that are with an engine, by its name."""
+    """costs: of loads, shared by the pool.   num_own: of this gateway's requests, those that are
+    with an engine, by its name.
+    """
 
     def __init__(
         self,
         member: Member,
         client: EngineClient,
         base_revision: str,
+        costs: LoadCosts,
         num_own: Callable[[str], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.member = member
         self.client = client
         self._base_revision = base_revision
+        self._costs = costs
         self._num_own = num_own
         self._clock = clock
         self._request_s = _FIRST_REQUEST_S
         self._expected: OrderedDict[str, float] = OrderedDict()
-        self._seen: object = None
-        self._num_others = 0
+        self._seen: EngineStats | None = None
+        self._num_others = 0.0
         self._num_deaths = 0
 
     @property
@@ -76,13 +72,22 @@ class PooledEngine:
         return "leaving" if stats is not None and stats.is_leaving else "ready"
 
     @property
-    def num_requests(self) -> int:
-        """Ours, as of now, and those of other gateways, as of the engine's latest figures."""
-        own, stats = self._num_own(self.name), self.client.stats
-        if stats is not None and stats is not self._seen:
-            self._seen = stats
-            self._num_others = max(0, stats.running + stats.waiting - own)
-        return own + (self._num_others if stats else 0)
+    def num_requests(self) -> float:
+        """Ours, as of now, and about how many other gateways have there."""
+        return self._num_own(self.name) + max(0.0, self._num_others)
+
+    def look(self) -> None:
+        """Take in the engine's figures, where there are new ones."""
+        stats = self.client.stats
+        if stats is self._seen:
+            return
+        if stats is None:
+            self._num_others = 0.0
+        else:
+            found = stats.running + stats.waiting - self._num_own(self.name)
+            self._num_others += (found - self._num_others) * _NEW_OTHERS
+            self._costs.note(self._seen, stats)
+        self._seen = stats
 
     def take_death(self) -> bool:
         """Whether it died since the last call: its caches are empty now."""
@@ -102,6 +107,7 @@ class PooledEngine:
 
     def view(self, adapter: AdapterRef | None, num_tokens: int = 0) -> EngineView:
         """For a request on this adapter with so many tokens to compute here."""
+        self.look()
         welcome, stats = self.client.welcome, self.client.stats
         assert welcome is not None
         speed = (stats.prefill_tokens_per_s if stats else 0.0) or _FIRST_TOKENS_PER_S
@@ -110,7 +116,7 @@ class PooledEngine:
             num_requests=self.num_requests,
             seats=welcome.max_num_seqs,
             request_s=self._request_s,
-            load_s=self._load_s(adapter) if adapter else 0.0,
+            load_s=self._costs.load_s(self._tier(adapter), adapter.size_bytes) if adapter else 0.0,
             is_coming=adapter is not None and self._is_coming(adapter),
             prefill_s=num_tokens / speed,
         )
@@ -123,16 +129,3 @@ class PooledEngine:
         if self._tier(adapter) in ("fetching", "loading"):
             return True
         return self._expected.get(adapter.object_key, 0.0) > self._clock()
-
-    def _load_s(self, adapter: AdapterRef) -> float:
-        stats = self.client.stats
-        tiers = {tier.tier: tier for tier in stats.tiers} if stats else {}
-        moves = _MOVES[self._tier(adapter)]
-        return adapter.size_bytes * sum(_s_per_byte(move, tiers.get(move)) for move in moves)
-
-
-def _s_per_byte(move: _Move, seen: TierStats | None) -> float:
-    """Of the loads into this tier so far."""
-    if seen is None or not seen.load_bytes:
-        return _FIRST_GUESS_S_PER_BYTE[move]
-    return seen.load_seconds / seen.load_bytes

@@ -27,14 +27,14 @@ INDIFFERENCE_S = 0.02
 class EngineView:
     """What is known of an engine, for one request.
 
-    num_requests: running and waiting there, those on their way with them.   seats: that run at
+    num_requests: about how many run, wait and are on their way there.   seats: that run at
     once.   request_s: what a request takes there lately.   load_s: until its adapter can be used,
     0 where it is.   is_coming: others wait for it there already.   prefill_s: of what is not
     cached of its prompt.
     """
 
     name: str
-    num_requests: int
+    num_requests: float
     seats: int
     request_s: float
     load_s: float = 0.0
