@@ -1,4 +1,5 @@
-"""Four gateways on one PostgreSQL and one Redis, all after the same few requests, tokens, dollars.
+"""Four gateways on one PostgreSQL and one Redis, all after the same few requests, tokens, dollars;
+behind each of them two engines.
 
 What may be admitted between two moments t apart is the limit's amount times (1 + t / 60 s): what
 was there, and what has flowed back. Nothing beyond it, whatever happens to Redis meanwhile.
@@ -25,6 +26,8 @@ from tests.e2e.stack import Stack, Tenant
 from tests.redis_server import RedisServer, redis_binary
 
 NUM_GATEWAYS = 4
+ENGINES = ("engine", "engine-2")
+"""Of each gateway; so are their folders called."""
 NUM_STREAMS = 200
 PROMPT = [5, 6, 7]
 
@@ -86,12 +89,20 @@ class Fleet:
             self.stacks[0].wait(lambda: conn.scalar(query, values) == 0)
             return int(conn.scalar(spent, values) or 0)
 
+    def num_engines_of(self, tenant: Tenant) -> int:
+        """How many engines the ledger knows to have served it."""
+        query = sa.text(
+            "SELECT count(DISTINCT engine_id) FROM usage_events WHERE tenant_id = :tenant"
+        )
+        with self.database.connect() as conn:
+            return int(conn.scalar(query, {"tenant": tenant.tenant_id}) or 0)
+
     def most_at_once(self, tenant: Tenant) -> int:
         """By the engines' own journals."""
         events: list[tuple[float, int]] = []
-        for stack in self.stacks:
+        for stack, name in itertools.product(self.stacks, ENGINES):
             ours: set[str] = set()
-            for record in read_records(stack.data_dir / "engine" / "journal"):
+            for record in read_records(stack.data_dir / name / "journal"):
                 if isinstance(record, StartRecord) and record.tenant_id == tenant.tenant_id:
                     ours.add(record.request_id)
                     events.append((record.at, 1))
@@ -148,7 +159,7 @@ def fleet(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[Fleet]:
             "database_url": url, "redis_url": redis.url, "fake_engine": True,
             "storage": (folder / "objects").as_uri(), "max_num_seqs": 64, "max_model_len": 512,
             # Four gateways and 200 clients on two cores: it is not Redis that is late.
-            "redis_deadline_s": 2.0, "request_timeout_s": 20.0,
+            "redis_deadline_s": 2.0, "request_timeout_s": 20.0, "engines": len(ENGINES),
         }  # fmt: skip
         stacks = [Stack(folder / f"{n}", tiny_model, **shared) for n in range(NUM_GATEWAYS)]
         engine = sa.create_engine(sa.engine.make_url(url))
@@ -209,6 +220,7 @@ def test_200_streams_on_four_gateways_spend_one_budget_to_its_last_token(fleet: 
     served = [got.usage for got in answers if got.usage]
     tokens = sum(usage["completion_tokens"] for usage in served)
     assert spent == tokens * completion + len(served) * len(PROMPT) * prompt
+    assert fleet.num_engines_of(tenant) > NUM_GATEWAYS, "one budget over all engines, too"
     # What is left once all are over goes to one that asks for all of it, to the token.
     left = (budget - spent - len(PROMPT) * prompt) // completion
     last = fleet.run(tenant, 1, max_tokens=400)[0]
