@@ -91,11 +91,24 @@ async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> 
             tasks.append(asyncio.create_task(ask(client, tenant, seen, random.Random(seed + i))))
             await asyncio.sleep(chance.random() * 0.02)
             if kill and i == count // 2:
-                stack.kill(kill)
-                if kill == "engine":
+                kill_rank(stack) if kill == "rank" else stack.kill(kill)
+                if kill != "gateway":
                     seen.cut_steps.append(TokenMeter.read(meter_of(stack))[2:])
         await asyncio.gather(*tasks)
     return seen
+
+
+def kill_rank(stack: Stack) -> None:
+    """SIGKILL for the second rank of the model, and wait until the engine has followed it."""
+    engine = stack.pid("engine")
+    children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
+    (rank,) = [
+        int(pid)
+        for pid in children
+        if "engine.rank_process" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(rank, signal.SIGKILL)
+    stack.wait(lambda: not Path(f"/proc/{engine}/fd").exists())
 
 
 def quiet(stack: Stack) -> list[dict]:
@@ -105,7 +118,7 @@ def quiet(stack: Stack) -> list[dict]:
         lines = stack.operator.get("/metrics").text.splitlines()
         figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         names = ("chorale_running", "chorale_waiting", "chorale_unsettled_records")
-        return all(float(figures.get(name, 1)) == 0 for name in names)
+        return all(float(figures.get(f'{name}{{engine="engine"}}', 1)) == 0 for name in names)
 
     stack.wait_ready()
     stack.wait(is_quiet)
@@ -203,6 +216,23 @@ def test_the_bill_is_exact_after_the_engine_is_killed_again_and_again(fake_stack
     assert any(event["stop_cause"] == "engine_failure" for event in events)
     unpaid = [event for event in events if event["stop_cause"] == "engine_failure"]
     assert all(event["amount_nanousd"] == 0 for event in unpaid)
+
+
+def test_the_bill_is_exact_after_a_rank_of_the_model_is_killed(
+    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]
+) -> None:
+    with running(tmp_path, tiny_model, tensor_parallel_size=2) as stack:
+        for name in TENANTS:
+            stack.tenant(name).push("alpha", tiny_adapters["alpha"])
+        seen = asyncio.run(load(stack, count=40, seed=5, kill="rank"))
+        assert seen.num_errors > 0, "the kill must hit somebody"
+        stack.wait_ready()
+        after = asyncio.run(load(stack, count=10, seed=6))
+        assert after.num_errors == 0, "the ranks are back"
+        check_bill(stack, seen)
+        unpaid = [e for e in quiet(stack) if e["stop_cause"] == "engine_failure"]
+        assert unpaid
+        assert all(event["amount_nanousd"] == 0 for event in unpaid)
 
 
 def test_no_hold_stays_open_when_everything_has_ended(shared_stack: Stack) -> None:

@@ -77,6 +77,23 @@ def test_swapping_two_adapters_on_purpose_fails_the_oracle(tiny: TinyWorld) -> N
         check_oracle(TinyWorld(tiny.stack, tiny.tenant, tiny.model_dir, swapped), count=8)
 
 
+def test_two_ranks_that_share_the_model_equal_peft(tiny_model, tmp_path) -> None:
+    specs = {
+        "one": {"r": 4, "rank_pattern": {"v_proj": 11, "down_proj": 9}},
+        "two": {"r": 16, "use_rslora": True},
+        "three": {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+    }
+    dirs = {
+        name: save_adapter(tiny_model, tmp_path / name, seed=300 + i, **spec)
+        for i, (name, spec) in enumerate(specs.items())
+    }
+    with running(tmp_path / "stack", tiny_model, tensor_parallel_size=2) as stack:
+        tenant = stack.tenant("acme")
+        for name, folder in dirs.items():
+            tenant.push(name, folder)
+        check_oracle(TinyWorld(stack, tenant, tiny_model, dirs), count=12)
+
+
 def test_an_untied_model_in_the_old_spelling_equals_peft(tmp_path) -> None:
     model_dir = save_model(tmp_path / "model", tied=False, old_spelling=True)
     dirs = {
