@@ -96,21 +96,14 @@ def is_free(tenant: Tenant) -> bool:
     return tenant.http.post("/v1/completions", json=body).status_code == 200
 
 
-def figures(stack: Stack) -> dict[str, float]:
-    lines = stack.operator.get("/metrics").text.splitlines()
-    return {
-        name: float(value)
-        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    }
-
-
 def is_empty(stack: Stack) -> bool:
     """Nothing runs or waits in the engine, and every slab is free or kept for the next."""
-    now = figures(stack)
-    kept = now["chorale_adapter_slabs"] + now["chorale_prefix_slabs"]
+    (engine,) = stack.operator.get("/admin/v1/engines").json()["data"]
+    now = engine["figures"]
+    kept = now["adapter_slabs"] + now["prefix_slabs"]
     return (
-        now["chorale_running"] == now["chorale_waiting"] == now["chorale_unsettled_records"] == 0
-        and now["chorale_free_slabs"] + kept == now["chorale_total_slabs"]
+        now["running"] == now["waiting"] == now["unsettled_records"] == 0
+        and now["free_slabs"] + kept == now["total_slabs"]
     )
 
 

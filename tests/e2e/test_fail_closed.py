@@ -101,10 +101,8 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
 
 
 def unsettled(stack: Stack) -> float | None:
-    lines = stack.operator.get("/metrics").text.splitlines()
-    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    found = figures.get("chorale_unsettled_records")
-    return None if found is None else float(found)
+    (engine,) = stack.operator.get("/admin/v1/engines").json()["data"]
+    return engine["figures"] and engine["figures"]["unsettled_records"]
 
 
 def states(database: Database, tenant_id: str) -> dict[str, int]:

@@ -326,10 +326,11 @@ def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product,
         EngineDeadError("it died"),
         RequestRefused("queue_full"),
         RequestRefused("metering_unavailable"),
+        RequestRefused("leaving"),
         end_at_once(finish_reason="error", stop_cause="adapter_loading"),
         end_at_once(finish_reason="error", stop_cause="gateway_lost"),
     ],
-    ids=["engine dead", "queue full", "not metered", "adapter loading", "gateway lost"],
+    ids=["dead", "queue full", "not metered", "leaving", "adapter loading", "gateway lost"],
 )
 def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     product.engines.script = fault if callable(fault) else lambda _: [fault]
