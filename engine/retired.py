@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 VOIDING_S = 15.0
 """After the last hold has expired: a gateway looks for such every five seconds."""
+_NO_LIMIT = 1 << 30
 _NO_FIGURES: dict[str, Any] = {f.name: 0 for f in fields(EngineStats) if f.default is MISSING}
 
 
@@ -132,8 +133,9 @@ def main() -> None:
             engine_id=engine_id,
             epoch=epoch,
             base_revision=config.base_revision,
-            max_model_len=0,
-            max_num_seqs=0,
+            # They limit nobody, for whoever has not heard yet that it takes nothing.
+            max_model_len=config.max_model_len or _NO_LIMIT,
+            max_num_seqs=config.max_num_seqs,
             device="none",
             dtype="none",
         )

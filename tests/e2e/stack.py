@@ -128,22 +128,31 @@ class Stack:
 
     def pid(self, name: str) -> int:
         """Process id of the `engine`, `engine-2`, `gateway` or `fetcher`."""
-        assert self._process
         mark = "lora.fetch" if name == "fetcher" else f"/{name}.json"
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
-        for pid in children.read_text().split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode()
-            if mark in command:
-                return int(pid)
+        for pid in self._child_pids():
+            if mark in Path(f"/proc/{pid}/cmdline").read_bytes().decode():
+                return pid
         raise LookupError(name)
+
+    def _child_pids(self) -> list[int]:
+        assert self._process
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        return [int(pid) for pid in children.read_text().split()]
 
     def kill(self, name: str) -> None:
         """SIGKILL, and wait until it does nothing any more; the supervisor starts it again."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
-                time.sleep(0.001)
+        _wait_until_dead(pid)
+
+    def die(self) -> None:
+        """SIGKILL for the supervisor, and so for all of it, as when the power fails."""
+        assert self._process
+        children = self._child_pids()
+        self._process.kill()
+        self._process.wait()
+        for pid in children:
+            _wait_until_dead(pid)
 
     @staticmethod
     def wait(condition: Callable[[], object], timeout_s: float = START_S) -> None:
@@ -196,6 +205,13 @@ def running(data_dir: Path, model: Path, **settings: Any) -> Iterator[Stack]:
         yield stack.start(**environment)
     finally:
         stack.stop()
+
+
+def _wait_until_dead(pid: int) -> None:
+    """It does nothing any more, whether or not its parent has looked."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            time.sleep(0.001)
 
 
 def _free_port() -> int:
