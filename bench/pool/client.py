@@ -1,0 +1,113 @@
+"""A gateway without HTTP, limits and money: it routes, prefetches, generates, and takes times."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.messages import AddRequest, EngineStats
+from server.engines import Engines
+from server.pool_files import Member
+from server.running import Running, RunningRequest
+
+_READY_S = 120.0
+_FRESH_S = 10.0
+_LOOK_S = 0.02
+
+Choose = Callable[[AddRequest], str]
+"""An engine's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    at_s: float
+    request: AddRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """at_s: when it was due.   ttft_s: since then.   engine: its name."""
+
+    at_s: float
+    ttft_s: float
+    engine: str
+
+
+class PoolClient:
+    """Of all these engines.   Any request that does not end by its length ends the run."""
+
+    def __init__(self, members: Sequence[Member], base_revision: str) -> None:
+        self._names = [member.name for member in members]
+        self._running = Running()
+        self._engines = Engines(
+            lambda: members,
+            "",
+            base_revision,
+            self._running,
+            on_end=lambda: None,
+            on_lease_low=lambda _: None,
+        )
+
+    async def start(self) -> None:
+        await self._engines.start()
+        until = time.monotonic() + _READY_S
+        while len(self._engines.welcomes) < len(self._names):
+            if time.monotonic() > until:
+                raise SystemExit("the engines did not start; their logs say why")
+            await asyncio.sleep(_LOOK_S)
+
+    async def close(self) -> None:
+        await self._engines.close()
+
+    def chooser(self, policy: str, seed: int) -> Choose:
+        """The product's way, or "random"."""
+        if policy == "product":
+            return self._engines.route
+        stream = random.Random(seed)
+        return lambda _: stream.choice(self._names)
+
+    async def send(self, requests: Sequence[Due], choose: Choose) -> list[Answered]:
+        """Each when it is due, however many are still under way."""
+        start_s = time.perf_counter()
+        return await asyncio.gather(*(self._answer(due, choose, start_s) for due in requests))
+
+    async def fresh_stats(self) -> dict[str, EngineStats]:
+        """Figures that were made after now, by engine."""
+        old = self._stats()
+        until = time.monotonic() + _FRESH_S
+        while any(stats is old.get(name) for name, stats in self._stats().items()):
+            if time.monotonic() > until:
+                raise SystemExit("an engine sends no figures")
+            await asyncio.sleep(_LOOK_S)
+        return self._stats()
+
+    def _stats(self) -> dict[str, EngineStats]:
+        return {one.name: one.stats for one in self._engines.figures() if one.stats}
+
+    async def _answer(self, due: Due, choose: Choose, start_s: float) -> Answered:
+        await asyncio.sleep(start_s + due.at_s - time.perf_counter())
+        message = due.request
+        name = choose(message)
+        request = RunningRequest(
+            request_id=message.request_id,
+            tenant_id=message.tenant_id,
+            num_answers=1,
+            wanted_tokens=message.token_lease,
+            is_cold=False,
+            engine=name,
+        )
+        self._running.add(request)
+        first_s: float | None = None
+        try:
+            assert message.adapter
+            await self._engines.prefetch(message.tenant_id, message.adapter, name)
+            async for output in self._engines.generate(message, name):
+                if output.new_token_ids and first_s is None:
+                    first_s = time.perf_counter() - start_s
+                if output.is_last and output.finish_reason != "length":
+                    raise SystemExit(f"a request failed: {output.stop_cause} {output.error}")
+        finally:
+            self._running.remove(request)
+        assert first_s is not None
+        return Answered(due.at_s, first_s - due.at_s, name)

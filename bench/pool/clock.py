@@ -1,0 +1,27 @@
+"""Time that jumps from one event to the next."""
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+
+class Clock:
+    """Events of one instant run in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+
+    def at(self, time_s: float, event: Callable[[], None]) -> None:
+        assert time_s >= self.now_s, "the past"
+        heapq.heappush(self._events, (time_s, next(self._numbers), event))
+
+    def after(self, delay_s: float, event: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, event)
+
+    def run(self) -> None:
+        """Until nothing is to come."""
+        while self._events:
+            self.now_s, _, event = heapq.heappop(self._events)
+            event()
