@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The gateway of a Ray pool, on the cluster's head. Settings come from ~/chorale.env.
+set -euo pipefail
+set -a
+. "$HOME/chorale.env"
+set +a
+exec "$HOME/venv/bin/chorale" serve --ray auto

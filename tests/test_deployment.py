@@ -1,0 +1,381 @@
+"""deploy/ and DEPLOYMENT.md say what is so, as far as that shows without containers."""
+
+import contextlib
+import fnmatch
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+import sqlalchemy as sa
+import typer
+import yaml
+
+from registry.s3_location import S3Location
+from registry.storage_url import parse_storage_url
+from server.cli.main import app as chorale
+from server.launch import prepare, settle_settings
+from server.routes import machines as machine_routes
+from server.secrets_store import Secrets
+from server.settings import InvalidSetting, Settings, UnknownSetting, load_settings
+from server.supervisor import ChildSpec
+from tests.deployment_files import (
+    DEPLOY,
+    GUIDE,
+    ROOT,
+    Compose,
+    MissingVariable,
+    dockerfile_steps,
+    example_variables,
+    filled_variables,
+    image_environment,
+    texts,
+)
+from tests.tiny_models import save_model
+
+VARIABLE = re.compile(r"\bCHORALE_[A-Z0-9_]+")
+
+
+@pytest.fixture(scope="module")
+def compose() -> Compose:
+    return Compose.read(filled_variables())
+
+
+@pytest.fixture(scope="module")
+def tiny_specs(tmp_path_factory: pytest.TempPathFactory) -> list[ChildSpec]:
+    """The processes of `chorale serve` with two engines."""
+    folder = tmp_path_factory.mktemp("specs")
+    model = save_model(folder / "model")
+    settings = Settings(model=str(model), data_dir=folder / "data", port=0, engines=2)
+    return prepare(settle_settings(settings))()
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whoever runs the tests."""
+    for name in os.environ:
+        if name.startswith("CHORALE_"):
+            monkeypatch.delenv(name)
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
+    """The settings of `chorale serve` in a container with this environment."""
+    for name, value in (image_environment() | environment).items():
+        monkeypatch.setenv(name, value)
+    return load_settings({})
+
+
+# ---- every file ----
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: path.name)
+def test_yaml_is_yaml_without_a_key_twice(path: Path) -> None:
+    assert [document for document in yaml.load_all(path.read_text(), _StrictLoader) if document]
+
+
+def test_every_variable_of_chorale_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = {
+        name for text in texts().values() for name in re.findall(r"\bCHORALE_[A-Z0-9_]+", text)
+    }
+    assert len(named) > 10
+    for name in named:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "?")
+            # Known, and refused for its value; or fit for it.
+            with contextlib.suppress(InvalidSetting, ValueError):
+                load_settings({"model": "m"})
+
+
+def test_every_command_and_flag_of_chorale_exists() -> None:
+    checked = 0
+    for path, text in texts().items():
+        # A command of a Dockerfile or of YAML is a list, and is checked with its service.
+        for line in re.findall(r"(?:^|[`\s])chorale ((?:[a-z-]+ ?)[^`\n#|]*)", text):
+            words = line.split()
+            command = _find_command(words)
+            if command is None:
+                continue
+            options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+            flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert flags <= options | {"--help"}, f"{path}: {line}"
+            checked += 1
+    assert checked > 10
+
+
+def test_every_file_that_the_guide_names_exists() -> None:
+    named = re.findall(r"\b((?:deploy|bench|tests|server)/[\w./-]+\w)", GUIDE.read_text())
+    assert len(named) > 10
+    # An operator's own, beside the example that it is made from.
+    ignored = {f"deploy/{line}" for line in (DEPLOY / ".gitignore").read_text().splitlines()}
+    for path in set(named) - ignored:
+        assert (ROOT / path).exists(), path
+
+
+def test_every_part_of_the_guide_that_is_linked_exists() -> None:
+    text = GUIDE.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    linked = re.findall(r"\]\(#([\w-]+)\)", text)
+    assert linked
+    assert set(linked) <= anchors
+
+
+def test_every_setting_and_limit_that_the_guide_names_is_what_it_says() -> None:
+    """`name` (30 s), `name` (50 ms): the default."""
+    named = re.findall(r"`(\w+)` \((\d+) (s|ms)\)", GUIDE.read_text())
+    assert len(named) >= 3
+    for name, number, unit in named:
+        default = getattr(Settings(model="m"), name)
+        assert default == int(number) / {"s": 1, "ms": 1000}[unit], name
+
+
+def test_a_machine_that_is_stopped_has_the_time_that_its_end_takes(
+    compose: Compose, tiny_specs: list[ChildSpec]
+) -> None:
+    stages = {spec.stage: 0.0 for spec in tiny_specs}
+    for spec in tiny_specs:
+        stages[spec.stage] = max(stages[spec.stage], spec.stop_timeout_s)
+    needed_s = sum(stages.values())
+    for machine in compose.machines.values():
+        assert int(machine["stop_grace_period"].removesuffix("s")) > needed_s
+    pod = (DEPLOY / "kubernetes" / "base" / "statefulset.yaml").read_text()
+    (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", pod)
+    (pre_stop,) = re.findall(r'\[sleep, "(\d+)"\]', pod)
+    assert int(grace) > needed_s + int(pre_stop)
+    assert f"--stop-timeout {machine['stop_grace_period'].removesuffix('s')}" in GUIDE.read_text()
+
+
+# ---- compose ----
+
+
+def test_what_must_be_given_is_asked_for_by_name() -> None:
+    with pytest.raises(MissingVariable):
+        Compose.read(example_variables())
+    for name in filled_variables().keys() - {"LISTEN"}:
+        with pytest.raises(MissingVariable, match=name):
+            Compose.read(filled_variables() | {name: ""})
+
+
+def test_there_are_two_machines_that_differ_in_their_volume_alone(compose: Compose) -> None:
+    first, second = compose.machines.values()
+    volumes = [first["volumes"], second["volumes"]]
+    assert first | {"volumes": None} == second | {"volumes": None}
+    data = [volume for mounts in volumes for volume in mounts if volume.endswith(":/data")]
+    assert len(set(data)) == 2, "a data directory belongs to one supervisor"
+    assert {volume.partition(":")[0] for volume in data} <= compose.document["volumes"].keys()
+
+
+def test_the_environment_of_a_machine_is_settings(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for machine in compose.machines.values():
+        settings = settle(monkeypatch, machine["environment"])
+        assert machine["command"] == ["serve"], "the image's own, and nothing but settings"
+        assert (settings.host, str(settings.data_dir)) == ("0.0.0.0", "/data")
+        mounted = {volume.split(":")[1] for volume in machine["volumes"]}
+        assert {settings.model, str(settings.data_dir)} == mounted
+        assert settings.engines == 2
+        assert Secrets.load(tmp_path, may_make=False), "given, since gateways share them"
+
+
+def test_a_misspelt_variable_is_an_error(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = dict(compose.machines["chorale-1"]["environment"])
+    environment["CHORALE_REDIS_ULR"] = environment.pop("CHORALE_REDIS_URL")
+    with pytest.raises(UnknownSetting, match="CHORALE_REDIS_ULR"):
+        settle(monkeypatch, environment)
+
+
+def test_a_machine_speaks_to_services_that_are_there(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = compose.machines["chorale-1"]
+    settings = settle(monkeypatch, machine["environment"])
+    database = sa.make_url(settings.database_url or "")
+    postgres = compose.services[str(database.host)]["environment"]
+    assert database.username == postgres["POSTGRES_USER"]
+    assert database.password == postgres["POSTGRES_PASSWORD"]
+    assert database.database == postgres["POSTGRES_DB"]
+    redis = compose.services[urlsplit(settings.redis_url or "").hostname or ""]["command"]
+    assert redis[redis.index("--maxmemory-policy") + 1] == "noeviction"
+    assert redis[redis.index("--save") + 1] == ""
+    assert redis[redis.index("--appendonly") + 1] == "no"
+    store = parse_storage_url(settings.storage_url)
+    assert isinstance(store, S3Location)
+    endpoint = urlsplit(store.endpoint_url or "")
+    s3 = compose.services[endpoint.hostname or ""]
+    assert f"-bucket={store.bucket}" in s3["command"]
+    assert f":{endpoint.port}/" in s3["healthcheck"]["test"][-1]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert machine["environment"][name] == s3["environment"][name]
+    assert machine["depends_on"].keys() == {database.host, "redis", endpoint.hostname}
+
+
+def test_what_is_waited_for_has_a_health_check(compose: Compose) -> None:
+    for service in compose.services.values():
+        for name, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert compose.services[name]["healthcheck"]["test"][0] == "CMD"
+
+
+def test_a_machine_is_healthy_when_it_is_ready_and_alive_when_it_answers(
+    compose: Compose,
+) -> None:
+    port = image_environment()["CHORALE_PORT"]
+    for machine in compose.machines.values():
+        assert f"http://127.0.0.1:{port}/ready" in machine["healthcheck"]["test"][-1]
+    (check,) = (rest for step, rest in dockerfile_steps() if step == "HEALTHCHECK")
+    assert f"http://127.0.0.1:{port}/health" in check
+    assert [rest for step, rest in dockerfile_steps() if step == "EXPOSE"] == [port]
+
+
+def test_only_the_balancer_can_be_reached_from_outside(compose: Compose) -> None:
+    assert [name for name, service in compose.services.items() if "ports" in service] == [
+        "balancer"
+    ]
+
+
+def test_named_volumes_are_declared_and_used(compose: Compose) -> None:
+    mounts = [m for service in compose.services.values() for m in service.get("volumes", ())]
+    sources = {mount.partition(":")[0] for mount in mounts}
+    assert {source for source in sources if not source.startswith((".", "/", "ab"))} == set(
+        compose.document["volumes"]
+    )
+    for source in sources:
+        if source.startswith("."):
+            assert (DEPLOY / source).exists()
+
+
+# ---- the load balancer ----
+
+
+def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
+    compose: Compose,
+) -> None:
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    port = image_environment()["CHORALE_PORT"]
+    servers = dict(re.findall(r"^    server (\S+) (\S+)$", text, re.MULTILINE))
+    assert servers == {name: f"{name}:{port}" for name in compose.machines}
+    balancer = compose.services["balancer"]
+    assert "./haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" in balancer["volumes"]
+    (bound,) = re.findall(r"^    bind :(\d+)$", text, re.MULTILINE)
+    assert balancer["ports"] == [f"127.0.0.1:8080:{bound}"], "plain HTTP for this host alone"
+    assert balancer["depends_on"].keys() == compose.machines.keys()
+    paths = re.findall(r"option httpchk GET (\S+)", text)
+    hidden = re.findall(r"-m beg (.+) }", text)[0].split()
+    routes = {getattr(route, "path", "") for route in machine_routes.router.routes}
+    assert paths == ["/ready"]
+    assert {"/ready", "/health", "/metrics"} <= routes
+    assert hidden == ["/metrics", "/admin"]
+
+
+def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) -> None:
+    settings = Settings(model="m")
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    for end in ("client", "server"):
+        (seconds,) = re.findall(rf"timeout {end} (\d+)s", text)
+        assert int(seconds) > settings.request_timeout_s
+
+
+@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here")
+def test_haproxy_reads_its_file() -> None:
+    command = ("haproxy", "-c", "-f", DEPLOY / "haproxy.cfg")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the image ----
+
+
+def test_what_the_image_copies_is_there_and_is_sent_to_the_builder() -> None:
+    allowed = _allowed_in_context()
+    sources = [
+        source
+        for step, rest in dockerfile_steps()
+        if step == "COPY" and "--from" not in rest
+        for source in rest.split()[:-1]
+    ]
+    assert len(sources) > 5
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert source in allowed, source
+    packages = re.findall(r'"(\w+)\*"', (ROOT / "pyproject.toml").read_text())
+    assert packages
+    assert set(packages) <= set(sources), "all that the package is made of"
+
+
+def test_no_data_directory_and_no_secret_is_sent_to_the_builder() -> None:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert next(line for line in lines if not line.startswith("#")) == "*"
+    for name in (".chorale", "deploy", ".git", ".venv", ".env"):
+        assert not any(fnmatch.fnmatch(name, allowed) for allowed in _allowed_in_context())
+
+
+def test_the_image_is_installed_as_make_does_it() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    runs = [rest for step, rest in dockerfile_steps() if step == "RUN"]
+    for command in ("-m venv", ".ci/install_torch.py", "install -c constraints.txt"):
+        assert command in makefile
+        assert any(command in run for run in runs), command
+    (install,) = (run for run in runs if "constraints.txt" in run)
+    assert install.startswith("python -m pip --disable-pip-version-check install")
+    extras = re.findall(r"EXTRAS=([\w,]+)", (DEPLOY / "Dockerfile").read_text())
+    known = _extras()
+    assert all(set(found.split(",")) <= known for found in extras)
+
+
+def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
+    steps = dockerfile_steps()
+    last = steps[max(i for i, (step, _) in enumerate(steps) if step == "FROM") :]
+    named = dict(last)
+    assert named["USER"] == "10001"
+    assert named["STOPSIGNAL"] == "SIGTERM"
+    # A list: a shell in between would keep the signal to itself.
+    assert (named["ENTRYPOINT"], named["CMD"]) == ('["chorale"]', '["serve"]')
+    assert image_environment()["CHORALE_DATA_DIR"] == named["VOLUME"]
+
+
+# ---- helpers ----
+
+
+class _StrictLoader(yaml.SafeLoader):
+    pass
+
+
+def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [key.value for key, _ in node.value]
+    assert len(set(keys)) == len(keys), f"a key twice: {node.start_mark}"
+    loader.flatten_mapping(node)
+    return dict(loader.construct_pairs(node, deep=True))
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+
+
+def _find_command(words: list[str]) -> click.Command | None:
+    """What the first words name; None where they are prose."""
+    command: click.Command = typer.main.get_command(chorale)
+    for word in words:
+        commands = getattr(command, "commands", None)
+        if commands is None:
+            break
+        found = commands.get(word)
+        if found is None:
+            return None
+        command = found
+    return command
+
+
+def _allowed_in_context() -> list[str]:
+    lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    return [line.removeprefix("!") for line in lines if line.startswith("!")]
+
+
+def _extras() -> set[str]:
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))

@@ -1,0 +1,269 @@
+"""deploy/kubernetes, deploy/ray and the alert rules: what their own tools say, and our settings."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.messages import EngineStats, TierStats
+from server.audit.report import Report
+from server.engines import EngineFigures
+from server.metrics import Metrics
+from server.secrets_store import Secrets
+from server.settings import Settings, load_settings
+from tests.deployment_files import DEPLOY, FILLED, GUIDE, dockerfile_steps, image_environment
+
+KUBERNETES = DEPLOY / "kubernetes"
+RAY = DEPLOY / "ray"
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whoever runs the tests."""
+    for name in os.environ:
+        if name.startswith("CHORALE_"):
+            monkeypatch.delenv(name)
+
+
+def read_env(path: Path) -> dict[str, str]:
+    """NAME=value, line by line; what is left empty is filled in."""
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return {name: value or FILLED for name, _, value in (line.partition("=") for line in lines)}
+
+
+def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return load_settings({})
+
+
+# ---- Kubernetes ----
+
+
+def render(folder: Path, overlay: str) -> list[dict[str, Any]]:
+    """What `kubectl apply -k` would send."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("no kubectl here")
+    copy = shutil.copytree(KUBERNETES, folder / "kubernetes")
+    shutil.copy(copy / "base" / "secret.example.env", copy / "base" / "secret.env")
+    command = ("kubectl", "kustomize", str(copy / overlay))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+@pytest.fixture(params=["base", "gpu"])
+def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> dict[tuple[str, str], Any]:
+    """By kind and name, without the hash that a generated name ends with."""
+    found = render(tmp_path, request.param)
+    return {
+        (document["kind"], re.sub(r"-[0-9a-z]{10}$", "", document["metadata"]["name"])): document
+        for document in found
+    }
+
+
+def pod_of(manifests: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    return dict(manifests["StatefulSet", "chorale"]["spec"]["template"]["spec"])
+
+
+def test_selectors_select_the_pods(manifests: dict[tuple[str, str], Any]) -> None:
+    labels = manifests["StatefulSet", "chorale"]["spec"]["template"]["metadata"]["labels"]
+    assert labels
+    selectors = [
+        manifests["StatefulSet", "chorale"]["spec"]["selector"]["matchLabels"],
+        manifests["PodDisruptionBudget", "chorale"]["spec"]["selector"]["matchLabels"],
+        manifests["Service", "chorale"]["spec"]["selector"],
+        manifests["Service", "chorale-machines"]["spec"]["selector"],
+        pod_of(manifests)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+    ]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
+
+
+def test_everything_is_in_one_namespace_that_is_made(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    spaces = {d["metadata"].get("namespace") for k, d in manifests.items() if k[0] != "Namespace"}
+    assert spaces == {manifests["Namespace", "chorale"]["metadata"]["name"]}
+
+
+def test_what_a_pod_refers_to_is_there(manifests: dict[tuple[str, str], Any]) -> None:
+    stateful, pod = manifests["StatefulSet", "chorale"]["spec"], pod_of(manifests)
+    assert ("Service", stateful["serviceName"]) in manifests
+    names = {document["metadata"]["name"] for document in manifests.values()}
+    (container,) = pod["containers"]
+    for source in container["envFrom"]:
+        assert all(reference["name"] in names for reference in source.values())
+    claims = {v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if len(v) > 1 and
+              "persistentVolumeClaim" in v}  # fmt: skip
+    assert claims <= names
+    volumes = {v["name"] for v in pod["volumes"]}
+    volumes |= {t["metadata"]["name"] for t in stateful["volumeClaimTemplates"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": int(image_environment()["CHORALE_PORT"])}
+    for service in ("chorale", "chorale-machines"):
+        assert {p["targetPort"] for p in manifests["Service", service]["spec"]["ports"]} == {"http"}
+
+
+def test_the_variables_of_a_pod_are_settings(
+    manifests: dict[tuple[str, str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment = image_environment() | manifests["ConfigMap", "chorale-settings"]["data"]
+    environment |= read_env(KUBERNETES / "base" / "secret.example.env")
+    assert environment.keys() >= manifests["Secret", "chorale-secrets"]["data"].keys()
+    settings = settle(monkeypatch, environment)
+    assert Secrets.load(tmp_path, may_make=False)
+    (container,) = pod_of(manifests)["containers"]
+    assert container["args"] == ["serve"]
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {settings.model, str(settings.data_dir)} <= mounts
+    # The root is read-only: what the image's user and Python write has a place.
+    assert {"/tmp", "/home/chorale/.cache"} <= mounts
+    limits = container["resources"]["limits"]
+    assert ("nvidia.com/gpu" in limits) == (settings.device == "cuda")
+    cores = container["resources"]["requests"]["cpu"]
+    assert settings.threads * settings.engines < int(cores), "one core is the gateway's"
+
+
+def test_a_pod_runs_as_the_user_of_the_image_and_no_service_sets_its_variables(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    pod = pod_of(manifests)
+    users = [rest for step, rest in dockerfile_steps() if step == "USER"]
+    assert users == [str(pod["securityContext"]["runAsUser"])]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    # CHORALE_PORT=tcp://... of the Service called chorale would be an invalid setting.
+    assert pod["enableServiceLinks"] is False
+
+
+def test_probes_ask_what_they_are_for(manifests: dict[tuple[str, str], Any]) -> None:
+    (container,) = pod_of(manifests)["containers"]
+    asked = {
+        probe: container[probe]["httpGet"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    }
+    assert {probe: get["path"] for probe, get in asked.items()} == {
+        "startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready",
+    }  # fmt: skip
+    assert {get["port"] for get in asked.values()} == {"http"}
+
+
+# ---- Ray ----
+
+
+@pytest.fixture
+def cluster() -> dict[str, Any]:
+    return dict(yaml.safe_load((RAY / "cluster.yaml").read_text()))
+
+
+def test_rays_own_schema_takes_the_cluster_file(cluster: dict[str, Any]) -> None:
+    # Its files are read: importing it would take longer than all of this.
+    found = importlib.util.find_spec("ray")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("no Ray here")
+    schema = Path(found.submodule_search_locations[0]) / "autoscaler" / "ray-schema.json"
+    jsonschema.validate(cluster, json.loads(schema.read_text()))
+
+
+def test_the_cluster_has_a_head_without_engines_and_workers_for_them(
+    cluster: dict[str, Any],
+) -> None:
+    kinds = cluster["available_node_types"]
+    head = kinds.pop(cluster["head_node_type"])
+    assert head["resources"] == {"CPU": 0}
+    (worker,) = kinds.values()
+    assert 1 <= worker["min_workers"] <= worker["max_workers"] <= cluster["max_workers"]
+    assert set(cluster["provider"]) == {"type", "region", "cache_stopped_nodes"}
+
+
+def test_the_settings_of_a_ray_gateway_are_settings(
+    cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = settle(monkeypatch, read_env(RAY / "chorale.env.example") | {"CHORALE_RAY": "auto"})
+    assert Secrets.load(tmp_path, may_make=False)
+    assert settings.max_engines == cluster["available_node_types"]["engine"]["max_workers"]
+    (mounted,) = re.findall(r"mkdir -p (\S+)", " ".join(cluster["setup_commands"]))
+    assert settings.model.startswith(f"{mounted}/"), "on every node"
+    assert str(settings.pool_dir).startswith(f"{mounted}/"), "shared by every node"
+    assert not str(settings.data_dir).startswith(f"{mounted}/"), "a gateway's own"
+    assert "serve --ray auto" in (RAY / "serve.sh").read_text()
+    assert subprocess.run(("bash", "-n", RAY / "serve.sh")).returncode == 0
+
+
+# ---- Prometheus ----
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    document = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
+    for group in document["groups"]:
+        yield from group["rules"]
+
+
+def series() -> dict[str, set[str]]:
+    """Every series that a gateway with an engine shows, and its labels."""
+    tiers = tuple(
+        TierStats(**{f.name: 1 for f in fields(TierStats)} | {"tier": tier})
+        for tier in ("device", "host", "disk", "store")
+    )
+    figures = {f.name: 1 for f in fields(EngineStats)}
+    stats = EngineStats(**figures | {"tiers": tiers, "is_leaving": False})
+    engines = SimpleNamespace(
+        figures=lambda: [EngineFigures("engine", "ready", None, stats, 0)], num_deaths=0
+    )
+    lag = SimpleNamespace(last_seq=1, settled_seq=0)
+    metrics = Metrics(engines, SimpleNamespace(lags={"engine": lag}))
+    metrics.requests.labels("GET", "200").inc()
+    metrics.note_audit(_a_report())
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def _a_report() -> Report:
+    check = SimpleNamespace(num_findings=0)
+    return SimpleNamespace(difference_nanousd=0, checks={"c": check}, num_findings=0, at_ms=0)
+
+
+def test_alerts_ask_for_series_and_labels_that_there_are() -> None:
+    known = series()
+    for rule in rules():
+        named = re.findall(r"(chorale_\w+)(?:\{(\w+)=)?", rule["expr"])
+        assert named, rule["alert"]
+        for name, label in named:
+            assert name in known, f"{rule['alert']}: {name}"
+            assert not label or label in known[name], f"{rule['alert']}: {name} has no {label}"
+
+
+def test_every_alert_says_how_bad_it_is_and_the_guide_says_what_to_do() -> None:
+    named = set(re.findall(r"`(Chorale\w+)`", GUIDE.read_text()))
+    assert {rule["alert"] for rule in rules()} == named
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert rule["annotations"]["summary"].endswith(".")
+
+
+def test_the_guide_names_metrics_that_there_are() -> None:
+    named = re.findall(r"`(chorale_\w+)", GUIDE.read_text())
+    known = series()
+    assert named
+    for name in named:
+        assert name in known, name
+
+
+def test_the_alert_for_late_first_tokens_is_the_slo() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleFirstTokensLate")
+    assert float(rule["expr"].split()[-1]) == Settings(model="m").slo_first_token_s
