@@ -3,6 +3,7 @@
 An engine without others has None in its place, and pays nothing.
 """
 
+import atexit
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +64,8 @@ class TorchRanks:
             world_size=shard.size,
             timeout=timedelta(seconds=_STEP_TIMEOUT_S),
         )
+        # Without it a process that has done all its work may still abort while it ends.
+        atexit.register(dist.destroy_process_group)
         start_timeout = timedelta(seconds=_START_TIMEOUT_S)
         self._start = dist.new_group(backend="gloo", timeout=start_timeout)
 

@@ -1,0 +1,46 @@
+"""`python -m tests.engine.rank_child STORE INDEX SIZE`: a rank that adds up, for test_ranks."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+from engine.ranks import TorchRanks
+from lora.shard import Shard
+
+WIDTHS = (1, 7, 1000, 4099)
+
+
+def numbers_of(index: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Of a rank: one column after the other the same, so that a place in the tensor is nothing."""
+    generator = torch.Generator().manual_seed(index)
+    column = torch.randn(16, 1, generator=generator) * 10.0**index
+    return column.to(dtype).repeat(1, width).contiguous()
+
+
+def main() -> None:
+    index, size = int(sys.argv[2]), int(sys.argv[3])
+    ranks = TorchRanks(Shard(index, size), Path(sys.argv[1]), "cpu")
+    for dtype in (torch.float32, torch.bfloat16):
+        for width in WIDTHS:
+            found = numbers_of(index, width, dtype)
+            ranks.all_reduce(found)
+            total = numbers_of(0, width, dtype).float()
+            for other in range(1, size):
+                total += numbers_of(other, width, dtype).float()
+            assert torch.equal(found, total.to(dtype)), (dtype, width)
+    ranks.all_reduce(torch.empty(0, 5))
+    tokens = torch.arange(5) * (index + 1)
+    ranks.broadcast(tokens)
+    assert tokens.tolist() == [0, 1, 2, 3, 4]
+    assert ranks.least(10 - index) == 10 - size + 1
+    if index == size - 1:
+        return  # it leaves: the others are told, and do not wait
+    try:
+        ranks.all_reduce(torch.zeros(3))
+    except RuntimeError:
+        sys.stdout.write("told\n")
+
+
+if __name__ == "__main__":
+    main()
