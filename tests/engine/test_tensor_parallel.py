@@ -1,0 +1,82 @@
+"""An engine of several ranks answers as one of one rank does; what cannot be cut is refused."""
+
+import pytest
+
+from engine.build import build_core as build_engine
+from engine.build import resolve_device
+from engine.errors import UnsupportedModel
+from tests.engine.cpu_kernels import kernels_of
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.gpu.backends import make_config
+from tests.engine.real_core import add_adapter, build_core
+from tests.tiny_models import save_adapter, save_model
+
+SPECS = {
+    "pattern": {"r": 5, "rank_pattern": {"v_proj": 19, "down_proj": 9, "gate_proj": 1}},
+    "sums": {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+    "activated": {"alora_invocation_tokens": [17, 18, 19]},
+}
+
+
+class World:
+    """A model with enough heads for four ranks, three adapters, and requests for all of them."""
+
+    def __init__(self, folder):
+        heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+        self.folder = folder
+        self.model_dir = save_model(folder / "model", attention_bias=True, mlp_bias=True, **heads)
+        self.objects = {}
+        refs = [
+            add_adapter(self.objects, self.model_dir, self._save(name, seed), folder)
+            for seed, name in enumerate(SPECS)
+        ]
+        self.messages = [
+            make_message(f"r{i}", prompt=prompt_of(i), max_tokens=8, adapter=[None, *refs][i % 4])
+            for i in range(12)
+        ]
+
+    def _save(self, name, seed):
+        return save_adapter(self.model_dir, self.folder / name, seed=seed, **SPECS[name])
+
+    def core(self, num_ranks, make_kernels, **sizes):
+        directory = self.folder / f"engine-{num_ranks}-{len(list(self.folder.iterdir()))}"
+        return build_core(
+            self.model_dir, directory, self.objects,
+            make_kernels=make_kernels, num_ranks=num_ranks, **sizes,
+        )  # fmt: skip
+
+    def answers(self, core):
+        for message in self.messages:
+            core.handle("gw", message)
+        outputs = run_until_idle(core)
+        return {request_id: tokens_of(answer) for request_id, answer in outputs.items()}
+
+
+def prompt_of(number):
+    return [*[(11 * i * i + 5 * number) % 250 + 1 for i in range(7 * number + 1)], 17, 18, 19, 40]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("tp"))
+
+
+@pytest.mark.parametrize("kind", ["native", "torch"])
+def test_four_ranks_answer_as_one(world, kind):
+    kernels = kernels_of(kind)
+    # So little room that requests are preempted and adapters evicted.
+    tight = {"num_slabs": 30, "budget": 24, "num_swap_slots": 40}
+    core = world.core(4, kernels, **tight)
+    assert world.answers(core) == world.answers(world.core(1, kernels))
+    stats = core.take_stats()
+    assert stats.adapter_evictions + stats.prefix_evictions > 0
+
+
+def test_a_model_that_cannot_be_cut_is_refused_before_any_process_is_started(tmp_path):
+    model_dir = save_model(tmp_path / "model")
+    config = make_config(
+        device="cpu", model_dir=str(model_dir), data_dir=str(tmp_path), tensor_parallel_size=4
+    )
+    with pytest.raises(UnsupportedModel, match="num_key_value_heads of 2"):
+        build_engine(resolve_device(config), "eng-1", [])
+    assert not (tmp_path / "ranks").exists()
