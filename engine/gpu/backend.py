@@ -98,6 +98,8 @@ def assemble(
     model = GpuDecoder(
         model_config, weights, limits.max_model_len, device, kernels, quantization, ranks
     )
+    if ranks is not None:
+        ranks.least(0)  # one may read its weights for longer than a step's sums wait
     slab_bytes = form.layout.slab_bytes
     num_slabs = fit_slabs(run_largest_steps(model, form, kv_dtype, limits), config, slab_bytes)
     if ranks is not None:

@@ -100,6 +100,7 @@ class GpuRunner:
             finite=self._results[limits.max_num_seqs :],
             logits=torch.zeros(limits.max_num_seqs if model.is_first else 0, vocab, device=there),
         )
+        self._copied = torch.zeros(1, dtype=torch.int32, device=there)
         num_ints = self._most_ints(vocab, num_swap_slots)
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
         self._logprobs = Logprobs.empty(limits.max_num_seqs, partial(torch.empty, device=there))
@@ -178,14 +179,25 @@ class GpuRunner:
             self.device.submit(compute, graph or self._forward(plan.shape, plan.num_prefill_items))
         if sampling.num_rows:
             self._choose(sampling, self._ints[places[-1]], slot)
-        if rows and (ranks := self.model.ranks) is not None:
-            self.device.submit(compute, partial(ranks.broadcast, self.out.tokens[: len(rows)]))
+        self._meet(batch, len(rows))
         if batch.rows and self.model.is_first:
             num_results = self.limits.max_num_seqs + plan.shape.num_tokens
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
         event = self.device.record(compute)
         self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
         self._launched.append(_Step(batch, plan, sampling, slot, event))
+
+    def _meet(self, batch: Batch, num_chosen: int) -> None:
+        """Send what was chosen to all ranks, and end a step on none before it is done on all."""
+        if (ranks := self.model.ranks) is None:
+            return
+        compute = self.device.compute
+        if num_chosen:
+            self.device.submit(compute, partial(ranks.broadcast, self.out.tokens[:num_chosen]))
+        if not batch.rows:
+            # Rows end with a sum over the ranks. Without any, slabs and swap slots that others are
+            # still copying would be used again.
+            self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
     def _sampling(self, rows: Sequence[ScheduledRow], sources: Sequence[int]) -> SamplingInputs:
         """Of the rows that choose a token, where the first rank is this one."""

@@ -72,12 +72,13 @@ def build_core(
     make_backend=None,
     make_kernels=PlainKernels,
     num_ranks=1,
+    make_team=RankTeam,
 ):
     """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits.
 
     make_kernels: of an AttentionShape.
     make_backend: as tests.engine.gpu.backends.fake_backend, to run on that.
-    num_ranks: that share the model, as threads.
+    num_ranks: that share the model, as threads.   make_team: of them, a RankTeam's kin.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
@@ -98,7 +99,7 @@ def build_core(
     team = None
     if num_ranks > 1:
         packed = directory / "packed"
-        team = RankTeam(config, model_dir, form, num_slabs, num_swap_slots, make_kernels, packed)
+        team = make_team(config, model_dir, form, num_slabs, num_swap_slots, make_kernels, packed)
         slabs = team.arenas[0]
     loader = MemoryLoader(form, slabs, objects, directory / "packed", team)
     adapters = AdapterManager(Arena(num_slabs), loader)

@@ -12,6 +12,7 @@ import torch
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.gpu.backends import fake_backend
+from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
@@ -78,6 +79,7 @@ RUNNERS = {
     "cpu, late": {"lag": 1},
     "device": {"make_backend": fake_backend},
     "two ranks": {"num_ranks": 2},
+    "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
 }
 KERNELS = {
     "C": {"make_kernels": kernels_of("native")},

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lora.arena import Arena
-from lora.loader import _Copies
+from lora.filling import _Copies
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
 from tests.engine.churn import CONFIG, LAYOUT, Churn, build_core, make_weights

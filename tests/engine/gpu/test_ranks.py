@@ -5,16 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.batch import Batch, Transfer
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import assemble, check_count
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.weights import ShardedWeights, StoredWeights, load_config
+from lora.layout import Layout
+from lora.packed import PackedForm
 from lora.shard import Shard
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend, make_config
+from tests.engine.gpu.device_team import DeviceTeam, recording
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
-from tests.engine.gpu.ranked import build_ranked_core, make_form
 from tests.engine.gpu.recording import RecordingKernels
 from tests.engine.gpu.test_runner import make_params
 from tests.engine.real_core import add_adapter, build_core
@@ -76,12 +79,25 @@ def llama(tmp_path_factory):
     return World(tmp_path_factory.mktemp("llama"), "llama")
 
 
+def build_team(world, folder, size, make_device_kernels=recording, **options):
+    """(core, team) of an engine over so many ranks."""
+    teams = []
+
+    def make_team(*given):
+        teams.append(DeviceTeam(*given, make_device_kernels=make_device_kernels))
+        return teams[0]
+
+    options |= {"num_ranks": size, "make_team": make_team}
+    core = build_core(world.model_dir, folder, world.objects, **options)
+    return core, teams[0]
+
+
 def asked_of_ranks(world, folder, size, count=24, **options):
-    """(tokens, core) of an engine over so many ranks."""
-    core, followers = build_ranked_core(world.model_dir, folder, world.objects, size, **options)
+    """(tokens, core, team)"""
+    core, team = build_team(world, folder, size, **options)
     tokens = world.ask(core, count)
-    followers.stop()
-    return tokens, core
+    team.stop()
+    return tokens, core, team
 
 
 def asked_of_one(world, folder, count=24, **options):
@@ -93,30 +109,29 @@ def asked_of_one(world, folder, count=24, **options):
 def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_pending(
     world, tmp_path, size
 ):
-    tokens, _ = asked_of_ranks(world, tmp_path / "ranks", size)
+    tokens, _, _ = asked_of_ranks(world, tmp_path / "ranks", size)
     assert len(tokens) == 24
     assert tokens == asked_of_one(world, tmp_path / "one")
 
 
 def test_they_do_so_where_requests_are_preempted_and_swapped(llama, tmp_path):
     options = {"num_slabs": 34, "num_swap_slots": 64, "count": 16}
-    tokens, core = asked_of_ranks(llama, tmp_path / "ranks", 2, **options)
+    tokens, core, _ = asked_of_ranks(llama, tmp_path / "ranks", 2, **options)
     assert core.scheduler.queues.num_swaps
     assert tokens == asked_of_one(llama, tmp_path / "one", 16)
 
 
 def test_the_first_rank_counts_and_the_others_count_nothing(llama, tmp_path):
-    _, core = asked_of_ranks(llama, tmp_path / "ranks", 2, count=4)
-    ranks = core.runner.rank, *core.runner.followers.ranks
-    prompts, sampled = zip(*(TokenMeter.read(rank.meter)[:2] for rank in ranks), strict=True)
-    assert prompts[0] > 0
-    assert sampled[0] > 0
-    assert (prompts[1], sampled[1]) == (0, 0)
+    _, _, team = asked_of_ranks(llama, tmp_path / "ranks", 2, count=4)
+    first, other = (TokenMeter.read(team.folder / name)[:2] for name in ("meter", "meter-1"))
+    assert first[0] > 0
+    assert first[1] > 0
+    assert other == (0, 0)
 
 
 def test_only_the_first_rank_has_a_head_and_logits(llama, tmp_path):
-    _, core = asked_of_ranks(llama, tmp_path / "ranks", 2, count=2)
-    runners = [core.runner.rank.runner, core.runner.followers.ranks[0].runner]
+    _, _, team = asked_of_ranks(llama, tmp_path / "ranks", 2, count=2)
+    runners = team.runners
     assert [runner.model.lm_head is not None for runner in runners] == [True, False]
     assert [len(runner.out.logits) for runner in runners] == [8, 0]
 
@@ -140,20 +155,19 @@ def test_every_rank_makes_the_same_exchanges_in_the_same_order(llama, tmp_path, 
     assert len(made) == 4
     assert made[0] == made[1] == made[2] == made[3]
     kinds = [what[0] for what in made[0]]
-    assert kinds.count("least") == 1
+    assert kinds.count("least") == 2
     assert kinds.count("broadcast") > 14
 
 
 def test_a_step_without_adapters_exchanges_two_sums_a_layer_and_its_flags(llama, tmp_path):
     counted = {}
     for name, ref in (("base", None), ("adapter", llama.refs[0])):
-        core, followers = build_ranked_core(llama.model_dir, tmp_path / name, llama.objects, 2)
+        core, team = build_team(llama, tmp_path / name, 2)
         core.handle("gw", make_message("r", max_tokens=1, adapter=ref))
-        before = core.runner.rank.ranks.num_reduced
+        before = team.ranks[0].num_reduced
         run_until_idle(core)
-        counted[name] = core.runner.rank.ranks.num_reduced - before
-        followers.stop()
-        assert len([batch for batch in core.runner.batches if batch.rows]) == 1
+        counted[name] = team.ranks[0].num_reduced - before
+        team.stop()
     assert counted == {"base": 2 * 2 + 1, "adapter": 2 * (2 + 4) + 1}
 
 
@@ -190,17 +204,13 @@ def test_what_is_not_finite_on_another_rank_fails_its_request_and_spoils_nobody(
 
 def run_two(world, folder, has_adapter, token):
     """Outputs of two requests in one step, and the KV of both ranks after them."""
-    core, followers = build_ranked_core(
-        world.model_dir, folder, world.objects, 2,
-        make_kernels=lambda device, ranks: NotFinite(device, ranks, token),
-    )  # fmt: skip
+    core, team = build_team(world, folder, 2, lambda *rank: NotFinite(*rank, token))
     ref = world.refs[0] if has_adapter else None
     for name, length in (("a", 9), ("b", 12)):
         core.handle("gw", make_message(name, length, adapter=ref))
     outputs = run_until_idle(core)
-    followers.stop()
-    ranks = core.runner.rank, *core.runner.followers.ranks
-    return outputs, [rank.runner.kv for rank in ranks]
+    team.stop()
+    return outputs, [runner.kv for runner in team.runners]
 
 
 # ---- memory, and what cannot be ----
@@ -208,7 +218,7 @@ def run_two(world, folder, has_adapter, token):
 
 def test_the_arena_has_as_many_slabs_on_all_ranks_as_fit_on_the_fullest(llama, tmp_path):
     config = DecoderConfig.parse(load_config(llama.model_dir))
-    form = make_form(config, 2)
+    form = PackedForm(Layout.of(config.shape, 4, num_shards=2), "float32", "base-1")
     slab_bytes = form.layout.slab_bytes
 
     def build(ranks):
@@ -229,3 +239,15 @@ def test_too_few_devices_are_refused_by_number():
         check_count(2, Shard(1, 4))
     check_count(4, Shard(3, 4))
     check_count(1, Shard())
+
+
+def test_a_step_that_only_copies_ends_on_the_first_rank_when_all_have_copied(llama, tmp_path):
+    core, team = build_team(llama, tmp_path / "team", 2, num_swap_slots=4)
+    for runner in team.runners:
+        runner.arena[5] = 7
+    before = team.ranks[0].num_reduced
+    core.runner.launch(Batch(1, (), (Transfer(block_id=5, slot=2, is_out=True),)))
+    core.runner.collect()
+    assert team.ranks[0].num_reduced == before + 1
+    assert all((runner.swap[2] == 7).all() for runner in team.runners)
+    team.stop()

@@ -1,0 +1,138 @@
+"""A device's model over several ranks in one process: a thread and a fake device for each."""
+
+import queue
+import threading
+
+import torch
+
+from engine.batch_wire import decode
+from engine.gpu.backend import assemble
+from engine.meter import TokenMeter
+from engine.rank_group import PLACED, LeadingRunner
+from engine.rank_process import PlacedAdapters
+from engine.weights import ShardedWeights, StoredWeights
+from lora.filling import SlabFiller
+from tests.engine.gpu.backends import make_config
+from tests.engine.gpu.fake_device import FakeDevice
+from tests.engine.gpu.recording import RecordingKernels
+from tests.engine.thread_ranks import ThreadRanks
+
+_TIMEOUT_S = 60.0
+
+
+def recording(device: FakeDevice, ranks: ThreadRanks) -> RecordingKernels:
+    return RecordingKernels(device)
+
+
+class DeviceTeam:
+    """As tests.engine.rank_team.RankTeam, on devices.
+
+    make_device_kernels: of a device and its rank.   devices, backends, runners: of all ranks; the
+    runners are there when `lead` has returned.
+    """
+
+    def __init__(
+        self,
+        config,
+        model_dir,
+        form,
+        num_slabs,
+        num_swap_slots,
+        make_kernels,
+        folder,
+        *,
+        make_device_kernels=recording,
+    ):
+        self.size = form.layout.num_shards
+        self.folder = folder.parent
+        self.num_swap_slots = num_swap_slots
+        self.ranks = ThreadRanks.group(self.size)
+        # Of the others nobody waits for an event: they compute as soon as they are asked to.
+        self.devices = [FakeDevice(eagerness=0.3 if i == 0 else 1.0) for i in range(self.size)]
+        self.runners = [None] * self.size
+        self.backends = [None] * self.size
+        self.placed = [None] * self.size
+        self._steps = [queue.SimpleQueue() for _ in self.ranks]
+        self._num_placings = 0
+        self._together = threading.Barrier(self.size)
+        values = {
+            "max_num_batched_tokens": 64,
+            "max_num_seqs": 8,
+            "arena_bytes": num_slabs * form.layout.slab_bytes,
+            "sliding_window": config.sliding_window,
+        }
+        engine = make_config(self.folder, dtype="float32", **values)
+
+        def build(index):
+            torch.set_num_threads(1)
+            ranks, device = self.ranks[index], self.devices[index]
+            weights = ShardedWeights(StoredWeights(model_dir, torch.float32), ranks.shard)
+            kernels = make_device_kernels(device, ranks)
+            backend = assemble(engine, config, form, weights, device, kernels, ranks)
+            device.arena = backend.slabs
+            self.backends[index] = backend
+            filler = SlabFiller(form, backend.slabs, shard=ranks.shard)
+            self.placed[index] = PlacedAdapters(filler, folder)
+            self._together.wait(_TIMEOUT_S)
+
+        self._threads = [
+            threading.Thread(target=self._follow, args=(index, build), daemon=True)
+            for index in range(1, self.size)
+        ]
+        for thread in self._threads:
+            thread.start()
+        build(0)
+
+    @property
+    def arenas(self):
+        return [backend.slabs for backend in self.backends]
+
+    def lead(self, tables, meter):
+        """The runner of the first rank."""
+        self._make_runner(0, tables, meter)
+        return LeadingRunner(self.runners[0], self, tables)
+
+    def _make_runner(self, index, tables, meter):
+        runner = self.backends[index].make_runner(tables, meter, self.num_swap_slots)
+        self.runners[index] = runner
+        self._together.wait(_TIMEOUT_S)
+        return runner
+
+    def stop(self):
+        """The other ranks are through with all their steps."""
+        for steps, thread in zip(self._steps[1:], self._threads, strict=True):
+            steps.put(None)
+            thread.join(_TIMEOUT_S)
+            assert not thread.is_alive()
+
+    # ---- engine.rank_group.RankGroup ----
+
+    def send_step(self, numbers):
+        for steps in self._steps[1:]:
+            steps.put(list(numbers))
+
+    def begin_placing(self, digest, slabs):
+        self._num_placings += 1
+        answers = [own.place(self._num_placings, digest, slabs) for own in self.placed[1:]]
+        assert set(answers) == {PLACED}
+        return self._num_placings
+
+    def end_placing(self, number):
+        return None
+
+    def _follow(self, index, build):
+        """A rank's life, as in engine.rank_process."""
+        try:
+            build(index)
+            meter = TokenMeter(self.folder / f"meter-{index}")
+            runner = self._make_runner(index, self.placed[index].tables, meter)
+            num_under_way = 0
+            while (numbers := self._steps[index].get()) is not None:
+                runner.launch(decode(numbers))
+                num_under_way += 1
+                if num_under_way > runner.lag:
+                    assert runner.collect().token_ids == ()
+                    num_under_way -= 1
+        except BaseException:
+            self.ranks[index].leave()
+            raise
