@@ -59,7 +59,7 @@ class TorchRanks:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
-            store=_meet(store, shard.size),
+            store=_meet(store, shard),
             rank=shard.index,
             world_size=shard.size,
             timeout=timedelta(seconds=_STEP_TIMEOUT_S),
@@ -93,7 +93,10 @@ class TorchRanks:
         return int(found.item())
 
 
-def _meet(path: Path, size: int) -> dist.Store:
-    store = dist.FileStore(str(path), size)
-    store.set_timeout(timedelta(seconds=_JOIN_TIMEOUT_S))
+def _meet(path: Path, shard: Shard) -> dist.Store:
+    """Once every process is there: what follows takes each a moment."""
+    store = dist.FileStore(str(path), shard.size)
+    store.set(f"rank {shard.index}", "here")
+    everybody = [f"rank {index}" for index in range(shard.size)]
+    store.wait(everybody, timedelta(seconds=_JOIN_TIMEOUT_S))
     return store
