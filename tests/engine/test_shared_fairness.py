@@ -361,7 +361,8 @@ def test_cores_tell_what_they_gave_and_charge_what_they_hear(tmp_path):
     before = near_counters["spread"]
     cores["near"].handle("gw", second)
     assert near_counters["spread"] == before + DECODE_COST / 2.0
-    cores["far"].handle("gw", second)
+    for own in (first, second):
+        far.handle("gw", own)
     assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "its own is no news"
     assert far.take_service(epoch=7) == []
 
