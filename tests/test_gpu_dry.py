@@ -10,7 +10,7 @@ from tests.gpu.checks import CHECKS
 
 HALVES = (
     ("imports", "kernels", "whole_numbers", "invariance"),
-    ("models", "graphs", "engine", "memory"),
+    ("models", "ranks", "graphs", "engine", "memory"),
 )
 """Checks by the start of their names: a process for each half, 20 s."""
 

@@ -6,6 +6,7 @@ from tests.gpu.cold_loads import cold_load_checks
 from tests.gpu.imports import import_checks
 from tests.gpu.invariance import invariance_checks
 from tests.gpu.memory import memory_checks
+from tests.gpu.ranks import rank_checks
 from tests.gpu.replays import replay_checks
 from tests.gpu.setting import Check
 from tests.gpu.whole_model import whole_model_checks
@@ -17,6 +18,7 @@ CHECKS: dict[str, Check] = {
     **whole_number_checks(),
     **invariance_checks(),
     **whole_model_checks(),
+    **rank_checks(),
     **replay_checks(),
     **cold_load_checks(),
     **canary_checks(),

@@ -14,6 +14,7 @@ from lora.host import PackedAdapter, read_packed
 from lora.layout import PROJECTIONS, Layout, ModelShape, Ranks
 from lora.packed import PackedForm
 from lora.packing import pack
+from lora.shard import WHOLE, Shard
 from registry.architecture import ARCHITECTURES
 from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
 from tests.gpu.setting import ModelSizes
@@ -53,8 +54,8 @@ def make_config(family: str, sizes: ModelSizes) -> DecoderConfig:
     )
 
 
-def make_form(config: DecoderConfig, dtype: torch.dtype) -> PackedForm:
-    layout = Layout.of(config.shape, dtype.itemsize)
+def make_form(config: DecoderConfig, dtype: torch.dtype, num_shards: int = 1) -> PackedForm:
+    layout = Layout.of(config.shape, dtype.itemsize, num_shards=num_shards)
     return PackedForm(layout, str(dtype).removeprefix("torch."), BASE_REVISION)
 
 
@@ -114,14 +115,16 @@ def make_adapter(shape: ModelShape, rank: int, dtype: torch.dtype, rng: torch.Ge
     return _make_object(shape, dict.fromkeys(places, rank), dtype, rng)
 
 
-def pack_adapter(data: bytes, form: PackedForm, folder: Path) -> PackedAdapter:
-    """A canonical object in host memory, packed."""
+def pack_adapter(
+    data: bytes, form: PackedForm, folder: Path, shard: Shard = WHOLE
+) -> PackedAdapter:
+    """A canonical object in host memory, packed; of several shards this one."""
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / digest, folder / f"{digest}.{form.form_id[:8]}"
     source.write_bytes(data)
     with target.open("wb") as file:
         pack(source, digest, form, file)
-    return read_packed(target, digest, form)
+    return read_packed(target, digest, form, shard=shard)
 
 
 def place(

@@ -128,9 +128,9 @@ MODELS_DRY = ModelSizes(
 )  # fmt: skip
 
 
-def on_gpu(seed: int) -> Setting:
-    """On the first CUDA device, whose compute stream becomes this thread's."""
-    there = torch.device("cuda", 0)
+def on_gpu(seed: int, index: int = 0) -> Setting:
+    """On a CUDA device, whose compute stream becomes this thread's."""
+    there = torch.device("cuda", index)
     torch.cuda.set_device(there)
     device = CudaDevice(there)
     torch.cuda.set_stream(device.compute)

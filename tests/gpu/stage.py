@@ -1,6 +1,6 @@
 """A random model on a device with an arena, adapters that come and go, and rows for its steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from engine.gpu.runner import GpuRunner
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.ranks import Ranks
 from engine.segments import Tables
 from lora.batch import DeviceTables
 from lora.device import Device
@@ -70,19 +71,22 @@ def eager_stage(
     folder: Path,
     config: DecoderConfig,
     form: PackedForm,
-    weights: dict[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     device: Device,
     kernels: Any,
     num_slabs: int,
+    ranks: Ranks | None = None,
     **limits: int,
 ) -> Stage:
-    """Its graphs are still to be captured.   limits: as make_engine_config has."""
+    """Its graphs are still to be captured.   weights, ranks: see GpuDecoder.
+    limits: as make_engine_config has.
+    """
     dtype: torch.dtype = getattr(torch, form.dtype)
     there = device.torch_device
     of_steps = step_limits(
         make_engine_config(folder, config, form, **limits), config, kernels, dtype, there
     )
-    model = GpuDecoder(config, weights, of_steps.max_model_len, device, kernels)
+    model = GpuDecoder(config, weights, of_steps.max_model_len, device, kernels, ranks=ranks)
     arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8, device=there)
     meter = TokenMeter(folder / "meter")
     return Stage(
