@@ -56,9 +56,10 @@ class PlacedAdapters:
         """PLACED, or which of FAILURES."""
         for slab in slabs:
             self._tables.pop(self._owners.pop(slab, ""), None)
-        form = self._filler.form
+        path = packed_path(self._cache_dir, digest, self._filler.form.form_id)
         try:
-            packed = self._filler.read(packed_path(self._cache_dir, digest, form.form_id), digest)
+            packed = self._filler.read(path, digest)
+            os.utime(path)  # the fetcher evicts what is used less first
             tables = self._filler.fill(packed, slabs)
         except FileNotFoundError:
             kind = "evicted"
