@@ -27,8 +27,8 @@ def recording(device: FakeDevice, ranks: ThreadRanks) -> RecordingKernels:
 class DeviceTeam:
     """As tests.engine.rank_team.RankTeam, on devices.
 
-    make_device_kernels: of a device and its rank.   devices, backends, runners: of all ranks; the
-    runners are there when `lead` has returned.
+    make_device_kernels: of a device and its rank.   values: of the engine's config.
+    devices, backends, runners: of all ranks; the runners are there when `lead` has returned.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class DeviceTeam:
         folder,
         *,
         make_device_kernels=recording,
+        **values,
     ):
         self.size = form.layout.num_shards
         self.folder = folder.parent
@@ -55,7 +56,7 @@ class DeviceTeam:
         self._steps = [queue.SimpleQueue() for _ in self.ranks]
         self._num_placings = 0
         self._together = threading.Barrier(self.size)
-        values = {
+        values |= {
             "max_num_batched_tokens": 64,
             "max_num_seqs": 8,
             "arena_bytes": num_slabs * form.layout.slab_bytes,

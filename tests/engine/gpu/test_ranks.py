@@ -1,6 +1,7 @@
 """A device's model over several ranks says what it says on one, and every rank does the same."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -79,12 +80,13 @@ def llama(tmp_path_factory):
     return World(tmp_path_factory.mktemp("llama"), "llama")
 
 
-def build_team(world, folder, size, make_device_kernels=recording, **options):
+def build_team(world, folder, size, make_device_kernels=recording, quantization=None, **options):
     """(core, team) of an engine over so many ranks."""
     teams = []
 
     def make_team(*given):
-        teams.append(DeviceTeam(*given, make_device_kernels=make_device_kernels))
+        values = {"make_device_kernels": make_device_kernels, "quantization": quantization}
+        teams.append(DeviceTeam(*given, **values))
         return teams[0]
 
     options |= {"num_ranks": size, "make_team": make_team}
@@ -169,6 +171,29 @@ def test_a_step_without_adapters_exchanges_two_sums_a_layer_and_its_flags(llama,
         counted[name] = team.ranks[0].num_reduced - before
         team.stop()
     assert counted == {"base": 2 * 2 + 1, "adapter": 2 * (2 + 4) + 1}
+
+
+def test_fp8_over_two_ranks_loses_no_more_than_on_one(llama, tmp_path):
+    """Weights that are cut by inputs get a scale for each output and rank."""
+
+    def logits_of(name, size, quantization):
+        if size == 1:
+            make_backend = partial(fake_backend, quantization=quantization)
+            folder = tmp_path / name
+            core = build_core(llama.model_dir, folder, llama.objects, make_backend=make_backend)
+            runner = core.runner
+        else:
+            core, team = build_team(llama, tmp_path / name, size, quantization=quantization)
+            runner = team.runners[0]
+        core.handle("gw", make_message("r", max_tokens=1, adapter=llama.refs[0]))
+        run_until_idle(core)
+        return runner.out.logits[0].clone()
+
+    exact = logits_of("exact", 1, None)
+    lost = [
+        (logits_of(f"fp8 {size}", size, "fp8") - exact).square().mean().sqrt() for size in (1, 2)
+    ]
+    assert 0 < lost[1] < 1.25 * lost[0] < exact.std() / 2
 
 
 # ---- what is not finite ----
