@@ -225,7 +225,8 @@ class EngineCore:
         )
 
     def _tiers(self) -> tuple[TierStats, ...]:
-        slab_bytes, counts = self.scheduler.layout.slab_bytes, self.adapters.counts
+        layout, counts = self.scheduler.layout, self.adapters.counts
+        slab_bytes = layout.num_shards * layout.slab_bytes  # on all ranks together
         counts.device.used_bytes = self.adapters.num_slabs_used * slab_bytes
         counts.device.limit_bytes = self.scheduler.arena.num_slabs * slab_bytes
         counts.host.used_bytes = self.adapters.host_bytes
