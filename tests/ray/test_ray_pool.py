@@ -1,0 +1,305 @@
+"""Engines on a Ray cluster: two of them behind a gateway, what dies comes back, more and fewer.
+
+The cluster is one node of its own; `make test-ray` runs this, `make test` does not.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from engine.meter import TokenMeter
+from server.audit.run import audit
+from server.database import Database
+from server.ledger_tables import holds, usage_events
+from server.pool_files import wanted_path, write_wanted
+from server.pool_keys import PoolKeys
+from server.secrets_store import Secrets
+from tests.e2e.conftest import TinyWorld
+from tests.e2e.stack import Stack
+from tests.e2e.test_engine_pool import (
+    Streamed,
+    engines,
+    num_generated,
+    run_streams,
+)
+from tests.e2e.test_oracle import check_oracle
+from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed"
+)
+
+REPOSITORY = Path(__file__).parents[2]
+NUM_STREAMS = 40
+NUM_TOKENS = 100
+HEAL_S = 60.0
+
+
+class Cluster:
+    """environment: of everything that is to be on it."""
+
+    def __init__(self, folder: Path) -> None:
+        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self.environment = token | {"RAY_USAGE_STATS_ENABLED": "0"}
+        own = {
+            "RAY_TMPDIR": str(folder), "TMPDIR": str(folder), "FAKE_STEP_S": "0.05",
+            "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.ray.cluster", "8"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env=os.environ | self.environment | own | {"PYTHONPATH": str(REPOSITORY)},
+        )
+        self.address = self._read()
+
+    def actors(self, stack: Stack) -> list[str]:
+        return self._ask(f"actors {namespace(stack)}").split()
+
+    def kill(self, stack: Stack, name: str) -> None:
+        """The actor whose name begins so; Ray starts it again."""
+        self._ask(f"kill {namespace(stack)} {name}")
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        assert line, "the cluster has ended"
+        return line.strip()
+
+
+class ClusterStack(Stack):
+    """`kill` reaches what is not the supervisor's child: "engine-2" by its process, "actor 2" and
+    "coordinator" by Ray, "placer" here.
+    """
+
+    def __init__(self, cluster: Cluster, data_dir: Path, model: Path, **settings: object) -> None:
+        super().__init__(
+            data_dir, model, ray=cluster.address, engines=2, slo_first_token_s=60.0,
+            max_model_len=512, **settings,
+        )  # fmt: skip
+        self.cluster = cluster
+
+    def kill(self, name: str) -> None:
+        if name == "placer":
+            super().kill(name)
+        elif name == "coordinator":
+            self.cluster.kill(self, name)
+        elif name.startswith("actor "):
+            self.cluster.kill(self, f"engine/{name.removeprefix('actor ')}/")
+        else:
+            os.kill(process_of(self.data_dir / f"{name}.json"), signal.SIGKILL)
+
+
+def namespace(stack: Stack) -> str:
+    return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir)).pool_id}"
+
+
+def process_of(argument: Path) -> int:
+    """The one that was started with it."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if str(argument) in (entry / "cmdline").read_bytes().decode().split("\0"):
+                return int(entry.name)
+    raise LookupError(argument)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    # Not pytest's own folder: paths of Unix sockets lie in it, and have a limit.
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    cluster = Cluster(folder)
+    yield cluster
+    cluster.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("tiny") / "model", rope=LLAMA3_ROPE)
+
+
+@pytest.fixture(scope="module")
+def pool(
+    cluster: Cluster, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClusterStack]:
+    """Of fake engines; its gateway is gone after the last test of it."""
+    folder = tmp_path_factory.mktemp("pool")
+    stack = ClusterStack(cluster, folder, model, fake_engine=True, max_engines=3)
+    try:
+        yield start(stack)
+    finally:
+        stack.stop()
+
+
+def start(stack: ClusterStack) -> ClusterStack:
+    stack.start(wait=False, **stack.cluster.environment)
+    stack.wait(lambda: stack.operator.get("/ready").status_code == 200, HEAL_S)
+    wait_for_engines(stack, 2)
+    return stack
+
+
+def wait_for_engines(stack: Stack, count: int) -> None:
+    def are_ready() -> bool:
+        return [e["state"] for e in engines(stack).values()] == ["ready"] * count
+
+    stack.wait(are_ready, HEAL_S)
+
+
+def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
+    pool: ClusterStack,
+) -> None:
+    names = {engine["engine_id"]: name for name, engine in engines(pool).items()}
+    cut_steps, streams, lost = [], [], {}
+    for kill, victim in (
+        ("engine-2", "engine-2"),
+        ("actor 1", "engine"),
+        ("coordinator", None),
+        ("placer", None),
+    ):
+        # One each: a request that was there at two deaths would be refused the third time.
+        tenant = pool.tenant(f"before-{kill.replace(' ', '-')}")
+        got = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, kill=kill))
+        if victim:
+            cut_steps.append(TokenMeter.read(pool.data_dir / victim / "meter")[2:])
+        lost |= dict.fromkeys((g.request_id for g in got), victim)
+        streams += got
+        wait_for_engines(pool, 2)
+        assert {engine["engine_id"] for engine in engines(pool).values()} == names.keys()
+    pool.settled_events(len(streams))
+    check(pool, streams, lost, names, cut_steps)
+
+
+def check(
+    pool: Stack,
+    streams: list[Streamed],
+    lost: dict[str, str | None],
+    names: dict[str, str],
+    cut_steps: list[tuple[int, ...]],
+) -> None:
+    """lost: the engine that died in the middle of a request, by request.   names: by engine id.
+
+    cut_steps: (prompt tokens, sampled tokens) of the killed engines' last steps, which nobody may
+    have seen.
+    """
+    with contextlib.closing(Database(data_dir=pool.data_dir, exclusive=False)) as database:
+        rows = database.read_sync(
+            lambda conn: list(conn.execute(sa.select(usage_events)).mappings())
+        )
+        query = sa.select(holds.c.state).distinct()
+        assert set(database.read_sync(lambda conn: conn.scalars(query).all())) == {"posted"}
+        folders = [pool.data_dir / name for name in names.values()]
+        for folder in folders:
+            report = database.read_sync(lambda conn, f=folder: audit(conn, engine_dirs=[f]))
+            assert report.findings == []
+    events = {row["request_id"]: row for row in rows}
+    assert len(events) == len(rows) == len(streams), "one event a request"
+    assert min(Counter(names[row["engine_id"]] for row in rows).values()) >= len(streams) / 5
+    for got in streams:
+        event = events[got.request_id]
+        assert bool(got.error) == (names[event["engine_id"]] == lost[got.request_id])
+        if got.error:
+            assert (got.error, event["stop_cause"]) == ("engine_unavailable", "engine_failure")
+            assert event["amount_nanousd"] == 0
+            assert got.num_tokens <= event["completion_tokens"] < NUM_TOKENS
+        else:
+            assert got.num_tokens == event["completion_tokens"] == NUM_TOKENS
+            assert event["amount_nanousd"] > 0
+    meters = [TokenMeter.read(folder / "meter") for folder in folders]
+    prompts = sum(event["prompt_tokens"] - event["cached_tokens"] for event in rows)
+    sampled = sum(event["completion_tokens"] for event in rows)
+    beside = (sum(m[0] for m in meters) - prompts, sum(m[1] for m in meters) - sampled)
+    one, other = cut_steps
+    both = (one[0] + other[0], one[1] + other[1])
+    assert beside in ((0, 0), tuple(one), tuple(other), both)
+
+
+def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
+    tenant = pool.tenant("globex")
+    num_before = len(pool.settled_events(0))
+    write_wanted(wanted_path(pool.data_dir), 3)
+    wait_for_engines(pool, 3)
+    third = engines(pool)["engine-3"]["engine_id"]
+
+    async def shrink() -> list[Streamed]:
+        async with asyncio.TaskGroup() as group:
+            streams = group.create_task(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS))
+            await asyncio.sleep(1.0)
+            write_wanted(wanted_path(pool.data_dir), 2)
+        return streams.result()
+
+    streams = asyncio.run(shrink())
+    assert {got.finish_reason for got in streams} == {"length"}, "who leaves ends what it has"
+    events = pool.settled_events(num_before + NUM_STREAMS)[num_before:]
+    assert [event["completion_tokens"] for event in events] == [NUM_TOKENS] * NUM_STREAMS
+    # Until no hold on it can be open any more, somebody stands in its place.
+    pool.wait(lambda: engines(pool)["engine-3"]["state"] == "leaving", HEAL_S)
+    pool.wait(lambda: any(name.startswith("retired/3/") for name in pool.cluster.actors(pool)))
+    with contextlib.closing(Database(data_dir=pool.data_dir, exclusive=False)) as database:
+        query = sa.select(usage_events.c.engine_id).filter_by(tenant_id=tenant.tenant_id)
+        served_by = Counter(database.read_sync(lambda conn: conn.scalars(query).all()))
+    assert len(served_by) == 3
+    assert served_by[third] >= NUM_STREAMS / 6
+
+
+def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
+    cluster: Cluster, pool: ClusterStack, model: Path, tmp_path: Path
+) -> None:
+    pool.stop()
+    stopped_at = time.monotonic()
+    adapters = {
+        name: save_adapter(model, tmp_path / name, seed=seed, **spec)
+        for seed, (name, spec) in enumerate(
+            {
+                "alpha": {"r": 4, "lora_alpha": 16},
+                "beta": {"r": 16, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]},
+                "gamma": {"r": 8, "lora_alpha": 16, "rank_pattern": {"v_proj": 3}},
+            }.items(),
+            100,
+        )
+    }
+    stack = ClusterStack(cluster, tmp_path / "stack", model)
+    try:
+        start(stack)
+        tenant = stack.tenant("acme")
+        for name, folder in adapters.items():
+            tenant.push(name, folder)
+        before = num_generated(stack)
+        check_oracle(TinyWorld(stack, tenant, model, adapters))
+        stack.wait(lambda: all(n > before[name] for name, n in num_generated(stack).items()))
+        # Its gateway has said goodbye: the first pool dissolves, whatever it was doing.
+        pool.wait(lambda: not cluster.actors(pool), HEAL_S - (time.monotonic() - stopped_at))
+    finally:
+        stack.stop()
