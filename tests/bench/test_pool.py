@@ -33,11 +33,11 @@ BYTES_PER_S = 1e9
 class OneEngine:
     """On a machine of its own. moves, fetched, copied: in the order in which they came."""
 
-    def __init__(self, *, adapters=4, disk_bytes=ROOMY, **spec):
+    def __init__(self, *, adapters=4, disk_bytes=ROOMY, store_bytes_per_s=BYTES_PER_S, **spec):
         self.clock = Clock()
         self.adapters = make_adapters(adapters, seed=0)
         self.machine_spec = MachineSpec(
-            disk_bytes=disk_bytes, store_delay_s=0.5, store_bytes_per_s=BYTES_PER_S
+            disk_bytes=disk_bytes, store_delay_s=0.5, store_bytes_per_s=store_bytes_per_s
         )
         self.fetched, self.copied, self.moves = [], [], []
         machine = Machine(self.machine_spec, self.clock, self.fetched.append)
@@ -139,6 +139,58 @@ def test_an_adapter_that_was_evicted_comes_from_disk():
     assert one.copied == [sizes[0], sizes[1], sizes[0]]
     copy_s = sizes[0] / BYTES_PER_S
     assert one.first_s[2] - 20.0 == pytest.approx(copy_s + 0.008 + 512 * 5e-5)
+
+
+def test_an_adapter_waits_for_room_while_all_that_is_there_is_in_use():
+    one = OneEngine(adapters=2, arena_bytes=room_for_one())
+    one.send(0, 0, output=1000)
+    one.send(1, 1, at_s=5.0)
+    one.clock.run()
+    copy_s = one.adapters[1].ref.size_bytes / BYTES_PER_S
+    assert one.end_s[0] > 6.0
+    assert one.first_s[1] - one.end_s[0] == pytest.approx(copy_s + 0.008 + 512 * 5e-5)
+
+
+def test_who_was_found_more_often_stays_longer():
+    sizes = Counter(adapter.ref.size_bytes for adapter in make_adapters(6, seed=0))
+    (size_bytes, _), *_ = sizes.most_common(1)
+    same = [n for n, a in enumerate(make_adapters(6, 0)) if a.ref.size_bytes == size_bytes]
+    often, once, late = same[:3]
+    one = OneEngine(adapters=6, arena_bytes=2 * size_bytes + (6 << 20))
+    for number, adapter in enumerate([often, often, once, late]):
+        one.send(number, adapter, at_s=10.0 * number)
+    one.clock.run()
+    assert one.engine.resident == {often, late}
+
+
+def test_copies_into_one_arena_take_turns():
+    one = OneEngine(adapters=2, store_bytes_per_s=ROOMY)
+    sizes = [adapter.ref.size_bytes for adapter in one.adapters]
+    one.send(0, 0)
+    one.send(1, 1)
+    one.clock.run()
+    assert one.engine.copied_s == pytest.approx((2 * sizes[0] + sizes[1]) / BYTES_PER_S)
+
+
+def test_downloads_beyond_the_limit_wait_for_their_turn():
+    clock, sizes, there = Clock(), [], {}
+    spec = MachineSpec(max_fetches=2, store_delay_s=1.0, store_bytes_per_s=ROOMY)
+    machine = Machine(spec, clock, sizes.append)
+    for number, adapter in enumerate(make_adapters(5, seed=0)):
+        machine.fetch(adapter.ref, lambda number=number: there.setdefault(number, clock.now_s))
+    clock.run()
+    assert [there[n] for n in range(5)] == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0], abs=1e-3)
+
+
+def test_the_disk_drops_who_was_not_asked_for_for_longest():
+    clock, sizes = Clock(), []
+    adapters = make_adapters(3, seed=0)
+    room = sum(a.ref.size_bytes for a in adapters) - 1
+    machine = Machine(MachineSpec(disk_bytes=room), clock, sizes.append)
+    for number in (0, 1, 0, 2, 0):
+        machine.fetch(adapters[number].ref, lambda: None)
+        clock.run()
+    assert sizes == [a.ref.size_bytes for a in adapters]
 
 
 def test_what_a_full_disk_dropped_comes_from_the_store_again():
