@@ -296,6 +296,9 @@ def _placer(settings: Settings, secrets: Secrets, config: dict[str, Any], module
     """What keeps the engines on a cluster. config: what is the same for all. Raises RayMissing."""
     if importlib.util.find_spec("ray") is None:
         raise RayMissing
+    if settings.storage is None:
+        # Nodes look for it before anything is stored.
+        (settings.data_dir / "objects").mkdir(exist_ok=True)
     modules: dict[Kind, str] = {"engine": module, "retired": _RETIRED}
     path = settings.data_dir / "placer.json"
     write_private(path, asdict(PlacerConfig.of(settings, PoolKeys.of(secrets), config, modules)))
