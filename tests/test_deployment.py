@@ -357,16 +357,16 @@ _StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def _find_command(words: list[str]) -> click.Command | None:
-    """What the first words name; None where they are prose."""
+    """What the first words name; None where the first is no command: that is prose."""
     command: click.Command = typer.main.get_command(chorale)
-    for word in words:
+    for depth, word in enumerate(words):
         commands = getattr(command, "commands", None)
         if commands is None:
             break
-        found = commands.get(word)
-        if found is None:
+        if depth == 0 and word not in commands:
             return None
-        command = found
+        assert word in commands, f"chorale {' '.join(words)}"
+        command = commands[word]
     return command
 
 

@@ -188,6 +188,17 @@ def test_the_cluster_has_a_head_without_engines_and_workers_for_them(
     assert set(cluster["provider"]) == {"type", "region", "cache_stopped_nodes"}
 
 
+def test_nodes_are_set_up_as_make_does_it(cluster: dict[str, Any]) -> None:
+    commands = " ".join(cluster["setup_commands"])
+    assert ".ci/install_torch.py" in commands
+    assert "pip --disable-pip-version-check install -c constraints.txt" in commands
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', commands)
+    assert {"postgres", "ray", "s3"} <= set(extras.split(","))
+    (folder,) = cluster["file_mounts"]
+    assert folder.endswith("/chorale")
+    assert "cd ~/chorale " in commands
+
+
 def test_the_settings_of_a_ray_gateway_are_settings(
     cluster: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -197,7 +208,9 @@ def test_the_settings_of_a_ray_gateway_are_settings(
     (mounted,) = re.findall(r"mkdir -p (\S+)", " ".join(cluster["setup_commands"]))
     assert settings.model.startswith(f"{mounted}/"), "on every node"
     assert str(settings.pool_dir).startswith(f"{mounted}/"), "shared by every node"
-    assert not str(settings.data_dir).startswith(f"{mounted}/"), "a gateway's own"
+    # Engines read there what they are to prove.
+    assert str(settings.data_dir).startswith(f"{mounted}/")
+    assert settings.data_dir != settings.pool_dir, "a gateway's own"
     assert "serve --ray auto" in (RAY / "serve.sh").read_text()
     assert subprocess.run(("bash", "-n", RAY / "serve.sh")).returncode == 0
 
