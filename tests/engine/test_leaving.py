@@ -6,12 +6,23 @@ import sys
 from contextlib import aclosing
 
 import pytest
+import zmq
 
 from engine.errors import EngineDeadError, RequestRefused
 from engine.journal_records import read_records
 from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
-from engine.messages import EndRecord, ProveAdapter, ReadJournal
+from engine.messages import (
+    EndRecord,
+    EngineStats,
+    Hello,
+    ProveAdapter,
+    ReadJournal,
+    Residency,
+    ResidencyRecord,
+    Welcome,
+)
 from engine.retired import VOIDING_S, RetiredCore, Retirement
+from engine.wire import decode, encode
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
 from tests.engine.test_process import (
     START_S,
@@ -136,7 +147,7 @@ def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(eng
 
     async def run():
         async with connected(tmp_path) as client:
-            message = make_message("long", max_tokens=150)
+            message = make_message("long", max_tokens=150, adapter=make_adapter())
             async with aclosing(client.generate(message)) as stream:
                 tokens = list((await anext(stream)).new_token_ids)
                 process.terminate()
@@ -155,6 +166,7 @@ def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(eng
             assert "long" in {r.request_id for r in records if isinstance(r, EndRecord)}
             *_, last = read_records(tmp_path / "engine" / "journal")
             assert last == records[-1], "nothing was written after what was settled"
+            assert isinstance(last, ResidencyRecord), "and it says where adapters were to the end"
 
     asyncio.run(run())
 
@@ -190,18 +202,29 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
 
     async def run():
         async with connected(tmp_path) as client:
-            await collect(client, make_message(max_tokens=2))
+            await collect(client, make_message(max_tokens=2, adapter=make_adapter()))
             process.terminate()
             await wait_until(lambda: client.stats and client.stats.is_leaving)
-            async with connected(tmp_path) as other:
-                await wait_until(lambda: other.stats)
-                assert other.stats.is_leaving
-                with pytest.raises(RequestRefused, match="leaving"):
-                    await ask_for_ever(other)
-                with pytest.raises(EngineDeadError, match="died"):
-                    await other.prove(make_adapter(), tmp_path / "object")
+            greeting = await asyncio.to_thread(greet, tmp_path)
+            assert [type(message) for message in greeting] == [Welcome, EngineStats, Residency]
+            assert greeting[1].is_leaving, "said before anything is sent there"
+            with pytest.raises(RequestRefused, match="leaving"):
+                await ask_for_ever(client)
+            with pytest.raises(EngineDeadError, match="died"):
+                await client.prove(make_adapter(), tmp_path / "object")
 
     asyncio.run(run())
+
+
+def greet(directory):
+    """The first three messages that an engine sends to a gateway."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.IDENTITY, b"x")
+        socket.setsockopt(zmq.RCVTIMEO, int(START_S * 1000))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{directory / 'engine' / 'engine.sock'}")
+        socket.send(encode(0, Hello(gateway_id="x")))
+        return [decode(socket.recv())[1] for _ in range(3)]
 
 
 # ---- what is left of it ----
