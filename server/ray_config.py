@@ -88,6 +88,7 @@ class PlacerConfig:
             pool_id=self.pool_id,
             pool_dir=self.pool_dir,
             base_revision=self.engine_template.base_revision,
+            template_id=self.engine_template.template_id,
             num_cpus=1 if on_gpus else self.num_cpus,
             num_gpus=self.num_gpus if on_gpus else 0,
         )

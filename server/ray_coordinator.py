@@ -8,6 +8,7 @@ A pool without placers dissolves: soon after the last has said goodbye, later if
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import uuid
@@ -34,6 +35,7 @@ LINGER_S = 30.0
 SILENCE_S = 600.0
 """Of a placer that said no goodbye; its gateway may well live, and be cut off from the cluster."""
 _PENDING_S = 10.0
+_ASK_AGAIN_S = 60.0
 
 
 class Coordinator:
@@ -47,14 +49,18 @@ class Coordinator:
         self._slots: dict[int, Slot] = _find_slots()
         threading.Thread(target=self._turn_forever, daemon=True).start()
 
-    def join(self, pool: Mapping[str, Any]) -> str | None:
-        """Why this pool is another than the one that runs; None where it is the same."""
+    def join(self, placer_id: str, pool: Mapping[str, Any]) -> str | None:
+        """Why this pool is another than the one that runs; None where it is the same.
+
+        Who is alone may change everything: engines that were started otherwise are replaced.
+        """
         theirs = Pool.of(pool)
         with self._lock:
-            is_in_use = bool(self._wanted or self._slots)
-            if self._pool and is_in_use and (refusal := self._pool.refusal(theirs)):
+            has_others = bool(self._wanted.keys() - {placer_id})
+            if self._pool and has_others and (refusal := self._pool.refusal(theirs)):
                 return refusal
-            self._pool = theirs
+            if not (self._pool and has_others):
+                self._pool = theirs
             self._linger_until = time.monotonic() + LINGER_S
         return None
 
@@ -83,9 +89,10 @@ class Coordinator:
             try:
                 with self._lock:
                     is_over = self._turn(time.monotonic())
-            except ray.exceptions.RayError:
-                logger.exception("a turn of the pool failed; the next one comes")
-                continue
+            except Exception:
+                # Ray starts this actor again, and everything else lives on.
+                logger.exception("a turn of the pool failed")
+                os._exit(1)
             if is_over:
                 ray.kill(ray.get_runtime_context().current_actor)
 
@@ -111,7 +118,7 @@ class Coordinator:
             if kind is None and not is_settled(_folder(pool, number)):
                 kind = "retired"
             slot = self._slots.get(number)
-            if slot is not None and slot.kind != kind:
+            if slot is not None and (slot.kind, slot.template_id) != (kind, pool.template_id):
                 slot.role = "leave"
             elif slot is None and kind is not None:
                 self._slots[number] = _place(pool, number, kind)
@@ -122,6 +129,7 @@ class Slot:
     """An actor in one engine's folder, and what it last said."""
 
     kind: Kind
+    template_id: str
     actor: Any
     role: Role = "serve"
     placed: Placed = field(default_factory=Placed)
@@ -140,6 +148,8 @@ class Slot:
                     "an engine waits for a node with room for it (see `ray status`), or its node "
                     "does not answer"
                 )
+            if now - self._asked_at > _ASK_AGAIN_S:
+                self._answer = None
             return False
         answer, self._answer = self._answer, None
         try:
@@ -169,7 +179,7 @@ def _place(pool: Pool, number: int, kind: Kind) -> Slot:
     is_engine = kind == "engine"
     actor = ray.remote(EngineActor).options(
         # Never the same twice: the last one of this number may not be quite gone.
-        name=f"{kind}/{number}/{uuid.uuid4().hex[:8]}",
+        name=f"{kind}/{number}/{pool.template_id}/{uuid.uuid4().hex[:8]}",
         namespace=pool.namespace,
         lifetime="detached",
         max_restarts=-1,
@@ -177,15 +187,16 @@ def _place(pool: Pool, number: int, kind: Kind) -> Slot:
         num_gpus=pool.num_gpus if is_engine else 0,
         scheduling_strategy="SPREAD",
     )  # fmt: skip
-    return Slot(kind, actor.remote(pool.as_dict(), number, kind))
+    return Slot(kind, pool.template_id, actor.remote(pool.as_dict(), number, kind))
 
 
 def _find_slots() -> dict[int, Slot]:
     """What a coordinator before this one has left running."""
     slots = {}
     for name in ray.util.list_named_actors():
-        kind, _, rest = name.partition("/")
+        kind, *rest = name.split("/")
         if kind == "engine" or kind == "retired":
+            number, template_id, _ = rest
             with contextlib.suppress(ValueError):  # it has ended meanwhile
-                slots[int(rest.partition("/")[0])] = Slot(kind, ray.get_actor(name))
+                slots[int(number)] = Slot(kind, template_id, ray.get_actor(name))
     return slots

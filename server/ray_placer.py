@@ -93,7 +93,8 @@ class Placer:
             )
             .remote()
         )
-        refusal = ray.get(coordinator.join.remote(self._pool.as_dict()), timeout=_ANSWER_S)
+        joining = coordinator.join.remote(self._placer_id, self._pool.as_dict())
+        refusal = ray.get(joining, timeout=_ANSWER_S)
         if refusal:
             raise PoolRefused(refusal)
         # Only now: what engines are started with is not for a gateway of another pool to change.

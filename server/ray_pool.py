@@ -11,6 +11,7 @@ What crosses the cluster is plain: numbers, texts, and dicts of them. Keys do no
 them down in the pool's folder, which all of them share.
 """
 
+import hashlib
 import json
 import os
 import secrets
@@ -36,11 +37,13 @@ class Pool:
     """What makes two gateways' pools the same one, and what an engine of it needs from a node.
 
     pool_dir: of journals; at this path on every node.   base_revision: of the model it serves.
+    template_id: of what its engines are started with.
     """
 
     pool_id: str
     pool_dir: str
     base_revision: str
+    template_id: str
     num_cpus: int
     num_gpus: int
 
@@ -97,6 +100,11 @@ class EngineTemplate:
     threads: int
     stop_timeout_s: float
     modules: dict[Kind, str]
+
+    @property
+    def template_id(self) -> str:
+        """Another for engines that are started with anything else."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
     @staticmethod
     def path(pool_dir: Path) -> Path:
