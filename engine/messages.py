@@ -316,9 +316,9 @@ class EngineStats:
 class TenantService:
     """Service that an engine gave to tenants since its start; gateways tell it to all others.
 
-    epoch: of that engine's start.   totals: (tenant id, prefill tokens' worth of service), of
-    tenants that were served since the last message. They only grow within an epoch, so it does not
-    matter how often, or by how many gateways, they are passed on.
+    epoch: of that engine's start.   totals: (tenant id, prefill tokens' worth of service divided by
+    the tenant's weight), of tenants that were served since the last message. They only grow within
+    an epoch, so it does not matter how often, or by how many gateways, they are passed on.
     """
 
     engine_id: str
