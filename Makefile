@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check test soak bench test-gpu bench-gpu chromium
+.PHONY: help demo demo-train check test test-ray soak bench test-gpu bench-gpu chromium
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
-	$(PYTEST) -m "not soak" -n 2 $(ARGS)
+	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray $(ARGS)
+
+test-ray: $(VENV)/ray.stamp ## engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
+	$(PYTEST) tests/ray $(ARGS)
 
 soak: $(VENV)/dev.stamp ## the slow sweeps
 	$(PYTEST) -m soak $(ARGS)
@@ -76,6 +79,10 @@ $(VENV)/train.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/serve.stamp $(VENV)/train.stamp $@
+
+$(VENV)/ray.stamp: $(VENV)/dev.stamp
+	$(PIP) install -c constraints.txt -e '.[ray]'
+	@touch $@
 
 # The page's test drives a real browser; without one it is skipped, and this says why.
 chromium:

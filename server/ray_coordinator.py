@@ -126,7 +126,10 @@ class Coordinator:
 
 @dataclass(slots=True)
 class Slot:
-    """An actor in one engine's folder, and what it last said."""
+    """An actor in one engine's folder, and what it last said.
+
+    is_new: it has never said anything, so it has nothing that could be lost.
+    """
 
     kind: Kind
     template_id: str
@@ -134,6 +137,7 @@ class Slot:
     role: Role = "serve"
     placed: Placed = field(default_factory=Placed)
     problem: str = ""
+    is_new: bool = False
     _answer: Any = None
     _asked_at: float = 0.0
 
@@ -143,14 +147,7 @@ class Slot:
             self._answer, self._asked_at = self.actor.tend.remote(self.role), now
         ready, _ = ray.wait([self._answer], timeout=0)
         if not ready:
-            if now - self._asked_at > _PENDING_S:
-                self.problem = (
-                    "an engine waits for a node with room for it (see `ray status`), or its node "
-                    "does not answer"
-                )
-            if now - self._asked_at > _ASK_AGAIN_S:
-                self._answer = None
-            return False
+            return self._wait(now - self._asked_at)
         answer, self._answer = self._answer, None
         try:
             self.placed = Placed(**ray.get(answer))
@@ -161,7 +158,19 @@ class Slot:
             self.problem = f"an engine's actor is away: {first_line(error)}"
             return False
         self.problem = self.placed.problem
+        self.is_new = False
         return self.placed.is_gone
+
+    def _wait(self, waited_s: float) -> bool:
+        """Whether it is given up: who has found no node, and is not wanted any more."""
+        if waited_s > _PENDING_S:
+            self.problem = (
+                "an engine waits for a node with room for it (see `ray status`), or its node "
+                "does not answer"
+            )
+        if waited_s > _ASK_AGAIN_S:
+            self._answer = None
+        return self.is_new and self.role == "leave"
 
     def kill(self) -> None:
         ray.kill(self.actor)
@@ -187,7 +196,8 @@ def _place(pool: Pool, number: int, kind: Kind) -> Slot:
         num_gpus=pool.num_gpus if is_engine else 0,
         scheduling_strategy="SPREAD",
     )  # fmt: skip
-    return Slot(kind, pool.template_id, actor.remote(pool.as_dict(), number, kind))
+    started = actor.remote(pool.as_dict(), number, kind)
+    return Slot(kind, pool.template_id, started, is_new=True)
 
 
 def _find_slots() -> dict[int, Slot]:
