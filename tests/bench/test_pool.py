@@ -121,6 +121,16 @@ def test_who_finds_no_seat_waits_for_one():
     assert one.engine.output_tokens == 22
 
 
+def test_who_came_first_gets_the_next_seat_once_its_adapter_is_there():
+    one = OneEngine(seats=1)
+    one.send(0, output=1000)
+    one.send(1, adapter=0, at_s=0.1)
+    for number in (2, 3):
+        one.send(number, at_s=0.2)
+    one.clock.run()
+    assert sorted(one.first_s, key=one.first_s.__getitem__) == [0, 1, 2, 3]
+
+
 def test_requests_that_wait_for_one_adapter_load_it_once():
     one = OneEngine()
     for number in range(5):
