@@ -219,7 +219,7 @@ class EngineClient:
 
     def _lose_engine(self) -> None:
         """The engine is gone: nobody waits for it any longer."""
-        if self._ready.is_set():
+        if self._ready.is_set() and not (self.stats and self.stats.is_leaving):
             self.num_deaths += 1
         self._ready.clear()
         self.stats = None

@@ -34,8 +34,6 @@ from server.prompts import Asked
 from server.rating import amount_nanousd
 from server.running import RunningRequest
 
-_HOLD_SLACK_MS = 60_000
-"""A hold outlives its request's deadline, so that no clock difference lets it expire first."""
 _MAX_EPOCHS = 3
 """Ways of counting that one request may see come and go before it is sent away."""
 
@@ -240,7 +238,7 @@ async def _hold(
             token_lease=lease,
             engine_id=engine_id,
             created_at_ms=now,
-            expires_at_ms=now + int(message.deadline_s * 1000) + _HOLD_SLACK_MS,
+            expires_at_ms=now + int(gateway.settings.hold_lifetime_s * 1000),
             adapter_id=adapter.adapter_id if adapter else None,
             adapter_version=adapter.version if adapter else None,
             adapter_digest=adapter.digest if adapter else None,

@@ -32,9 +32,23 @@ _FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
 MakeChild = Callable[[int], ChildSpec]
 
 
+def engine_folders(data_dir: Path) -> list[Path]:
+    """Of all engines that there were on this machine, by number."""
+    found = [(_number(path), path) for path in data_dir.iterdir() if (path / "identity").exists()]
+    return [path for number, path in sorted(found) if number]
+
+
 def engine_name(number: int) -> str:
     """Of engine number 1, 2 and so on; its folder and its configuration are called so, too."""
     return "engine" if number == 1 else f"engine-{number}"
+
+
+def _number(folder: Path) -> int:
+    """0 where it is no engine's."""
+    if folder.name == engine_name(1):
+        return 1
+    match = _FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else 0
 
 
 class LocalPool:
@@ -82,8 +96,7 @@ class LocalPool:
 
     def _unsettled(self, above: int) -> list[int]:
         """Numbers of engines that there were, and whose journals somebody still has to read."""
-        found = (_FOLDER.fullmatch(path.name) for path in self._data_dir.iterdir())
-        numbers = sorted(int(match[1]) for match in found if match)
+        numbers = sorted(map(_number, self._data_dir.iterdir()))
         return [n for n in numbers if n > above and not is_settled(self._folder(n))]
 
     def _tell(self, numbers: list[int]) -> None:

@@ -23,6 +23,7 @@ from server.pool_files import MAX_ENGINES
 
 ENV_PREFIX = "CHORALE_"
 _HOLD_SLACK_S = 60.0
+"""A hold outlives its request's deadline, so that no clock difference lets it expire first."""
 # Read by the client commands and by the supervisor, no settings of the server.
 _OTHER_ENV = {
     "CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG", "CHORALE_PEPPER",

@@ -38,14 +38,14 @@ _RECENT_MS = 48 * 3_600_000
 def audit(
     conn: Connection,
     *,
-    engine_dir: Path | None = None,
+    engine_dirs: Sequence[Path] = (),
     since_ms: int = 0,
     progress: Progress = lambda check, num_rows: None,
 ) -> Report:
-    """Everything, row by row. engine_dir: of an engine on this machine, whose files are read."""
+    """Everything, row by row. engine_dirs: of engines on this machine, whose files are read."""
     scope = _begin(conn, since_ms, progress)
     _run(scope, (*_SUMS, *_ROWS))
-    if engine_dir is not None:
+    for engine_dir in engine_dirs:
         scope.report.add(check_journal_files(scope, engine_dir))
         scope.report.add(check_meter(scope, engine_dir))
     return scope.report

@@ -32,16 +32,16 @@ def audit(
     from server.audit.report import report_body
     from server.audit.run import audit as run_audit
     from server.database import DatabaseError
+    from server.local_pool import engine_folders
 
-    engine_dir = data_dir / "engine"
-    has_engine = (engine_dir / "identity").exists()
+    engine_dirs = engine_folders(data_dir)
     since_ms = 0 if since is None else _at_ms(since)
     try:
         with open_beside(data_dir, database_url) as database, _telling() as tell:
             report = database.read_sync(
                 lambda conn: run_audit(
                     conn,
-                    engine_dir=engine_dir if has_engine else None,
+                    engine_dirs=engine_dirs,
                     since_ms=since_ms,
                     progress=tell,
                 )
@@ -54,7 +54,7 @@ def audit(
     if json:
         show_json(report_body(report))
     else:
-        _show(report, has_engine=has_engine)
+        _show(report, has_engine=bool(engine_dirs))
     if report.num_findings:
         raise typer.Exit(1)
 

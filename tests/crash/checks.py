@@ -218,7 +218,9 @@ def _sums(world: World, books: Books) -> Iterator[str]:
 
 def _audited(world: World) -> Iterator[str]:
     """The auditor finds nothing, in the ledger or in the journal that has all its segments."""
-    report = world.database.read_sync(lambda conn: audit(conn, engine_dir=world.folder / "engine"))
+    report = world.database.read_sync(
+        lambda conn: audit(conn, engine_dirs=[world.folder / "engine"])
+    )
     for finding in report.findings:
         yield f"audit: {finding}"
 

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from engine.endpoint import Endpoint
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.tables import metadata
@@ -18,6 +19,7 @@ from server.clock import now_ms
 from server.database import DEFAULT_FILE, Database
 from server.keys import create_key
 from server.launch import prepare
+from server.pool_files import Member, members_path, write_members
 from server.secrets_store import load_or_create_secret
 from server.tenants import create_tenant
 from tests.crash.checks import Books, all_wrong
@@ -53,7 +55,7 @@ class Result:
 def furnish(folder: Path) -> None:
     """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    prepare(settings)()  # who is planned is written down for the gateway
+    prepare(settings)()
     gateway = assemble(settings, DEMO, AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()
@@ -66,6 +68,8 @@ def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> 
     Call it in a process of its own, without threads: it forks.
     """
     shutil.copytree(furnished, folder)
+    endpoint = Endpoint.of_socket(folder / "engine" / "engine.sock")
+    write_members(members_path(folder), [Member("engine", endpoint.address)])
     nursery = Nursery(folder / "log")
     result = Result(plan.seed)
     try:

@@ -185,7 +185,7 @@ def check_bill(
     assert set(database.read_sync(lambda conn: conn.scalars(query).all())) == {"posted"}
     folders = [stack.data_dir / name for name in engines(stack)]
     for folder in folders:
-        report = database.read_sync(lambda conn, f=folder: audit(conn, engine_dir=f))
+        report = database.read_sync(lambda conn, f=folder: audit(conn, engine_dirs=[f]))
         assert report.findings == []
         assert report.incidents == {}
     meters = [TokenMeter.read(folder / "meter") for folder in folders]

@@ -96,7 +96,7 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
     tokens = sa.select(usage_events.c.completion_tokens).filter_by(tenant_id=tenant.tenant_id)
     posted = database.read_sync(lambda conn: list(conn.scalars(tokens)))
     assert sorted(posted) == [1, 1, *[NUM_TOKENS] * NUM_STREAMS]
-    report = database.read_sync(lambda conn: audit(conn, engine_dir=stack.data_dir / "engine"))
+    report = database.read_sync(lambda conn: audit(conn, engine_dirs=[stack.data_dir / "engine"]))
     assert (report.findings, report.incidents) == ([], {})
 
 

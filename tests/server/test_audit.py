@@ -82,7 +82,7 @@ class Audited:
     engine_dir: Path
 
     def audit(self) -> Report:
-        return self.database.read_sync(lambda conn: audit(conn, engine_dir=self.engine_dir))
+        return self.database.read_sync(lambda conn: audit(conn, engine_dirs=[self.engine_dir]))
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +313,7 @@ def check_found(audited: Audited, change: Change) -> None:
 
     try:
         with changed() as conn:
-            report = audit(conn, engine_dir=audited.engine_dir)
+            report = audit(conn, engine_dirs=[audited.engine_dir])
     except sa.exc.IntegrityError:
         return  # the database refuses it
     subjects = [finding.subject for finding in report.findings]

@@ -163,6 +163,29 @@ def test_a_killed_engine_ends_its_own_requests_only_and_comes_back(pool):
     asyncio.run(run())
 
 
+def test_an_engine_that_leaves_ends_what_it_has_and_is_no_death(pool):
+    pool.start("a", "b", step_s=0.02)
+
+    async def run():
+        async with gateway(pool, "a", "b") as engines:
+            messages = [make_message(f"r{i}", 5, 60) for i in range(8)]
+            asked = [asyncio.create_task(pool.ask(message)) for message in messages]
+            await pool.wait(lambda: pool.running.num_at("a"))
+            pool.processes["a"].terminate()
+            await pool.wait(lambda: pool.states()["a"] == "leaving")
+            assert {engines.route(make_message(f"n{i}")) for i in range(20)} == {"b"}
+            answers = await asyncio.gather(*asked)
+            assert [tokens for _, tokens in answers] == [expected_tokens(m) for m in messages]
+            source = engines.engine_id("a")
+            ends = await engines.read_journal(source, 0, 100)
+            await engines.read_journal(source, ends.last_seq, 100)
+            await pool.wait(lambda: pool.states()["a"] == "starting")
+            assert pool.processes["a"].wait(5) == 0
+            assert engines.num_deaths == 0
+
+    asyncio.run(run())
+
+
 def test_who_joins_is_met_and_who_is_gone_is_forgotten(pool):
     pool.start("a")
 
