@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import shutil
+import socket
 import uuid
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         catalog=catalog,
         uploads=uploads,
         completions=Completions(functools.partial(complete_upload, uploads, database.begin)),
-        prover=_prover(database, uploads, engines, metrics, work_dir),
+        prover=_prover(database, uploads, engines, metrics, _proof_dir(settings, work_dir)),
         tokenizer=Tokenizer(model_dir),
         engines=engines,
         settler=settler,
@@ -172,14 +173,23 @@ def _engines(
 
 
 def _prover(
-    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, work_dir: Path
+    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, proof_dir: Path
 ) -> Prover:
     async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
         proof = await engines.prove(adapter, object_path)
         metrics.note_proof(proof)
         return proof
 
-    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=work_dir)
+    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=proof_dir)
+
+
+def _proof_dir(settings: Settings, work_dir: Path) -> Path:
+    """Where an engine can read what it is to prove; on a cluster that is the pool's folder."""
+    if settings.pool_dir is None:
+        return work_dir
+    # Each gateway empties its own.
+    place = f"{socket.gethostname()}:{settings.data_dir}"
+    return _emptied(settings.pool_dir / "proofs" / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
 def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:

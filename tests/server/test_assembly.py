@@ -1,0 +1,30 @@
+"""What a gateway is made of, where its settings decide that."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from server.admin_key import AdminKey
+from server.assembly import assemble
+from server.settings import Settings
+from tests.server.in_process import DEMO
+
+
+@pytest.mark.parametrize("has_pool_dir", [False, True])
+def test_what_is_to_be_proved_lies_where_engines_can_read_it(
+    tmp_path: Path, has_pool_dir: bool
+) -> None:
+    data_dir, pool_dir = tmp_path / "data", tmp_path / "pool"
+    data_dir.mkdir()
+    settings = Settings(
+        model=str(DEMO), data_dir=data_dir, pool_dir=pool_dir if has_pool_dir else None
+    )
+    for _ in range(2):  # what a killed gateway left there is gone
+        gateway = assemble(settings, DEMO, AdminKey("admin"))
+        proof_dir = gateway.prover._work_dir
+        assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
+        assert list(proof_dir.iterdir()) == []
+        (proof_dir / "left").touch()
+        asyncio.run(gateway.engines.close())
+        gateway.database.close()
