@@ -55,6 +55,7 @@ class Placer:
         self._placer_id = f"{socket.gethostname()}:{data_dir}"
         self._pool = config.pool(has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
         self._members = self._known_members()
+        self._has_told = False
         self._problems: list[str] = []
         self._coordinator: Any = None
 
@@ -117,9 +118,9 @@ class Placer:
             for name, address in sorted(addresses.items())
             if (known := address or former.get(name, ""))
         )
-        if members != self._members:
+        if members != self._members or not self._has_told:
             write_members(self._members_path, members)
-            self._members = members
+            self._members, self._has_told = members, True
 
     def _known_members(self) -> tuple[Member, ...]:
         """Of the last placer; not those of a pool on one machine."""
