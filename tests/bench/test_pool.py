@@ -11,11 +11,11 @@ from bench.experiment import replace_rows
 from bench.pool.__main__ import row
 from bench.pool.clock import Clock
 from bench.pool.engine import Engine, Job
-from bench.pool.gateway import Heard, figures_of, marks_of
+from bench.pool.gateway import Gateway, Heard, figures_of, marks_of
 from bench.pool.machine import Machine, MachineSpec
 from bench.pool.modelled import Modelled, figures, ratios
 from bench.pool.policies import POLICIES, ConsistentHash, LeastLoaded, RoundRobin
-from bench.pool.pool import Pool, PoolSpec
+from bench.pool.pool import Outcome, Pool, PoolSpec
 from bench.pool.real import Real
 from bench.pool.steps import EngineSpec
 from bench.pool.traffic import Arrival, Traffic, make_adapters
@@ -318,6 +318,60 @@ def test_figures_are_what_the_engine_has_and_did():
     assert device.load_seconds == pytest.approx(size_bytes / BYTES_PER_S)
     assert disk.load_seconds == pytest.approx(one.machine_spec.fetch_s(size_bytes))
     assert Heard(one.engine, "engine-1").welcome.max_num_seqs == 1
+
+
+class FirstEngine:
+    """A policy that keeps the views."""
+
+    def choose(self, key, views):
+        self.views = views
+        return views[0]
+
+
+def test_a_gateway_counts_its_requests_until_they_end_and_knows_beginnings():
+    policy = FirstEngine()
+    heard = [Heard(OneEngine().engine, f"engine-{n}") for n in (1, 2)]
+    gateway = Gateway(heard, Clock(), policy)
+    marks = marks_of((None, 0), 2 * CHUNK_TOKENS)
+    for count in range(2):
+        assert gateway.choose("key", None, 512, marks) == 0
+        assert [view.num_requests for view in policy.views] == [count, 0]
+    here, there = policy.views
+    assert here.prefill_s == pytest.approx(there.prefill_s * (512 - 2 * CHUNK_TOKENS) / 512)
+    gateway.note_end(0, 1.0)
+    gateway.choose("key", None, 512, [])
+    assert [view.num_requests for view in policy.views] == [1, 0]
+
+
+def test_only_what_comes_after_the_warm_up_counts():
+    traffic = Traffic(adapters=20)
+    arrivals = traffic.arrivals(20.0, 10.0, 0)
+    whole, half = (
+        Pool(PoolSpec(engines=2), make_adapters(20, 0), POLICIES["random"], from_s).run(arrivals)
+        for from_s in (0.0, 5.0)
+    )
+    late = [arrival for arrival in arrivals if arrival.at_s >= 5.0]
+    assert sum(half.requests) == len(half.ttft_s) == len(late)
+    assert half.prompt_tokens == sum(arrival.prompt_tokens for arrival in late)
+    assert 0 < len(half.copied) < len(whole.copied)
+    assert sum(half.output_tokens) < sum(whole.output_tokens)
+
+
+def test_figures_and_ratios_are_of_what_was_counted():
+    ours = Outcome(0.0, ttft_s=[1.0], fetched=[10], copied=[10, 20], requests=[3, 1])
+    theirs = Outcome(0.0, ttft_s=[2.0], fetched=[10] * 4, copied=[10] * 8, requests=[2, 2])
+    for outcome in (ours, theirs):
+        outcome.output_tokens, outcome.prompt_tokens, outcome.choose_s = [1, 1], 8, [1e-6]
+    ours.replicas = Counter({0: 5, 19: 2})
+    compared = ratios({"product": ours, "random": theirs, "least_loaded": theirs})
+    assert compared == {
+        "random_fetched": 0.25, "random_copied": 0.25, "random_copied_bytes": 0.375,
+        "least_loaded_ttft_p99": 0.5, "random_ttft_p99": 0.5,
+    }  # fmt: skip
+    found = figures(ours, num_adapters=20)
+    assert found["copied_per_request"] == 0.5
+    assert found["max_to_mean_requests"] == 1.5
+    assert (found["replicas_hottest"], found["replicas_cold"]) == (0.5, 2)
 
 
 # ---- what is asked for ----
