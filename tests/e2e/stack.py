@@ -86,7 +86,7 @@ class Stack:
             "drain_timeout_s": 5.0,
         } | settings
         self._shares = {"database_url", "redis_url"} & settings.keys()
-        self._fake = fake_engine
+        self._module = "tests.e2e.serve_fake" if fake_engine else "tests.e2e.serve_real"
         self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -97,10 +97,9 @@ class Stack:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         path = self.data_dir / "settings.json"
         path.write_text(json.dumps(self._settings))
-        module = "tests.e2e.serve_fake" if self._fake else "tests.e2e.serve_real"
         env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY}
         env |= (SECRETS if self._shares else {}) | environment
-        self._process = subprocess.Popen([sys.executable, "-m", module, str(path)], env=env)
+        self._process = subprocess.Popen([sys.executable, "-m", self._module, str(path)], env=env)
         if wait:
             self.wait_ready()
         return self

@@ -1,0 +1,26 @@
+"""`python -m tests.e2e.serve_gateway SETTINGS.json`: a gateway alone, with the engines of another.
+
+ENGINES_OF: that other's data directory.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from server.launch import prepare, settle_settings
+from server.pool_files import members_path, read_members, write_members
+from server.settings import Settings
+from server.supervisor import Supervisor
+
+
+def main() -> None:
+    settings = settle_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
+    (gateway,) = [child for child in prepare(settings)() if child.name == "gateway"]
+    engines = read_members(members_path(Path(os.environ["ENGINES_OF"])))
+    write_members(members_path(settings.data_dir), engines)
+    with Supervisor([gateway]) as supervisor:
+        supervisor.run()
+
+
+if __name__ == "__main__":
+    main()
