@@ -194,7 +194,11 @@ def test_nodes_are_set_up_as_make_does_it(cluster: dict[str, Any]) -> None:
     assert "pip --disable-pip-version-check install -c constraints.txt" in commands
     (extras,) = re.findall(r'"\.\[([\w,]+)\]"', commands)
     assert {"postgres", "ray", "s3"} <= set(extras.split(","))
-    (folder,) = cluster["file_mounts"]
+    folder, token = cluster["file_mounts"]
+    assert token.endswith("/.ray/auth_token")
+    for start in (cluster["head_start_ray_commands"], cluster["worker_start_ray_commands"]):
+        assert "RAY_AUTH_MODE=token" in start[-1]
+    assert "export RAY_AUTH_MODE=token" in (RAY / "serve.sh").read_text()
     assert folder.endswith("/chorale")
     assert "cd ~/chorale " in commands
 

@@ -4,4 +4,5 @@ set -euo pipefail
 set -a
 . "$HOME/chorale.env"
 set +a
+export RAY_AUTH_MODE=token # in ~/.ray/auth_token, as on all nodes
 exec "$HOME/venv/bin/chorale" serve --ray auto
