@@ -19,8 +19,8 @@ from registry.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
 from server.clock import now_ms
 from server.database import Database, DatabaseError
-from server.engines import Engines
 from server.gateway import Gateway
+from server.pool.engines import Engines
 
 logger = logging.getLogger(__name__)
 

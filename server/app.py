@@ -18,7 +18,7 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import adapter_watch, autoscaler, cancels, errors, foreign_errors
+from server import adapter_watch, cancels, errors, foreign_errors
 from server.auth import record_key_use
 from server.clock import now_ms
 from server.database import DatabaseError
@@ -28,6 +28,7 @@ from server.gateway import Gateway
 from server.ledger import adopt_events
 from server.middleware import Edge, WriteLine
 from server.openapi import openapi_document
+from server.pool import autoscaler
 from server.prices import ensure_price
 from server.routes import (
     adapters,

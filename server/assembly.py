@@ -26,7 +26,6 @@ from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
 from server.drain import Drain
-from server.engines import Engines
 from server.failures import Failures
 from server.gateway import Gateway
 from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
@@ -41,9 +40,10 @@ from server.limiter.redis_states import RedisStates
 from server.limiter.rules import SEAT_SLACK_S, Limiter
 from server.limiter.shared import SharedLimiter
 from server.load import Load
-from server.membership import Membership
 from server.metrics import Metrics
-from server.pool_keys import PoolKeys
+from server.pool.engines import Engines
+from server.pool.keys import PoolKeys
+from server.pool.membership import Membership
 from server.price_tags import PriceTags
 from server.proving import Prover
 from server.recordings import Recorder

@@ -5,8 +5,8 @@ one that is ordered: with their usage and the last event, as a cancelled one's.
 import asyncio
 import contextlib
 
-from server.engines import Engines
 from server.load import Load
+from server.pool.engines import Engines
 from server.running import Running
 
 _ABORT_AT = 0.8

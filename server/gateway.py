@@ -12,7 +12,6 @@ from server.chores import Chores
 from server.completions import Completions
 from server.database import Database
 from server.drain import Drain
-from server.engines import Engines
 from server.failures import Failures
 from server.first_tokens import FirstTokens
 from server.idempotency import IdempotencyKeys
@@ -23,6 +22,7 @@ from server.limiter.learned import LearnedTokens
 from server.limiter.rules import Limiter
 from server.load import Load
 from server.metrics import Metrics
+from server.pool.engines import Engines
 from server.price_tags import PriceTags
 from server.proving import Prover
 from server.recordings import Recorder

@@ -19,7 +19,7 @@ from server.errors import ApiError
 from server.gateway import Gateway
 from server.holds import void_refused
 from server.openai import CompletionRequest
-from server.quarantine import Quarantined
+from server.pool.quarantine import Quarantined
 from server.rating import rated_amounts
 from server.tokenizer import Detokenizer
 

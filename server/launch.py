@@ -3,7 +3,7 @@
     fetcher   python -m lora.fetch    object store to disk; has the store's credentials
     engine    python -m engine        has the model; no credentials, no database; one or several
     gateway   python -m server        HTTP; has the database, the store and the admin key
-    placer    python -m server.ray_placer   instead of the first two, where engines are on a cluster
+    placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
 
 ServeError
 ├── ModelNotFound         neither a folder nor a model that the hub would give
@@ -29,12 +29,12 @@ from typing import Any
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
-from server.gpus import VARIABLE as GPUS_VARIABLE
-from server.gpus import share_of, visible_gpus
-from server.local_pool import LocalPool, engine_name
-from server.pool_keys import PoolKeys
-from server.ray_config import PlacerConfig, placer_command, placer_environment
-from server.ray_pool import Kind
+from server.cluster.config import PlacerConfig, placer_command, placer_environment
+from server.cluster.pool import Kind
+from server.pool.gpus import VARIABLE as GPUS_VARIABLE
+from server.pool.gpus import share_of, visible_gpus
+from server.pool.keys import PoolKeys
+from server.pool.local import LocalPool, engine_name
 from server.secrets_store import Secrets
 from server.settings import Settings
 from server.supervisor import ChildSpec, Plan

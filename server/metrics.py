@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from engine.messages import EngineStats
 from registry.proof import Proof
 from server.audit.report import Report
-from server.engines import Engines
+from server.pool.engines import Engines
 from server.settler import Settler
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

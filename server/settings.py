@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from registry.storage_url import parse_storage_url
-from server.pool_files import MAX_ENGINES
+from server.pool.files import MAX_ENGINES
 
 ENV_PREFIX = "CHORALE_"
 _HOLD_SLACK_S = 60.0

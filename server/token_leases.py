@@ -12,7 +12,7 @@ from engine.messages import LeaseLow
 from server.budgets import extend
 from server.clock import now_ms
 from server.database import Database, LedgerUnavailable
-from server.engines import Engines
+from server.pool.engines import Engines
 from server.running import Running, RunningRequest
 
 _RETRY_WAITS_S = (0.2, 0.5, 1.0)

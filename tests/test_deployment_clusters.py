@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, TierStats
 from server.audit.report import Report
-from server.engines import EngineFigures
 from server.metrics import Metrics
+from server.pool.engines import EngineFigures
 from server.secrets_store import Secrets
 from server.settings import Settings, load_settings
 from tests.deployment_files import DEPLOY, FILLED, GUIDE, dockerfile_steps, image_environment

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.messages import AddRequest, EngineStats
-from server.engines import Engines
-from server.pool_files import Member
+from server.pool.engines import Engines
+from server.pool.files import Member
 from server.running import Running, RunningRequest
 
 _READY_S = 120.0

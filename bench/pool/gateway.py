@@ -11,10 +11,10 @@ from bench.pool.policies import Policy
 from engine.client import EngineClient
 from engine.messages import EngineStats, Residency, TierStats, Welcome
 from registry.ref import AdapterRef
-from server.load_costs import LoadCosts
-from server.pool_files import Member
-from server.pooled_engine import PooledEngine
-from server.prefix_table import CHUNK_TOKENS, PrefixTable
+from server.pool.engine import PooledEngine
+from server.pool.files import Member
+from server.pool.load_costs import LoadCosts
+from server.pool.prefix_table import CHUNK_TOKENS, PrefixTable
 
 _NO_FIGURES = EngineStats(
     running=0,
@@ -79,7 +79,7 @@ def figures_of(engine: Engine) -> EngineStats:
 
 
 class Gateway:
-    """Does what `server.engines` does to route, with a policy in the router's place."""
+    """Does what `server.pool.engines` does to route, with a policy in the router's place."""
 
     def __init__(self, heard: Sequence[Heard], clock: Clock, policy: Policy) -> None:
         self._policy = policy
@@ -129,5 +129,5 @@ class Gateway:
 
 
 def marks_of(beginning: tuple[int | None, int], shared_tokens: int) -> list[bytes]:
-    """What `server.prefix_table.marks_of` gives, of the shared tokens: no others are the same."""
+    """As `server.pool.prefix_table.marks_of`, of the shared tokens: no others are the same."""
     return [f"{beginning}/{n}".encode() for n in range(shared_tokens // CHUNK_TOKENS)]

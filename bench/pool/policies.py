@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from server import router
-from server.router import EngineView
+from server.pool import router
+from server.pool.router import EngineView
 
 
 class Policy(Protocol):

@@ -14,7 +14,7 @@ from bench.in_process import DEVICE, DTYPE, THREADS, EngineFactory
 from bench.product import started
 from engine.config import EngineConfig
 from engine.wire import write_vocabulary
-from server.pool_files import Member
+from server.pool.files import Member
 
 _SOCKET = "engine.sock"
 

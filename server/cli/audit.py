@@ -32,7 +32,7 @@ def audit(
     from server.audit.report import report_body
     from server.audit.run import audit as run_audit
     from server.database import DatabaseError
-    from server.local_pool import engine_folders
+    from server.pool.local import engine_folders
 
     engine_dirs = engine_folders(data_dir)
     since_ms = 0 if since is None else _at_ms(since)

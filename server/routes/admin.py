@@ -13,8 +13,8 @@ from server.bodies import json_body
 from server.budgets import Budget
 from server.clock import now_ms
 from server.deps import GatewayDep
-from server.engines import EngineFigures
 from server.gateway import Gateway
+from server.pool.engines import EngineFigures
 from server.rating import format_usd
 from server.routes.budgets import Dollars, nanousd
 from server.routes.usage import GroupBy, Time, render_usage

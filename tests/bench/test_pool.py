@@ -19,8 +19,8 @@ from bench.pool.pool import Outcome, Pool, PoolSpec
 from bench.pool.real import Real
 from bench.pool.steps import EngineSpec
 from bench.pool.traffic import Arrival, Traffic, make_adapters
-from server.prefix_table import CHUNK_TOKENS
-from server.router import EngineView
+from server.pool.prefix_table import CHUNK_TOKENS
+from server.pool.router import EngineView
 
 ROOMY = 1 << 50
 SMALL = Modelled(

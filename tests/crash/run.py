@@ -19,7 +19,7 @@ from server.clock import now_ms
 from server.database import DEFAULT_FILE, Database
 from server.keys import create_key
 from server.launch import prepare
-from server.pool_files import Member, members_path, write_members
+from server.pool.files import Member, members_path, write_members
 from server.secrets_store import load_or_create_secret
 from server.tenants import create_tenant
 from tests.crash.checks import Books, all_wrong

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from server.launch import prepare, settle_settings
-from server.pool_files import members_path, read_members, write_members
+from server.pool.files import members_path, read_members, write_members
 from server.settings import Settings
 from server.supervisor import Supervisor
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from engine.leaving import is_settled
-from server.pool_files import members_path, read_members, wanted_path, write_wanted
+from server.pool.files import members_path, read_members, wanted_path, write_wanted
 from tests.e2e.stack import Stack, Tenant, running
 
 SLOW = {"FAKE_STEP_S": "0.02"}

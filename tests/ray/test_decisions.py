@@ -15,12 +15,12 @@ import ray.exceptions
 from engine.leaving import mark_settled
 from engine.wire import write_vocabulary
 from server import ray_coordinator
-from server.pool_files import Member, members_path, read_members, wanted_path, write_members
-from server.pool_keys import PoolKeys
-from server.ray_config import PlacerConfig
-from server.ray_coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
-from server.ray_placer import Placer, PoolRefused
-from server.ray_pool import EngineTemplate, Placed
+from server.cluster.config import PlacerConfig
+from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
+from server.cluster.placer import Placer, PoolRefused
+from server.cluster.pool import EngineTemplate, Placed
+from server.pool.files import Member, members_path, read_members, wanted_path, write_members
+from server.pool.keys import PoolKeys
 from server.secrets_store import Secrets
 from server.settings import Settings
 

@@ -25,8 +25,8 @@ from engine.meter import TokenMeter
 from server.audit.run import audit
 from server.database import Database
 from server.ledger_tables import holds, usage_events
-from server.pool_files import wanted_path, write_wanted
-from server.pool_keys import PoolKeys
+from server.pool.files import wanted_path, write_wanted
+from server.pool.keys import PoolKeys
 from server.secrets_store import Secrets
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack

@@ -14,9 +14,9 @@ from registry.ref import AdapterRef
 from server.admin_key import AdminKey
 from server.app import create_app
 from server.assembly import assemble
-from server.engines import EngineFigures
 from server.gateway import Gateway
 from server.keys import create_key
+from server.pool.engines import EngineFigures
 from server.prices import ensure_price
 from server.settings import Settings
 from tests.server.factories import NOW_MS, make_tenant

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.retired import RetiredCore
-from server.autoscaler import (
+from server.first_tokens import WINDOW_S
+from server.pool.autoscaler import (
     SPARE_S,
     SPARE_SHARE,
     WAIT_S,
@@ -19,8 +20,7 @@ from server.autoscaler import (
     pool_figures,
     run,
 )
-from server.first_tokens import WINDOW_S
-from server.pool_files import read_wanted, wanted_path, write_wanted
+from server.pool.files import read_wanted, wanted_path, write_wanted
 
 SEATS = 8
 SLO_S = 2.0

@@ -10,10 +10,10 @@ import pytest
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
 from engine.messages import TenantService
-from server.engines import TURN_S, Engines
-from server.pool_files import Member
-from server.prefix_table import CHUNK_TOKENS
-from server.quarantine import Quarantined
+from server.pool.engines import TURN_S, Engines
+from server.pool.files import Member
+from server.pool.prefix_table import CHUNK_TOKENS
+from server.pool.quarantine import Quarantined
 from server.running import Running, RunningRequest
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
 from tests.engine.test_process import start_engine, write_config

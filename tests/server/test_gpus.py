@@ -1,4 +1,4 @@
-from server.gpus import share_of, visible_gpus
+from server.pool.gpus import share_of, visible_gpus
 
 
 def test_the_gpus_are_those_that_the_variable_shows():

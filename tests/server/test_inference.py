@@ -25,8 +25,8 @@ from server.gateway import Gateway
 from server.keys import create_key
 from server.ledger_tables import holds
 from server.limiter.memory import MemoryLimiter
+from server.pool.quarantine import Quarantined, fingerprint
 from server.prices import ensure_price
-from server.quarantine import Quarantined, fingerprint
 from server.rating import amount_nanousd
 from server.settings import Settings
 from tests.server.factories import NOW_MS, make_tenant

@@ -23,7 +23,7 @@ from server.launch import (
     prepare,
     settle_settings,
 )
-from server.pool_files import members_path, read_members, wanted_path, write_wanted
+from server.pool.files import members_path, read_members, wanted_path, write_wanted
 from server.secrets_store import SecretMissing
 from server.settings import Settings
 from server.supervisor import Supervisor, SupervisorConfig

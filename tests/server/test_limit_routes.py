@@ -14,13 +14,13 @@ from sqlalchemy.dialects import sqlite
 from engine.messages import AddRequest, LeaseLow, RequestOutput
 from server.budgets import Budget, set_budget
 from server.database import DEFAULT_FILE, LedgerUnavailable
-from server.engines import Engines
 from server.gateway_tables import limiter_epochs
 from server.holds import get_hold
 from server.keys import create_key
 from server.limiter.learned import FIRST_GUESS
 from server.limiter.memory import MemoryLimiter
 from server.limiter.rules import Grant
+from server.pool.engines import Engines
 from server.running import Running, RunningRequest
 from server.token_leases import TokenLeases
 from tests.registry.rows import add_version

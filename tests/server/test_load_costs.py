@@ -3,7 +3,7 @@
 import pytest
 
 from engine.messages import TierStats
-from server.load_costs import LoadCosts
+from server.pool.load_costs import LoadCosts
 from tests.server.test_metrics import make_stats
 
 

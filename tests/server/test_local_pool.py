@@ -6,8 +6,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.leaving import forget_settled, is_settled, mark_settled
-from server.local_pool import LocalPool, engine_name
-from server.pool_files import changed_at, members_path, read_members, wanted_path, write_wanted
+from server.pool.files import changed_at, members_path, read_members, wanted_path, write_wanted
+from server.pool.local import LocalPool, engine_name
 from server.supervisor import ChildSpec
 
 

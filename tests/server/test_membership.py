@@ -2,8 +2,8 @@
 
 import pytest
 
-from server.membership import Membership
-from server.pool_files import Member, members_path, write_members
+from server.pool.files import Member, members_path, write_members
+from server.pool.membership import Membership
 
 
 @pytest.fixture

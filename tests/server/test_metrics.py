@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, TierStats
 from registry.proof import Proof
-from server.engines import EngineFigures
 from server.metrics import Metrics
+from server.pool.engines import EngineFigures
 
 TIERS = tuple(
     TierStats(

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.endpoint import Endpoint
-from server.pool_files import (
+from server.pool.files import (
     Member,
     PoolFileDamaged,
     changed_at,

@@ -4,7 +4,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.pool_keys import PoolKeys
+from server.pool.keys import PoolKeys
 from server.secrets_store import Secrets
 
 peppers = st.binary(min_size=32, max_size=32).map(bytes.hex)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.prefix_table import CHUNK_TOKENS, PrefixTable, marks_of
+from server.pool.prefix_table import CHUNK_TOKENS, PrefixTable, marks_of
 from tests.engine.fakes import make_adapter, make_message
 
 PROMPT = tuple(range(3 * CHUNK_TOKENS + 5))

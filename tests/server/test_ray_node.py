@@ -13,11 +13,11 @@ from engine.config import EngineConfig
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from server import launch
+from server.cluster.config import PlacerConfig
+from server.cluster.node import Node, NodeNotReady, prepare
+from server.cluster.pool import EngineTemplate, Pool
 from server.launch import ModelNotFound, RayMissing, settle_settings
-from server.pool_keys import PoolKeys
-from server.ray_config import PlacerConfig
-from server.ray_node import Node, NodeNotReady, prepare
-from server.ray_pool import EngineTemplate, Pool
+from server.pool.keys import PoolKeys
 from server.secrets_store import Secrets
 from server.settings import Settings
 

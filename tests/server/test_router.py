@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.router import INDIFFERENCE_S, EngineView, choose, cost_s
+from server.pool.router import INDIFFERENCE_S, EngineView, choose, cost_s
 
 IDLE = EngineView("a", num_requests=0, seats=8, request_s=2.0)
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from server.engines import Engines
+from server.pool.engines import Engines
 from tests.engine.fakes import make_message
 from tests.server.test_engines import Pool, gateway
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from server.first_tokens import WINDOW_S
-from server.pool_files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
+from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
 
 if TYPE_CHECKING:
-    from server.engines import EngineFigures
     from server.gateway import Gateway
+    from server.pool.engines import EngineFigures
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`python -m server.ray_node NODE.json`: an engine and its fetcher on one node of a cluster.
+"""`python -m server.cluster.node NODE.json`: an engine and its fetcher on one node of a cluster.
 
 What the node itself has to give is checked first: the model at its place, and the same one; the
 object store. What is missing is written beside NODE.json, for the placer's log.
@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 from engine.leaving import is_settled
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
+from server.cluster.pool import EngineTemplate, Kind
 from server.launch import (
     ServeError,
     base_revision_of,
@@ -25,7 +26,6 @@ from server.launch import (
     find_model,
     write_private,
 )
-from server.ray_pool import EngineTemplate, Kind
 from server.supervisor import ChildCannotStart, ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)

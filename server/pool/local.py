@@ -14,7 +14,7 @@ from pathlib import Path
 
 from engine.endpoint import Endpoint
 from engine.leaving import is_settled
-from server.pool_files import (
+from server.pool.files import (
     Member,
     PoolFileDamaged,
     changed_at,

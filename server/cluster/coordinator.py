@@ -22,10 +22,10 @@ import ray.exceptions
 import ray.util
 
 from engine.leaving import is_settled
-from server.local_pool import engine_name
-from server.pool_files import MAX_ENGINES
-from server.ray_engine import EngineActor
-from server.ray_pool import Kind, Placed, Pool, Role, first_line
+from server.cluster.actor import EngineActor
+from server.cluster.pool import Kind, Placed, Pool, Role, first_line
+from server.pool.files import MAX_ENGINES
+from server.pool.local import engine_name
 
 logger = logging.getLogger(__name__)
 

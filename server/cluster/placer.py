@@ -1,4 +1,4 @@
-"""`python -m server.ray_placer PLACER.json`: between a gateway and the pool on a Ray cluster.
+"""`python -m server.cluster.placer PLACER.json`: between a gateway and the pool on a Ray cluster.
 
 It joins the cluster, finds or makes the pool's coordinator, and from then on tells it how many
 engines the gateway wants, and the gateway where they are. Nobody waits for it: while it is away,
@@ -18,7 +18,10 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from server.pool_files import (
+from server.cluster.config import PlacerConfig
+from server.cluster.coordinator import Coordinator
+from server.cluster.pool import COORDINATOR, first_line
+from server.pool.files import (
     Member,
     PoolFileDamaged,
     members_path,
@@ -27,9 +30,6 @@ from server.pool_files import (
     wanted_path,
     write_members,
 )
-from server.ray_config import PlacerConfig
-from server.ray_coordinator import Coordinator
-from server.ray_pool import COORDINATOR, first_line
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server.pool_keys import PoolKeys
-from server.ray_pool import EngineTemplate, Kind, Pool
+from server.cluster.pool import EngineTemplate, Kind, Pool
+from server.pool.keys import PoolKeys
 from server.settings import Settings
 
 _KILL_S = 15.0
@@ -95,7 +95,7 @@ class PlacerConfig:
 
 
 def placer_command(config_path: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "server.ray_placer", str(config_path))
+    return (sys.executable, "-m", "server.cluster.placer", str(config_path))
 
 
 def placer_environment(environment: Mapping[str, str]) -> dict[str, str]:

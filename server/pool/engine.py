@@ -8,9 +8,9 @@ from typing import Literal
 from engine.client import EngineClient
 from engine.messages import EngineStats, Tier
 from registry.ref import AdapterRef
-from server.load_costs import LoadCosts
-from server.pool_files import Member
-from server.router import EngineView
+from server.pool.files import Member
+from server.pool.load_costs import LoadCosts
+from server.pool.router import EngineView
 
 EngineState = Literal["starting", "ready", "leaving", "of another model"]
 

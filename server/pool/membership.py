@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from server.pool_files import Member, PoolFileDamaged, changed_at, members_path, read_members
+from server.pool.files import Member, PoolFileDamaged, changed_at, members_path, read_members
 
 logger = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from engine.messages import (
 )
 from registry.proof import Proof
 from registry.ref import AdapterRef
-from server import router
-from server.load_costs import LoadCosts
-from server.pool_files import Member
-from server.pooled_engine import EngineState, PooledEngine
-from server.prefix_table import PrefixTable, marks_of
-from server.quarantine import Quarantine, fingerprint
+from server.pool import router
+from server.pool.engine import EngineState, PooledEngine
+from server.pool.files import Member
+from server.pool.load_costs import LoadCosts
+from server.pool.prefix_table import PrefixTable, marks_of
+from server.pool.quarantine import Quarantine, fingerprint
 from server.running import Running
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """One engine's actor on a Ray cluster: keeps a process on its node, and says where it listens.
 
-The process (`server.ray_node`) keeps fetcher and engine running, so that an engine that dies is
+The process (`server.cluster.node`) keeps fetcher and engine running, so that an engine that dies is
 back at once and without Ray. Nothing here waits: whoever calls asks again.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import ray.util
 
 from engine.tcp import ADDRESS_FILE
-from server.local_pool import engine_name
-from server.ray_pool import EngineTemplate, Kind, Placed, Pool, Role
+from server.cluster.pool import EngineTemplate, Kind, Placed, Pool, Role
+from server.pool.local import engine_name
 from server.supervisor import Backoff, SupervisorConfig, die_with_parent
 
 _MAX_PROBLEM_CHARS = 2000
@@ -87,7 +87,7 @@ class EngineActor:
         path = self._local / "node.json"
         path.write_text(json.dumps(config))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "server.ray_node", str(path)],
+            [sys.executable, "-m", "server.cluster.node", str(path)],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=die_with_parent(os.getpid()),
