@@ -14,7 +14,7 @@ import ray.exceptions
 
 from engine.leaving import mark_settled
 from engine.wire import write_vocabulary
-from server import ray_coordinator
+from server.cluster import coordinator
 from server.cluster.config import PlacerConfig
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
@@ -148,15 +148,15 @@ class World:
     """Actors by number, and the coordinator's turns at times that the test gives."""
 
     def __init__(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(ray_coordinator, "_place", self._place)
-        monkeypatch.setattr(ray_coordinator, "_find_slots", dict)
-        monkeypatch.setattr(ray_coordinator.threading, "Thread", self._no_thread)
+        monkeypatch.setattr(coordinator, "_place", self._place)
+        monkeypatch.setattr(coordinator, "_find_slots", dict)
+        monkeypatch.setattr(coordinator.threading, "Thread", self._no_thread)
         self.pool = make_config(tmp_path).pool(has_gpus=False)
         self.folder = tmp_path
         self.roles = {}
         self.answers = {}
         self.now = 1000.0
-        monkeypatch.setattr(ray_coordinator.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(coordinator.time, "monotonic", lambda: self.now)
         self.coordinator = Coordinator()
 
     def _no_thread(self, **_):
