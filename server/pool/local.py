@@ -34,6 +34,8 @@ MakeChild = Callable[[int], ChildSpec]
 
 def engine_folders(data_dir: Path) -> list[Path]:
     """Of all engines that there were on this machine, by number."""
+    if not data_dir.is_dir():
+        return []
     found = [(_number(path), path) for path in data_dir.iterdir() if (path / "identity").exists()]
     return [path for number, path in sorted(found) if number]
 

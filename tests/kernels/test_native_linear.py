@@ -36,13 +36,16 @@ def rounded(x):
 
 @SIZES
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, MOST_ROWS])
-def test_float32_loses_no_more_than_torch(in_features, out_features, rows):
+def test_float32_loses_no_more_than_a_sum_in_one_order_does(in_features, out_features, rows):
     layer, weight, bias = make(in_features, out_features, is_int8=False)
     x = torch.randn(rows, in_features)
     expected = x.double() @ weight.double().T + bias
-    lost = (torch.nn.functional.linear(x, weight, bias) - expected).abs().amax() if rows else 0
+    in_order = bias.expand(rows, out_features).clone()
+    for k in range(in_features):
+        in_order += x[:, k, None] * weight[:, k]
+    lost = (in_order - expected).abs().amax() if rows else 0
     assert layer(x).shape == expected.shape
-    assert ((layer(x) - expected).abs() <= 4 * lost + 1e-6).all()
+    assert ((layer(x) - expected).abs() <= 2 * lost + 1e-6).all()
 
 
 @SIZES

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.leaving import forget_settled, is_settled, mark_settled
 from server.pool.files import changed_at, members_path, read_members, wanted_path, write_wanted
-from server.pool.local import LocalPool, engine_name
+from server.pool.local import LocalPool, engine_folders, engine_name
 from server.supervisor import ChildSpec
 
 
@@ -158,3 +158,13 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
 @pytest.mark.parametrize(("number", "name"), [(1, "engine"), (2, "engine-2"), (64, "engine-64")])
 def test_an_engine_is_called_by_its_number(number, name):
     assert engine_name(number) == name
+
+
+def test_the_folders_of_all_engines_are_found_by_number(tmp_path):
+    assert engine_folders(tmp_path / "nowhere") == []
+    for name in ("engine-10", "engine", "engine-2", "engines", "engine-03", "engine-4"):
+        (tmp_path / name).mkdir()
+        if name != "engine-4":  # nothing has run there yet
+            (tmp_path / name / "identity").touch()
+    names = [path.name for path in engine_folders(tmp_path)]
+    assert names == ["engine", "engine-2", "engine-10"]

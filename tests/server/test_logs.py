@@ -78,7 +78,7 @@ def test_a_route_is_named_as_it_is_declared_and_an_unknown_one_not_at_all(logged
 
 def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
     class Broken(FakeEngines):
-        def generate(self, message: object) -> None:
+        def generate(self, message: object, name: str) -> None:
             raise KeyError(PROMPT)
 
     user = logged.product.user("acme")
