@@ -21,6 +21,6 @@ class Membership:
             self._read_at = at
             try:
                 self._members = read_members(self._path)
-            except PoolFileDamaged as error:
+            except (PoolFileDamaged, OSError) as error:
                 logger.error("%s", error)
         return self._members

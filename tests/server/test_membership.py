@@ -26,3 +26,13 @@ def test_a_damaged_file_changes_nothing(membership, tmp_path, caplog):
     members_path(tmp_path).write_text("{")
     assert membership() == membership() == (one,)
     assert len(caplog.records) == 1, "said once"
+
+
+def test_what_cannot_be_read_changes_nothing(membership, tmp_path, caplog):
+    one = Member("engine", "ipc:///a")
+    write_members(members_path(tmp_path), [one])
+    assert membership() == (one,)
+    members_path(tmp_path).unlink()
+    members_path(tmp_path).mkdir()
+    assert membership() == (one,)
+    assert len(caplog.records) == 1
