@@ -3,13 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.messages import (
-    LeaseLow,
-    RequestOutput,
-    RequestProgress,
-    SamplingParams,
-    TokenLogprobs,
-)
+from engine.messages import LeaseLow, RequestOutput, SamplingParams, TokenLogprobs
+from engine.records import RequestProgress
 from engine.request import RequestGroup
 
 BAD_LOGITS = -1

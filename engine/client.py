@@ -24,7 +24,6 @@ from engine.messages import (
     ExtendLease,
     Heartbeat,
     Hello,
-    JournalRecords,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -37,6 +36,7 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
+from engine.records import JournalRecords
 from engine.tcp import check, guard
 from engine.wire import Numbering, WireError
 from registry.proof import Proof

@@ -12,10 +12,8 @@ from engine.messages import (
     CANARY,
     AbortRequests,
     AddRequest,
-    EndRecord,
     EngineStats,
     ExtendLease,
-    JournalRecords,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -24,11 +22,11 @@ from engine.messages import (
     ReadJournal,
     RequestOutput,
     Residency,
-    ResidencyItem,
     StepOutputs,
     TenantService,
     TierStats,
 )
+from engine.records import EndRecord, JournalRecords, ResidencyItem
 from engine.request import RequestGroup
 from engine.scheduler import Scheduler
 from lora.manager import Place

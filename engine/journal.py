@@ -22,18 +22,16 @@ from pathlib import Path
 from engine.batch import StepResult
 from engine.journal_files import Disk, DiskFull, JournalFiles
 from engine.journal_records import Position, Record, encode, follow, read_segment, segment_paths
-from engine.messages import (
-    CANARY,
+from engine.messages import CANARY, FinishReason, StopCause
+from engine.records import (
     CheckpointRecord,
     EndRecord,
-    FinishReason,
     JournalRecords,
     ProgressRecord,
     RequestProgress,
     ResidencyItem,
     ResidencyRecord,
     StartRecord,
-    StopCause,
 )
 from engine.request import RequestGroup
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.messages import (
+from engine.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,

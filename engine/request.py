@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause, TokenLogprobs
+from engine.messages import (
+    AddRequest,
+    FinishReason,
+    SamplingParams,
+    StopCause,
+    TokenLogprobs,
+)
 from engine.stops import StopMatcher
 from registry.ref import AdapterRef
 

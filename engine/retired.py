@@ -21,15 +21,9 @@ from engine.core import FromGateway
 from engine.journal import Journal
 from engine.journal_records import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
-from engine.messages import (
-    EngineStats,
-    JournalRecords,
-    ReadJournal,
-    Residency,
-    TenantService,
-    Welcome,
-)
+from engine.messages import EngineStats, ReadJournal, Residency, TenantService, Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.records import JournalRecords
 from engine.tcp import TcpListener
 
 logger = logging.getLogger(__name__)

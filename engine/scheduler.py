@@ -19,9 +19,10 @@ from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import make_policy
 from engine.kv_cache import KVCache
-from engine.messages import AddRequest, ExtendLease, RequestProgress, StopCause, TokenLogprobs
+from engine.messages import AddRequest, ExtendLease, StopCause, TokenLogprobs
 from engine.outputs import Ending, Outputs
 from engine.queues import Queues
+from engine.records import RequestProgress
 from engine.request import PENDING_TOKEN, Request, RequestGroup
 from engine.stops import StopMatcher
 from engine.swap import PreemptionCosts, SwapSpace

@@ -15,12 +15,10 @@ import msgspec
 from engine.messages import (
     AbortRequests,
     AddRequest,
-    EndRecord,
     EngineStats,
     ExtendLease,
     Heartbeat,
     Hello,
-    JournalRecords,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -28,11 +26,11 @@ from engine.messages import (
     ProveAdapter,
     ReadJournal,
     Residency,
-    ResidencyRecord,
     StepOutputs,
     TenantService,
     Welcome,
 )
+from engine.records import EndRecord, JournalRecords, ResidencyRecord
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
 """A number that is never due: whoever receives it starts its connection anew."""

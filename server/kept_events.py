@@ -11,7 +11,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from engine.messages import ResidencyItem, ResidencyRecord
+from engine.records import ResidencyItem, ResidencyRecord
 from registry.tables import adapter_versions
 from server.entries import Draft, post_entries
 from server.ledger_tables import kept_events

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from engine.messages import CANARY, EndRecord, ResidencyRecord
+from engine.messages import CANARY
+from engine.records import EndRecord, ResidencyRecord
 from server.entries import Draft, lock_ledger, post_entries
 from server.holds import Hold, lock_holds, note_failed, resolve
 from server.kept_events import drafts_of, insert_events, residency_stretches

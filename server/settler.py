@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from engine.errors import EngineDeadError
-from engine.messages import JournalRecords
+from engine.records import JournalRecords
 from server import holds, ledger
 from server.clock import database_now_ms
 from server.database import Database, LedgerUnavailable

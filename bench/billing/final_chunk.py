@@ -13,7 +13,8 @@ from bench.billing.measurement import Measurement
 from bench.report import percentiles_ms, rounded
 from engine.batch import StepResult
 from engine.journal import Journal
-from engine.messages import AddRequest, FinishReason, RequestProgress, SamplingParams, StopCause
+from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause
+from engine.records import RequestProgress
 from engine.request import RequestGroup
 
 _WARM_UP = 20

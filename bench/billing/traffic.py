@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.messages import EndRecord
+from engine.records import EndRecord
 from server.holds import Hold
 from server.prices import Price
 from server.rating import amount_nanousd

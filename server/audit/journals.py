@@ -10,14 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from engine.journal_records import JournalCorrupt, Record, read_records
-from engine.messages import (
+from engine.meter import TokenMeter
+from engine.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,
     ResidencyRecord,
     StartRecord,
 )
-from engine.meter import TokenMeter
 from server.audit.entries import id_windows
 from server.audit.report import Finding, Scope, differences
 from server.ledger_tables import journal_positions, kept_events, usage_events

@@ -17,7 +17,6 @@ from engine.errors import EngineDeadError
 from engine.messages import (
     AddRequest,
     EngineStats,
-    JournalRecords,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -27,6 +26,7 @@ from engine.messages import (
     Tier,
     Welcome,
 )
+from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from server.pool import router

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from engine.journal_records import Record
-from engine.messages import EndRecord, ProgressRecord, StartRecord
 from engine.meter import TokenMeter
+from engine.records import EndRecord, ProgressRecord, StartRecord
 from server.audit.run import audit
 from server.ledger_tables import (
     entries,

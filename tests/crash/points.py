@@ -20,7 +20,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.journal_files import Disk
-from engine.messages import AbortRequests, AddRequest, JournalRecords, ReadJournal, StepOutputs
+from engine.messages import AbortRequests, AddRequest, ReadJournal, StepOutputs
+from engine.records import JournalRecords
 from engine.wire import decode
 from server.gateway import Gateway
 

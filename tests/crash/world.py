@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from engine.journal_records import Record, read_records
-from engine.messages import EndRecord, StartRecord
 from engine.meter import TokenMeter
+from engine.records import EndRecord, StartRecord
 from server.clock import now_ms
 from server.database import Database
 from server.ledger_tables import holds, usage_events

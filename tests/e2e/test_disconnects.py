@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from engine.journal_records import read_records
-from engine.messages import EndRecord
+from engine.records import EndRecord
 from server.timed_stream import READING_S
 from tests.e2e.stack import Stack, Tenant, running
 

@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.journal_records import read_records
-from engine.messages import EndRecord, StartRecord
+from engine.records import EndRecord, StartRecord
 from tests.e2e.stack import Stack, Tenant
 from tests.redis_server import RedisServer, redis_binary
 

@@ -7,7 +7,13 @@ import pytest
 
 from engine.batch import BAD_LOGITS, StepTokens
 from engine.canary import MAX_WAITING, Answer, Compared, judge
-from engine.messages import CANARY, ProofResult, ProveAdapter, StepOutputs, TokenLogprobs
+from engine.messages import (
+    CANARY,
+    ProofResult,
+    ProveAdapter,
+    StepOutputs,
+    TokenLogprobs,
+)
 from lora.errors import Failure
 from registry.ref import AdapterRef
 from tests.engine.fakes import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.batch import StepResult
 from engine.journal import END_RECORD_BYTES, output_sha256
 from engine.journal_records import encode, read_records
-from engine.messages import EndRecord, StartRecord
+from engine.records import EndRecord, StartRecord
 from tests.engine.fakes import FakeClock, make_core, make_message, run_until_idle
 from tests.engine.small_disk import Killed, SmallDisk, make_journal
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers
 
 from engine.journal_records import JournalCorrupt, encode, read_records
-from engine.messages import (
+from engine.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,

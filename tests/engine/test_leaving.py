@@ -12,15 +12,14 @@ from engine.errors import EngineDeadError, RequestRefused
 from engine.journal_records import read_records
 from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
 from engine.messages import (
-    EndRecord,
     EngineStats,
     Hello,
     ProveAdapter,
     ReadJournal,
     Residency,
-    ResidencyRecord,
     Welcome,
 )
+from engine.records import EndRecord, ResidencyRecord
 from engine.retired import VOIDING_S, RetiredCore, Retirement
 from engine.wire import decode, encode
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message

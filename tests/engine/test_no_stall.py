@@ -6,7 +6,13 @@ import threading
 import boto3
 import pytest
 
-from engine.messages import AbortRequests, AddRequest, Prefetch, SamplingParams, StepOutputs
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    Prefetch,
+    SamplingParams,
+    StepOutputs,
+)
 from registry.ref import AdapterRef
 from tests.engine.churn import ALARM, build_core, canonical_adapter
 from tests.faulty_s3 import CREDENTIALS, faulty_s3

@@ -18,9 +18,10 @@ from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.fairness import DECODE_COST
 from engine.journal_records import read_records
-from engine.messages import Heartbeat, Hello, ResidencyRecord, TenantService
+from engine.messages import Heartbeat, Hello, TenantService
 from engine.meter import TokenMeter
 from engine.process import engine_identity
+from engine.records import ResidencyRecord
 from engine.wire import encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 

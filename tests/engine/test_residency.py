@@ -1,7 +1,7 @@
 """Where adapters were goes into the journal: at its interval, at the end, and never lost."""
 
 from engine.journal_records import read_records
-from engine.messages import EndRecord, ResidencyRecord
+from engine.records import EndRecord, ResidencyRecord
 from tests.engine.fakes import (
     FakeClock,
     FakeLoader,

@@ -4,16 +4,13 @@ import pytest
 
 from engine.messages import (
     AbortRequests,
-    EndRecord,
     Heartbeat,
     Hello,
-    JournalRecords,
     RequestOutput,
-    ResidencyItem,
-    ResidencyRecord,
     StepOutputs,
     TenantService,
 )
+from engine.records import EndRecord, JournalRecords, ResidencyItem, ResidencyRecord
 from engine.wire import MessageLost, Numbering, read_vocabulary, write_vocabulary
 from tests.engine.fakes import make_adapter, make_message
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.journal_records import encode
-from engine.messages import CANARY, CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
+from engine.messages import CANARY
 from engine.meter import TokenMeter
+from engine.records import CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
 from server import holds, ledger
 from server.credits import post_credit
 from server.database import Database

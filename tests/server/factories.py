@@ -1,6 +1,6 @@
 """Small makers of what the gateway's tests are about: tenants, keys, holds, end records."""
 
-from engine.messages import EndRecord, JournalRecords
+from engine.records import EndRecord, JournalRecords
 from server.database import Database
 from server.holds import Hold, insert_hold
 from server.keys import ApiKey, create_key

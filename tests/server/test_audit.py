@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import CANARY, ResidencyItem, ResidencyRecord
+from engine.messages import CANARY
 from engine.meter import TokenMeter
+from engine.records import ResidencyItem, ResidencyRecord
 from server import ledger
 from server.audit.report import Report
 from server.audit.run import audit, audit_sums

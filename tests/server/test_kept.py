@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import ResidencyItem, ResidencyRecord
+from engine.records import ResidencyItem, ResidencyRecord
 from registry.tables import adapter_pins, adapter_versions
 from server import kept, ledger
 from server.kept import DAY_MS, Kept

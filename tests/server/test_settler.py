@@ -4,7 +4,7 @@ import pytest
 import sqlalchemy as sa
 
 from engine.errors import EngineDeadError
-from engine.messages import JournalRecords
+from engine.records import JournalRecords
 from server import ledger
 from server.database import LedgerUnavailable
 from server.leases import Leases
