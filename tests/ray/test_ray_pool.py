@@ -263,7 +263,7 @@ def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
     assert {got.finish_reason for got in streams} == {"length"}, "who leaves ends what it has"
 
     def settled() -> dict[str, int]:
-        """Completion tokens by request; a killed engine's of before may be posted meanwhile, too."""
+        """Completion tokens by request; a killed engine's of before may be posted meanwhile."""
         events = {e["request_id"]: e["completion_tokens"] for e in pool.settled_events(0)}
         return {got.request_id: events[got.request_id] for got in streams}
 
