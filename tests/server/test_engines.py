@@ -12,7 +12,7 @@ from engine.errors import EngineDeadError
 from engine.messages import TenantService
 from server.pool.engines import TURN_S, Engines
 from server.pool.files import Member
-from server.pool.prefix_table import CHUNK_TOKENS
+from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.quarantine import Quarantined
 from server.running import Running, RunningRequest
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
@@ -134,6 +134,23 @@ def test_a_long_prompt_goes_where_its_beginning_was_computed(pool):
             assert set(homes.values()) == {"a", "b"}
 
     homes: dict[int, str] = {}
+    asyncio.run(run())
+
+
+def test_an_engine_that_was_started_again_is_believed_to_have_nothing_cached(pool):
+    pool.start("a", "b")
+    message = replace(make_message("r1", 1, 1), prompt_token_ids=tuple([7] * 4 * CHUNK_TOKENS))
+
+    def cached():
+        return pool.engines._prefixes.cached_tokens(marks_of(message))
+
+    async def run():
+        async with gateway(pool, "a", "b"):
+            name, _ = await pool.ask(message)
+            assert cached() == {name: 4 * CHUNK_TOKENS}
+            pool.kill(name)
+            await pool.wait(lambda: not cached())
+
     asyncio.run(run())
 
 
