@@ -168,3 +168,17 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
             for request in requests:
                 found = running.get(request.request_id, tenant)
                 assert (found is not None) == (request in there and request.tenant_id == tenant)
+
+
+def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
+    running = Running()
+    one = RunningRequest("r1", "ten_1", 3, 10, is_cold=False, engine="a")
+    other = RunningRequest("r2", "ten_1", 1, 10, is_cold=False, engine="b")
+    running.add(one)
+    running.add(other)
+    assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
+    running.begin(one)
+    assert running.num_at("a") == 3, "it is still there"
+    running.remove(one)
+    running.remove(one)
+    assert (running.num_at("a"), running.num_at("b")) == (0, 1)
