@@ -86,12 +86,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
     )
-    load = Load(
-        running,
-        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
-        max_wait_s=settings.first_token_timeout_s,
-        default_share=settings.max_queue_share,
-    )
+    load = _load(settings, running, engines)
     rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
     chores = [
         ("kept", Kept(database, signer).turn, KEPT_INTERVAL_S),
@@ -181,6 +176,15 @@ def _prover(
         return proof
 
     return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=proof_dir)
+
+
+def _load(settings: Settings, running: Running, engines: Engines) -> Load:
+    return Load(
+        running,
+        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
+        max_wait_s=settings.first_token_timeout_s,
+        default_share=settings.max_queue_share,
+    )
 
 
 def _proof_dir(settings: Settings, work_dir: Path) -> Path:

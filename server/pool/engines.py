@@ -154,9 +154,10 @@ class Engines:
 
     @property
     def max_model_len(self) -> int:
-        """What all of them can take; 0 while none has been there."""
+        """What all of this model can take; 0 while none has been there."""
         known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
-        return min((welcome.max_model_len for welcome in known), default=0)
+        ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
+        return min((welcome.max_model_len for welcome in ours), default=0)
 
     def figures(self) -> list[EngineFigures]:
         return [

@@ -250,7 +250,8 @@ def test_an_engine_of_another_model_gets_no_requests(pool):
     other = pool.folder / "c"
     other.mkdir()
     config = write_config(other)
-    config.write_text(config.read_text().replace('"base-1"', '"base-2"'))
+    other_model = config.read_text().replace('"base-1"', '"base-2"')
+    config.write_text(other_model.replace('"max_model_len": 512', '"max_model_len": 256'))
     pool.processes["c"] = start_engine(config)
     pool.members.append(Member("c", Endpoint.of_socket(other / "engine" / "engine.sock").address))
 
@@ -259,6 +260,7 @@ def test_an_engine_of_another_model_gets_no_requests(pool):
             await pool.wait(lambda: pool.states()["c"] == "of another model")
             assert {engines.route(make_message(f"r{i}")) for i in range(30)} == {"a", "b"}
             assert len(engines.welcomes) == 2
+            assert engines.max_model_len == 512, "nor does it limit those of this model"
 
     asyncio.run(run())
 
