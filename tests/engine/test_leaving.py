@@ -28,7 +28,7 @@ from tests.engine.test_process import (
     collect,
     connected,
     drain,
-    start_engine,
+    starting_engines,
     write_config,
 )
 
@@ -40,17 +40,8 @@ def make_leaving(timeout_s=100.0):
 
 @pytest.fixture
 def engine(tmp_path):
-    """Starts an engine; all are killed at the end."""
-    started = []
-
-    def start(step_s=0.0, **changes):
-        started.append(start_engine(write_config(tmp_path, **changes), step_s))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    with starting_engines(tmp_path) as start:
+        yield start
 
 
 def start_retired(directory, **changes):

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 
 import pytest
@@ -68,19 +68,25 @@ async def connected(directory, **options):
         await client.close()
 
 
-@pytest.fixture
-def engine(tmp_path):
-    """Starts an engine; the last one started is killed at the end."""
+@contextmanager
+def starting_engines(directory):
+    """Starts an engine whenever it is called; all are killed at the end."""
     started = []
 
     def start(step_s=0.0, **changes):
-        started.append(start_engine(write_config(tmp_path, **changes), step_s))
+        started.append(start_engine(write_config(directory, **changes), step_s))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def engine(tmp_path):
+    with starting_engines(tmp_path) as start:
+        yield start
 
 
 async def collect(client, message):
