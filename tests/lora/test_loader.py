@@ -357,12 +357,11 @@ def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path
 # ---- the engine thread never waits ----
 
 
-def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetcher):
+def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, tmp_path):
     """While the fetcher hangs, and while the loader's thread hangs in the read of a file."""
     refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
     on_disk = tiers.on_disk(31)
     packed = read_packed(tiers.path(on_disk), on_disk.digest, FORM)
-    loader = ThreadLoader(silent_fetcher.parent, silent_fetcher, FORM, tiers.arena)
     done = []
 
     def engine():
@@ -373,7 +372,13 @@ def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, silent_fetch
             loader.drop(ref.object_key)
             done.extend(loader.poll())
 
-    with hanging_read(loader, silent_fetcher.parent):
-        assert forbidden_calls(engine) == []
-        assert done == [], "everything waits behind the read that hangs"
-    wait_for(lambda: done.extend(loader.poll()) or len(done) == 2 * len(refs) + 1)
+    with fetcher_of_one_connection(tmp_path / "s") as server:
+        loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, tiers.arena)
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as lines:
+            # Without a connection, what is dropped would be reported at once.
+            assert json.loads(lines.readline())["op"] == "hello"
+            with hanging_read(loader, tmp_path):
+                assert forbidden_calls(engine) == []
+                assert done == [], "everything waits behind the read that hangs"
+            wait_for(lambda: done.extend(loader.poll()) or len(done) == 2 * len(refs) + 1)
