@@ -16,7 +16,8 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.endpoint import Endpoint
-from engine.errors import EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
+from engine.leaving import LEAVING
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -120,10 +121,11 @@ class EngineClient:
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request, the last with `is_last`; leaving early aborts it.
 
-        Raises RequestRefused, and EngineDeadError.
+        Raises RequestRefused, EngineDeadError, and of those EngineAwayError as long as another
+        engine may have the request.
         """
         if not self.is_ready:
-            raise EngineDeadError("the engine is starting")
+            raise EngineAwayError("the engine is starting")
         # Bounded by the request's own tokens: an output carries at least one, or is the last.
         stream: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._streams[request.request_id] = stream
@@ -141,6 +143,8 @@ class EngineClient:
                 expected += 1
                 finished = output.is_last
                 if output.finish_reason == "error" and output.stop_cause is None:
+                    if output.error == LEAVING:
+                        raise EngineAwayError("the engine leaves")
                     raise RequestRefused(output.error or "refused")
                 yield output
         finally:

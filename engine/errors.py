@@ -2,6 +2,7 @@
 
 EngineError
 ├── EngineDeadError    it is gone; every request in flight has ended, and it is being restarted
+│   └── EngineAwayError    it was gone, or leaves, and never had this request: another may have it
 ├── UnsupportedModel   it cannot start on this checkpoint, now or later
 └── RequestRefused     it did not accept this request; nothing was generated or counted
 """
@@ -13,6 +14,10 @@ class EngineError(Exception):
 
 class EngineDeadError(EngineError):
     """Nothing was lost: what was generated is in the journal and rated 0."""
+
+
+class EngineAwayError(EngineDeadError):
+    """Nothing was sent, or it was turned away unread: no journal can know of it."""
 
 
 class UnsupportedModel(EngineError):

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from engine.messages import AddRequest, RequestOutput, StepOutputs
 
+LEAVING = "leaving"
+"""The error of a request that came too late."""
 GRACE_S = 1.0
 """Longer than a gateway takes from its choice of an engine to the request's arrival there."""
 
@@ -57,7 +59,7 @@ class Leaving:
 def refusal(request: AddRequest) -> StepOutputs:
     """It was not accepted, so the journal knows nothing of it: another engine may have it."""
     output = RequestOutput(
-        request_id=request.request_id, seq=0, finish_reason="error", error="leaving", is_last=True
+        request_id=request.request_id, seq=0, finish_reason="error", error=LEAVING, is_last=True
     )
     return StepOutputs(outputs=(output,))
 

@@ -9,7 +9,9 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from engine.errors import EngineDeadError, RequestRefused
+from sqlalchemy.engine import Connection
+
+from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
 from engine.messages import RequestOutput
 from server import answers, errors, logs, outcomes, prompts
 from server.admission import Admitted
@@ -17,11 +19,14 @@ from server.answers import Choice, Part
 from server.clock import now_ms
 from server.errors import ApiError
 from server.gateway import Gateway
-from server.holds import void_refused
+from server.holds import move_hold, void_refused
 from server.openai import CompletionRequest
 from server.pool.quarantine import Quarantined
 from server.rating import rated_amounts
 from server.tokenizer import Detokenizer
+
+_MAX_MOVES = 2
+"""To other engines, of a request that found its own gone."""
 
 
 async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
@@ -31,7 +36,7 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
     try:
         async with (
             _unpaid_if_broken(gateway, admitted),
-            aclosing(gateway.engines.generate(message, admitted.running.engine)) as stream,
+            aclosing(_at_engines(gateway, admitted)) as stream,
         ):
             async for output in stream:
                 used_tokens = _used_tokens(gateway, output)
@@ -58,6 +63,10 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
         used_tokens = None
         await _void(gateway, message.request_id)
         raise outcomes.quarantined() from None
+    except EngineAwayError:
+        used_tokens = None
+        await _void(gateway, message.request_id)
+        raise errors.engine_unavailable() from None
     except EngineDeadError:
         raise errors.engine_unavailable() from None
     finally:
@@ -112,6 +121,36 @@ async def events(
     if asked.includes_usage:
         yield answers.event(answer.usage_chunk(_usage(admitted, output)))
     yield answers.DONE
+
+
+async def _at_engines(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
+    """At its engine; at another, when that one has gone or leaves and never had it."""
+    for moves_left in reversed(range(_MAX_MOVES + 1)):
+        try:
+            stream = gateway.engines.generate(admitted.message, admitted.running.engine)
+            async with aclosing(stream):
+                async for output in stream:
+                    yield output
+            return
+        except EngineAwayError:
+            if not moves_left:
+                raise
+            await _move(gateway, admitted)
+
+
+async def _move(gateway: Gateway, admitted: Admitted) -> None:
+    """The hold first, as it was before the first engine. Raises EngineAwayError: there is none."""
+    request_id, running = admitted.message.request_id, admitted.running
+    name = gateway.engines.route(admitted.message, besides=running.engine)
+    engine_id = gateway.engines.engine_id(name)
+    lifetime_ms = int(gateway.settings.hold_lifetime_s * 1000)
+
+    def write(conn: Connection) -> bool:
+        return move_hold(conn, request_id, engine_id, lifetime_ms)
+
+    if not await gateway.database.write(write):
+        raise EngineAwayError("its hold has been resolved")
+    gateway.running.move(running, name)
 
 
 def _used_tokens(gateway: Gateway, output: RequestOutput) -> int:
@@ -179,7 +218,7 @@ async def _unpaid_if_broken(gateway: Gateway, admitted: Admitted) -> AsyncGenera
     """
     try:
         yield
-    except (ApiError, RequestRefused, Quarantined):
+    except (ApiError, EngineAwayError, RequestRefused, Quarantined):
         raise
     except Exception:
         await gateway.failures.note(admitted.message.request_id)

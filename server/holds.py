@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.clock import postgres_now
+from server.clock import database_now_ms, postgres_now
 from server.ledger_tables import holds
 
 HoldState = Literal["open", "posted", "voided"]
@@ -81,6 +81,17 @@ def extend_hold(
     """Cover `token_lease` completion tokens in all. False when the hold is no longer open."""
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
     query = query.values(token_lease=token_lease, amount_nanousd=amount_nanousd)
+    return conn.execute(query).rowcount == 1
+
+
+def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: int) -> bool:
+    """To the engine that its request is sent to now; the one before never had it.
+
+    It expires `lifetime_ms` from now. False when the hold is no longer open.
+    """
+    query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
+    expires_at_ms = database_now_ms(conn) + lifetime_ms
+    query = query.values(engine_id=engine_id, expires_at_ms=expires_at_ms)
     return conn.execute(query).rowcount == 1
 
 

@@ -40,8 +40,6 @@ def refusal_of(refused: RequestRefused) -> ApiError:
     """Of a request that the engine did not accept."""
     if refused.reason == "queue_full":
         return errors.overloaded()
-    if refused.reason == "leaving":
-        return errors.engine_unavailable()
     if refused.reason == "metering_unavailable":
         return errors.metering_unavailable()
     return errors.internal_error()

@@ -63,7 +63,7 @@ class Running:
 
     def add(self, request: RunningRequest) -> None:
         self._requests[request.request_id] = request
-        self._answers[request.engine] += request.num_answers
+        self._count_answers(request, 1)
         self._count(request, 1)
 
     def begin(self, request: RunningRequest) -> None:
@@ -72,15 +72,24 @@ class Running:
             request.has_begun = True
             self._count(request, -1)
 
+    def move(self, request: RunningRequest, engine: str) -> None:
+        """One that is here, to another engine."""
+        self._count_answers(request, -1)
+        request.engine = engine
+        self._count_answers(request, 1)
+
     def remove(self, request: RunningRequest) -> None:
         """Its answer has ended, or never began. The second time is nothing."""
         if self._requests.pop(request.request_id, None) is None:
             return
-        self._answers[request.engine] -= request.num_answers
-        if not self._answers[request.engine]:
-            del self._answers[request.engine]
+        self._count_answers(request, -1)
         if not request.has_begun:
             self._count(request, -1)
+
+    def _count_answers(self, request: RunningRequest, sign: int) -> None:
+        self._answers[request.engine] += sign * request.num_answers
+        if not self._answers[request.engine]:
+            del self._answers[request.engine]
 
     def _count(self, request: RunningRequest, step: int) -> None:
         self._waiting[request.tenant_id] += step

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from engine.client import EngineClient
 from engine.endpoint import Endpoint
-from engine.errors import EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError
 from engine.messages import (
     AddRequest,
     EngineStats,
@@ -192,15 +192,15 @@ class Engines:
 
     # ---- requests ----
 
-    def route(self, request: AddRequest) -> str:
-        """The name of the engine to take this request. Raises EngineDeadError when there is none.
+    def route(self, request: AddRequest, besides: str | None = None) -> str:
+        """The name of the engine to take this request. Raises EngineAwayError when there is none.
 
-        It counts as being there once it is among the running ones.
+        It counts as being there once it is among the running ones.   besides: another than this.
         """
-        ready = self._ready()
+        ready = [engine for engine in self._ready() if engine.name != besides]
         if len(ready) < 2:
             if not ready:
-                raise EngineDeadError("no engine is ready")
+                raise EngineAwayError("no engine is ready")
             return ready[0].name
         marks = marks_of(request)
         cached, num_tokens = self._prefixes.cached_tokens(marks), len(request.prompt_token_ids)
@@ -213,30 +213,32 @@ class Engines:
         return name
 
     def engine_id(self, name: str) -> str:
-        """Of the engine that has this name now. Raises EngineDeadError when there is none."""
+        """Of the engine that has this name now. Raises EngineAwayError when there is none."""
         engine = self._engines.get(name)
         if engine is None or engine.engine_id is None:
-            raise EngineDeadError("the engine is gone")
+            raise EngineAwayError("the engine is gone")
         return engine.engine_id
 
     async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        """At the engine that `route` named. Raises EngineDeadError, RequestRefused, Quarantined."""
+        """At the engine that `route` named. Raises EngineAwayError (then `route` may name another),
+        EngineDeadError, RequestRefused, Quarantined.
+        """
         mark = fingerprint(request)
         self._quarantine.check(mark)
         engine = self._engines.get(name)
         if engine is None:
-            raise EngineDeadError("the engine is gone")
-        was_ready, started = engine.state == "ready", time.monotonic()
+            raise EngineAwayError("the engine is gone")
+        started = time.monotonic()
         try:
             async with aclosing(engine.client.generate(request)) as stream:
                 async for output in stream:
                     if output.is_last:
                         engine.note_request(time.monotonic() - started)
                     yield output
+        except EngineAwayError:
+            raise  # it did not die of what it never had
         except EngineDeadError:
-            # An engine that was not there to begin with did not die of this request.
-            if was_ready:
-                self._quarantine.note_death(mark)
+            self._quarantine.note_death(mark)
             raise
 
     async def abort(self, request_id: str) -> None:

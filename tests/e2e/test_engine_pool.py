@@ -5,9 +5,12 @@ which.
 """
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ import sqlalchemy as sa
 
 from engine.meter import TokenMeter
 from server.audit.run import audit
-from server.database import Database
+from server.database import DEFAULT_FILE, Database
 from server.ledger_tables import holds, usage_events
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack, Tenant, running
@@ -171,6 +174,40 @@ def test_one_of_three_engines_that_is_killed_ends_its_own_streams_and_no_others(
             assert event["amount_nanousd"] > 0
     check_bill(pool, database, list(events.values()), meter[2:])
     database.close()
+
+
+def test_a_request_whose_engine_died_before_it_was_sent_is_answered_by_another(
+    pool: Stack,
+) -> None:
+    """Between its routing and its hold, while the ledger keeps it waiting."""
+    tenant, lost_id = pool.tenant("patient"), engines(pool)[LOST]["engine_id"]
+    body = {"model": "base", "prompt": [7, 8, 9], "max_tokens": 5, "ignore_eos": True}
+    before = {event["request_id"] for event in pool.settled_events(0)}
+    with (
+        contextlib.closing(sqlite3.connect(pool.data_dir / DEFAULT_FILE)) as ledger,
+        ThreadPoolExecutor(9) as threads,
+    ):
+        ledger.execute("BEGIN IMMEDIATE")
+        asked = [threads.submit(tenant.http.post, "/v1/completions", json=body) for _ in range(9)]
+        pool.wait(lambda: sum(e["requests_here"] for e in engines(pool).values()) == len(asked))
+        assert engines(pool)[LOST]["requests_here"]
+        pool.kill(LOST)
+        pool.wait(lambda: engines(pool)[LOST]["state"] != "ready")
+        ledger.rollback()
+        answers = [future.result() for future in asked]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    events = [
+        event
+        for event in pool.settled_events(len(before) + len(answers))
+        if event["request_id"] not in before
+    ]
+    assert [event["completion_tokens"] for event in events] == [5] * len(answers)
+    assert lost_id not in {event["engine_id"] for event in events}
+    database = Database(data_dir=pool.data_dir, exclusive=False)
+    query = sa.select(holds.c.engine_id).filter_by(tenant_id=tenant.tenant_id)
+    assert lost_id not in database.read_sync(lambda conn: conn.scalars(query).all())
+    database.close()
+    wait_until_ready(pool, 3)
 
 
 def check_bill(

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 import zmq
 
-from engine.errors import EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError
 from engine.journal_records import read_records
 from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
 from engine.messages import (
@@ -145,7 +145,7 @@ def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(eng
                 on_its_way = make_message("on its way", max_tokens=3)
                 late = [t async for o in client.generate(on_its_way) for t in o.new_token_ids]
                 assert late == expected_tokens(on_its_way)
-                with pytest.raises(RequestRefused, match="leaving"):
+                with pytest.raises(EngineAwayError, match="leaves"):
                     await ask_for_ever(client)
                 async for output in stream:
                     tokens += output.new_token_ids
@@ -198,7 +198,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
             greeting = await asyncio.to_thread(greet, tmp_path)
             assert [type(message) for message in greeting] == [Welcome, EngineStats, Residency]
             assert greeting[1].is_leaving, "said before anything is sent there"
-            with pytest.raises(RequestRefused, match="leaving"):
+            with pytest.raises(EngineAwayError, match="leaves"):
                 await ask_for_ever(client)
             with pytest.raises(EngineDeadError, match="died"):
                 await client.prove(make_adapter(), tmp_path / "object")
@@ -288,7 +288,7 @@ def test_what_a_killed_engine_had_open_is_ended_and_settled_without_it(engine, t
                 await wait_until(lambda: client.stats)
                 assert client.stats.is_leaving
                 assert client.welcome.engine_id == engine_id, "it is that engine, leaving"
-                with pytest.raises(RequestRefused, match="leaving"):
+                with pytest.raises(EngineAwayError, match="leaves"):
                     await collect(client, make_message("new"))
                 records = await settle(client, lambda: retired.poll() is not None)
                 assert retired.returncode == 0

@@ -50,7 +50,7 @@ class FakeEngines:
     def max_model_len(self) -> int:
         return self.welcome.max_model_len if self.welcome else 0
 
-    def route(self, message: AddRequest) -> str:
+    def route(self, message: AddRequest, besides: str | None = None) -> str:
         return "engine"
 
     def engine_id(self, name: str) -> str:

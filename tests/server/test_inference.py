@@ -13,15 +13,17 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from engine.errors import EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
 from registry.ref import AdapterRef
 from server.admin_key import AdminKey
 from server.answers import Choice
 from server.app import create_app
 from server.assembly import assemble
+from server.clock import now_ms
 from server.database import DEFAULT_FILE
 from server.gateway import Gateway
+from server.holds import void_refused
 from server.keys import create_key
 from server.ledger_tables import holds
 from server.limiter.memory import MemoryLimiter
@@ -80,9 +82,13 @@ def end_at_once(**fields: Any) -> Script:
 
 @dataclass
 class FakeEngines:
-    """Follows its script, and remembers what it was asked."""
+    """Follows its script, and remembers what it was asked. away: those of `names` that have gone,
+    as a request finds out there.
+    """
 
     script: Script = answer_all
+    names: tuple[str, ...] = ("engine",)
+    away: frozenset[str] = frozenset()
     is_ready: bool = True
     asked: list[AddRequest] = field(default_factory=list)
     welcome: Welcome = field(
@@ -98,17 +104,22 @@ class FakeEngines:
     def welcomes(self) -> tuple[Welcome, ...]:
         return (self.welcome,) if self.is_ready else ()
 
-    def route(self, message: AddRequest) -> str:
-        return "engine"
+    def route(self, message: AddRequest, besides: str | None = None) -> str:
+        for name in self.names:
+            if name != besides:
+                return name
+        raise EngineAwayError("no engine is ready")
 
     def engine_id(self, name: str) -> str:
-        return self.welcome.engine_id
+        return f"id of {name}"
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str) -> None:
         raise AssertionError("the base model needs no adapter")
 
     async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         self.asked.append(message)
+        if name in self.away:
+            raise EngineAwayError("the engine leaves")
         for said in self.script(message):
             if isinstance(said, Exception):
                 raise said
@@ -326,7 +337,7 @@ def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product,
         EngineDeadError("it died"),
         RequestRefused("queue_full"),
         RequestRefused("metering_unavailable"),
-        RequestRefused("leaving"),
+        EngineAwayError("it leaves"),
         end_at_once(finish_reason="error", stop_cause="adapter_loading"),
         end_at_once(finish_reason="error", stop_cause="gateway_lost"),
     ],
@@ -447,6 +458,58 @@ def test_an_answer_that_came_whole_is_not_a_failed_one(product: Product) -> None
     for stream in (False, True):
         assert product.chat(stream=stream).status_code == 200
         assert product.hold().failed_at_ms is None
+
+
+# ---- engines that have gone ----
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(product, stream) -> None:
+    product.engines.names, product.engines.away = ("a", "b"), frozenset("a")
+    asked_at_ms = now_ms()
+    answer = product.chat(stream=stream)
+    assert answer.status_code == 200
+    assert len(product.engines.asked) == 2
+    hold, lifetime_ms = product.hold(), product.gateway.settings.hold_lifetime_s * 1000
+    assert (hold.engine_id, hold.state) == ("id of b", "open")
+    assert hold.expires_at_ms >= asked_at_ms + lifetime_ms
+    assert hold.failed_at_ms is None
+
+
+@pytest.mark.parametrize(("names", "num_asked"), [(("a",), 1), (("a", "b"), 3)])
+def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
+    product: Product, names, num_asked
+) -> None:
+    product.engines.names, product.engines.away = names, frozenset(names)
+    for _ in range(30):  # more than the limits would pass, if they were charged
+        answer = product.chat()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert product.hold().state == "voided"
+    assert len(product.engines.asked) == 30 * num_asked
+    assert len(product.gateway.running) == 0
+    assert {product.gateway.running.num_at(name) for name in names} == {0}
+
+
+def test_an_engine_that_died_of_a_request_is_not_followed_by_another(product: Product) -> None:
+    """Its journal may have it."""
+    product.engines.names = ("a", "b")
+    product.engines.script = lambda _: [EngineDeadError("it died")]
+    assert product.chat().status_code == 503
+    assert len(product.engines.asked) == 1
+    assert (product.hold().engine_id, product.hold().state) == ("id of a", "open")
+
+
+def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(product: Product) -> None:
+    def script(message):
+        product.gateway.database.write_sync(
+            lambda conn: void_refused(conn, message.request_id, NOW_MS)
+        )
+        return [EngineAwayError("it leaves")]
+
+    product.engines.names, product.engines.script = ("a", "b"), script
+    assert product.chat().status_code == 503
+    assert len(product.engines.asked) == 1
+    assert product.hold().engine_id == "id of a"
 
 
 def test_a_quarantined_request_is_told_to_change(product: Product) -> None:

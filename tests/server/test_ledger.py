@@ -271,6 +271,25 @@ def test_an_open_hold_can_be_extended(database):
     assert (hold_of(database).token_lease, hold_of(database).amount_nanousd) == (99, 12345)
 
 
+def test_a_hold_that_moves_is_the_new_engines_for_a_whole_lifetime(database):
+    hold = make_hold(make_price(database))
+    insert_holds(database, hold)
+
+    def move(conn):
+        before = database_now_ms(conn)
+        assert holding.move_hold(conn, "r1", "eng-2", 150_000)
+        return before, database_now_ms(conn)
+
+    before, after = database.write_sync(move)
+    moved = hold_of(database)
+    assert before + 150_000 <= moved.expires_at_ms <= after + 150_000
+    expected = dataclasses.replace(hold, engine_id="eng-2", expires_at_ms=moved.expires_at_ms)
+    assert moved == expected
+    post(database, make_end(1), engine_id="eng-2")
+    assert incidents_of(database) == []
+    assert not database.write_sync(lambda c: holding.move_hold(c, "r1", "eng-3", 1)), "it has ended"
+
+
 def test_one_request_cannot_have_two_holds(database):
     hold = make_hold(make_price(database))
     insert_holds(database, hold)
