@@ -102,13 +102,18 @@ async def send(product: InProcess, case: Case, key: str) -> httpx.Response:
     """Without a socket; the answer of an application that hangs is none."""
     asked = case.as_transport_kwargs(base_url="http://gateway")
     body = asked.get("data")
+    headers = {
+        name: value.encode("latin-1")
+        for name, value in (asked.get("headers") or {}).items()
+        if name.lower() != "authorization"
+    }
     transport = httpx.ASGITransport(product.app)
     async with httpx.AsyncClient(transport=transport, timeout=None) as client, asyncio.timeout(10):
         request = client.build_request(
             asked["method"],
             asked["url"],
             params=asked.get("params"),
-            headers={**(asked.get("headers") or {}), "authorization": f"Bearer {key}"},
+            headers={**headers, "authorization": f"Bearer {key}".encode()},
             json=asked.get("json"),
             content=body if isinstance(body, bytes | str) else None,
         )
