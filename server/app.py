@@ -37,6 +37,7 @@ from server.routes import (
     audit_log,
     billing,
     budgets,
+    engines,
     exports,
     inference,
     keys,
@@ -83,7 +84,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         inference, limits, models, adapters, sharing, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, prices, audit):
+    for module in (admin, engines, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     for module in (keys, audit_log, budgets, webhooks):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.audit import record_audit
 from server.clock import database_now_ms, postgres_now
 from server.ledger_tables import holds
 
@@ -130,7 +131,8 @@ def void_expired(
     """Void this engine's holds that expired before `as_of_ms` and can no longer be used.
 
     Call it only with a complete journal read that began after `as_of_ms` and is posted: what has
-    expired, is not open in the engine and has no end record, never will have one.
+    expired, is not open in the engine and has no end record, never will have one. Or when there is
+    no journal any more.
     """
     query = sa.select(holds.c.request_id).where(
         holds.c.engine_id == engine_id, holds.c.state == "open", holds.c.expires_at_ms < as_of_ms
@@ -141,6 +143,29 @@ def void_expired(
     expired = list(conn.scalars(query))
     resolve(conn, expired, "voided", now_ms)
     return expired
+
+
+def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> tuple[int, int]:
+    """Void expired holds of an engine whose journal is gone for good, which nobody can settle.
+
+    How many, MAX_VOIDED_AT_ONCE at most, and how many are open still.
+    """
+    voided = void_expired(
+        conn, engine_id, as_of_ms=database_now_ms(conn), still_open=(), now_ms=now_ms
+    )
+    if voided:
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action="engine.lost",
+            target=engine_id,
+            detail=f"voided {len(voided)} holds",
+        )
+    query = sa.select(sa.func.count()).where(
+        holds.c.engine_id == engine_id, holds.c.state == "open"
+    )
+    return len(voided), conn.scalar(query) or 0
 
 
 def lock_holds(conn: Connection, request_ids: list[str]) -> dict[str, Hold]:

@@ -63,7 +63,7 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
         hold.expires_at_ms < scope.now_ms - _LOST_MS,
         sa.and_(hold.expires_at_ms < scope.now_ms - _GRACE_MS, settled_past),
     )
-    query = sa.select(hold.request_id, hold.expires_at_ms)
+    query = sa.select(hold.request_id, hold.engine_id, hold.expires_at_ms)
     query = query.where(hold.state == "open", is_late).order_by(hold.request_id).limit(PAGE_SIZE)
     after = ""
     while page := scope.conn.execute(query.where(hold.request_id > after)).all():
@@ -71,7 +71,7 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
             yield Finding(
                 check="open holds",
                 subject=f"hold {row.request_id}",
-                detail="is open past its expiry",
+                detail=f"is open past its expiry, at engine {row.engine_id}",
                 expected=row.expires_at_ms,
                 found=scope.now_ms,
             )

@@ -1,6 +1,6 @@
 """`chorale engines`: the pool behind a gateway."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,12 +18,6 @@ from server.cli.terminal import say, show_json, show_table
 app = typer.Typer(no_args_is_help=True, help="The engines that serve (operator).")
 
 _COLUMNS = ("name", "state", "running", "waiting", "seats", "unsettled", "starts", "engine_id")
-
-
-# Without it, typer would take the only command for the group itself.
-@app.callback()
-def engines() -> None:
-    pass
 
 
 @app.command("list")
@@ -45,6 +39,28 @@ def list_engines(
         show_table(_COLUMNS, [_row(engine) for engine in found])
     else:
         say("The gateway knows of no engine yet.")
+
+
+@app.command("lost")
+def lose_engine(
+    engine_id: Annotated[str, typer.Argument(help="As `chorale audit` names it.")],
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """Void what an engine held that never comes back. Only if its journal is gone for good.
+
+    What it did and had not told the ledger is then free for who asked.
+    """
+    with as_operator(url, admin_key, data_dir) as client:
+        found = client.request("POST", f"/admin/v1/engines/{engine_id}/lost")
+    if json:
+        show_json(found)
+        return
+    say(f"Voided {found['num_voided']} holds of {engine_id}.")
+    if found["num_open"]:
+        say(f"{found['num_open']} more have not expired: say it again in some minutes.")
 
 
 def _row(engine: dict[str, Any]) -> dict[str, Any]:

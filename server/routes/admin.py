@@ -14,7 +14,6 @@ from server.budgets import Budget
 from server.clock import now_ms
 from server.deps import GatewayDep
 from server.gateway import Gateway
-from server.pool.engines import EngineFigures
 from server.rating import format_usd
 from server.routes.budgets import Dollars, nanousd
 from server.routes.usage import GroupBy, Time, render_usage
@@ -124,30 +123,6 @@ async def get_usage(
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
     return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
-
-
-@router.get("/engines")
-async def engines(gateway: GatewayDep) -> dict[str, Any]:
-    """The pool, as this gateway sees it."""
-    data = [_render_engine(figures) for figures in gateway.engines.figures()]
-    return {"object": "list", "data": data, "has_more": False}
-
-
-def _render_engine(figures: EngineFigures) -> dict[str, Any]:
-    """requests_here: answers that this gateway waits for."""
-    welcome, stats = figures.welcome, figures.stats
-    return {
-        "object": "engine",
-        "name": figures.name,
-        "state": figures.state,
-        "engine_id": welcome.engine_id if welcome else None,
-        "starts": welcome.epoch if welcome else 0,
-        "device": welcome.device if welcome else None,
-        "tensor_parallel_size": welcome.tensor_parallel_size if welcome else None,
-        "max_num_seqs": welcome.max_num_seqs if welcome else None,
-        "requests_here": figures.num_own,
-        "figures": dataclasses.asdict(stats) if stats else None,
-    }
 
 
 @router.get("/residency")

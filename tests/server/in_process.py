@@ -56,6 +56,9 @@ class FakeEngines:
     def engine_id(self, name: str) -> str:
         return "engine-1"
 
+    def engine_ids(self) -> list[str]:
+        return ["engine-1"]
+
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
         return None
 

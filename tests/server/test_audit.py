@@ -446,8 +446,10 @@ def test_a_hold_that_nothing_can_use_any_more_is_named_and_others_are_not(ledger
         total_completion_tokens=5,
     )
     database.write_sync(lambda conn: ledger.post(conn, SIGNER, "e2", [end], now))
-    stuck = [f"open holds: hold {name}: is open past its expiry" for name in ("forgotten", "stuck")]
-    assert shown(ledger_of.audit()) == stuck
+    assert shown(ledger_of.audit()) == [
+        "open holds: hold forgotten: is open past its expiry, at engine e3",
+        "open holds: hold stuck: is open past its expiry, at engine e2",
+    ]
 
 
 def test_a_journal_that_cannot_be_read_is_a_finding(ledger_of):

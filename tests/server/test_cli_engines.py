@@ -1,4 +1,4 @@
-"""`chorale engines list`, as an operator calls it."""
+"""`chorale engines`, as an operator calls it."""
 
 import json
 
@@ -47,6 +47,17 @@ def test_an_engine_is_a_line_with_what_it_does(run):
 
 def test_json_is_what_the_gateway_said(run):
     assert json.loads(run([READY, AWAY], "--json").stdout) == [READY, AWAY]
+
+
+def test_what_was_voided_of_a_lost_engine_is_said_and_what_is_still_to_come(monkeypatch, tmp_path):
+    voided = {"object": "engine.lost", "engine_id": "eng-9", "num_voided": 3, "num_open": 2}
+    api = Api(fixed({("POST", "/admin/v1/engines/eng-9/lost"): (200, voided)}))
+    run = make_run(api.url, monkeypatch, tmp_path)
+    said = run("engines", "lost", "eng-9").stderr
+    assert "3 holds of eng-9" in said
+    assert "2 more have not expired" in said
+    assert json.loads(run("engines", "lost", "eng-9", "--json").stdout) == voided
+    api.close()
 
 
 def test_no_engine_is_said(run):

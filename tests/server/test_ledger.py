@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 from engine.messages import CANARY
 from server import holds as holding
 from server import ledger
+from server.audit_log import Asked, list_lines
 from server.clock import database_now_ms
 from server.database import DEFAULT_FILE, Database
 from server.ledger import PostResult
@@ -231,6 +232,29 @@ def test_only_expired_unused_holds_of_that_engine_are_voided(database):
         "ended": "posted",
     }
     assert void(database, NOW_MS + 1, still_open={"still-open"}) == []
+
+
+def test_what_a_lost_engine_held_is_voided_once_it_has_expired_and_nobody_elses(database):
+    now_ms = database.read_sync(database_now_ms)
+    price, old = make_price(database), {"created_at_ms": NOW_MS, "expires_at_ms": now_ms - 1000}
+    insert_holds(
+        database,
+        make_hold(price, "one", engine_id="lost", **old),
+        make_hold(price, "two", engine_id="lost", **old),
+        make_hold(price, "running", engine_id="lost", expires_at_ms=now_ms + 600_000),
+        make_hold(price, "elsewhere", **old),
+    )
+
+    def void_lost(conn):
+        return holding.void_lost(conn, "lost", actor="operator", now_ms=NOW_MS + 7)
+
+    assert database.write_sync(void_lost) == (2, 1)
+    assert database.write_sync(void_lost) == (0, 1)
+    states = {name: hold_of(database, name).state for name in ("one", "two", "running")}
+    assert states == {"one": "voided", "two": "voided", "running": "open"}
+    assert hold_of(database, "elsewhere").state == "open"
+    [line] = database.read_sync(lambda c: list_lines(c, Asked(action="engine.lost"), 10))
+    assert (line.actor, line.target, line.detail) == ("operator", "lost", "voided 2 holds")
 
 
 def test_a_hold_ends_once(database):
