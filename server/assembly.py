@@ -79,7 +79,9 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     engines, settler = _engines(
         data_dir, secrets, base.base_revision, running, database, signer, leases, token_leases
     )
+    limiter = _limiter(settings, database, secrets.pepper)
     metrics = Metrics(engines, settler)
+    metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics)
     failures = Failures(database, signer)
     statements = Statements(database, signer)
@@ -119,7 +121,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         auditor=auditor,
         ledger_probe=LedgerProbe(database),
         chores=Chores(leases, chores),
-        limiter=_limiter(settings, database, secrets.pepper),
+        limiter=limiter,
         running=running,
         load=load,
         token_leases=token_leases,

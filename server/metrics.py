@@ -104,6 +104,11 @@ class Metrics:
             "Log lines that were not written: who reads them was too slow",
             registry=self._registry,
         )
+        self.limiter_degraded = Gauge(
+            "chorale_limiter_degraded",
+            "1 while limits have lost their state or are each gateway's own: Redis is or was away",
+            registry=self._registry,
+        )
         self.time_to_first_token = Histogram(
             "chorale_time_to_first_token_seconds",
             "From the request's arrival at the gateway to its first tokens",

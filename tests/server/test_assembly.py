@@ -7,6 +7,7 @@ import pytest
 
 from server.admin_key import AdminKey
 from server.assembly import assemble
+from server.limiter.memory import MemoryLimiter
 from server.settings import Settings
 from tests.server.in_process import DEMO
 
@@ -28,3 +29,14 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
         (proof_dir / "left").touch()
         asyncio.run(gateway.engines.close())
         gateway.database.close()
+
+
+def test_whether_limits_are_degraded_is_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = assemble(Settings(model=str(DEMO), data_dir=tmp_path), DEMO, AdminKey("admin"))
+    assert b"\nchorale_limiter_degraded 0.0\n" in gateway.metrics.render()
+    monkeypatch.setattr(MemoryLimiter, "is_degraded", True)
+    assert b"\nchorale_limiter_degraded 1.0\n" in gateway.metrics.render()
+    asyncio.run(gateway.engines.close())
+    gateway.database.close()
