@@ -6,7 +6,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.nn.functional import linear
 
+from engine.errors import UnsupportedModel
+
 Quantization = Literal["fp8"]
+_FP8_MULTIPLE = 16
+"""What tensor cores want both widths of an FP8 product to be multiples of."""
 
 
 class Linear(Protocol):
@@ -28,9 +32,18 @@ class DenseLinear:
 class Fp8Linear:
     """Weights as e4m3 with a float32 scale for each output, inputs quantised token by token, so
     that no token depends on its neighbours. The product is torch's `_scaled_mm`.
+
+    Raises UnsupportedModel where the widths are none for it, as a rank's part may be.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Any) -> None:
+        out_dim, in_dim = weight.shape
+        if out_dim % _FP8_MULTIPLE or in_dim % _FP8_MULTIPLE:
+            raise UnsupportedModel(
+                f"FP8 weights want widths that {_FP8_MULTIPLE} divides, here is a product of "
+                f"{in_dim} to {out_dim}: leave out quantization, or take a smaller "
+                "tensor_parallel_size"
+            )
         self.weight, scale = kernels.quantize_fp8(weight)
         self.scale, self.bias, self.kernels = scale.T.contiguous(), bias, kernels
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from engine.errors import UnsupportedModel
 from engine.gpu.linear import DenseLinear, fuse
 from kernels import reference
 
@@ -48,3 +49,10 @@ def test_an_outputs_scale_is_its_own():
     linear, x = fuse([weight], [None], CPU, "fp8", reference), torch.randn(4, 64)
     lost = (linear(x) - x @ weight.T).abs().amax(0) / (x @ weight.T).abs().amax(0)
     assert lost.max() < 0.2
+
+
+@pytest.mark.parametrize(("out_dim", "in_dim"), [(40, 64), (64, 40)])
+def test_widths_that_no_fp8_product_takes_are_named(out_dim, in_dim):
+    weight = torch.randn(out_dim, in_dim)
+    with pytest.raises(UnsupportedModel, match=f"{in_dim} to {out_dim}.*tensor_parallel_size"):
+        fuse([weight], [None], CPU, "fp8", reference)
