@@ -126,6 +126,7 @@ async def events(
 async def _at_engines(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
     """At its engine; at another, when that one has gone or leaves and never had it."""
     for moves_left in reversed(range(_MAX_MOVES + 1)):
+        logs.note(engine=admitted.running.engine)
         try:
             stream = gateway.engines.generate(admitted.message, admitted.running.engine)
             async with aclosing(stream):

@@ -62,6 +62,7 @@ def test_a_requests_line_says_whose_it_was_and_how_it_went(logged: Logged) -> No
         "client_request_id": "mine",
         "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
         "completion_tokens": 3,
+        "engine": "engine",
     }
 
 
