@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -51,6 +52,8 @@ INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
 _LEAVE_TIMEOUT_S = 150.0
+_NUM_RELAYS = 2
+"""Gateways that are told what tenants were given: two, as one may be cut off from an engine."""
 
 
 class EngineInUse(Exception):
@@ -282,10 +285,23 @@ class EngineProcess:
         if (now := time.monotonic()) >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S
             news.append(self._stats())
-            if self._gateways:
-                news += self.core.take_service(self.welcome.epoch)
+            self._tell_service()
         for gateway_id in list(self._gateways):
             for message in news:
+                self._send(gateway_id, message)
+
+    def _tell_service(self) -> None:
+        """To some gateways, which pass it on, and to others the next time: if all did, an engine
+        would hear the same from each.
+        """
+        if not self._gateways:
+            return
+        service = self.core.take_service(self.welcome.epoch)
+        relays = list(islice(self._gateways, _NUM_RELAYS))
+        for gateway_id in relays:
+            # Now the last one in line. A send may forget it.
+            self._gateways[gateway_id] = self._gateways.pop(gateway_id)
+            for message in service:
                 self._send(gateway_id, message)
 
     def _stats(self) -> EngineStats:

@@ -1,13 +1,17 @@
 """The engine as a process: streams over the socket, dies cleanly, comes back with its journal."""
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import zmq
@@ -183,7 +187,31 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
     asyncio.run(run())
 
 
-def test_every_gateway_is_told_what_tenants_were_given(engine, tmp_path):
+def test_two_gateways_are_told_what_tenants_were_given_and_others_the_next_time(engine, tmp_path):
+    engine()
+    told = [[] for _ in range(5)]
+
+    async def run():
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(connected(tmp_path, on_service=heard.append))
+                for heard in told
+            ]
+            message, until = make_message(max_tokens=2), time.monotonic() + 40
+            for turn in itertools.count():
+                if all(told):
+                    break
+                assert time.monotonic() < until, [len(heard) for heard in told]
+                await collect(clients[0], replace(message, request_id=f"r{turn}"))
+        times_told = Counter(message.totals for heard in told for message in heard)
+        assert len(times_told) >= 3, "all five have heard something"
+        assert max(times_told.values()) == 2
+        assert list(times_told.values()).count(1) <= 1, "but for one that we did not wait for"
+
+    asyncio.run(run())
+
+
+def test_each_of_two_gateways_is_told_what_tenants_were_given(engine, tmp_path):
     engine()
 
     async def run():
