@@ -146,22 +146,21 @@ def void_expired(
 
 
 def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> tuple[int, int]:
-    """Void expired holds of an engine whose journal is gone for good, which nobody can settle.
+    """Void expired holds of an engine whose journal is gone for good, as nobody else can.
 
     How many, MAX_VOIDED_AT_ONCE at most, and how many are open still.
     """
     voided = void_expired(
         conn, engine_id, as_of_ms=database_now_ms(conn), still_open=(), now_ms=now_ms
     )
-    if voided:
-        record_audit(
-            conn,
-            at_ms=now_ms,
-            actor=actor,
-            action="engine.lost",
-            target=engine_id,
-            detail=f"voided {len(voided)} holds",
-        )
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="engine.lost",
+        target=engine_id,
+        detail=f"voided {len(voided)} holds",
+    )
     query = sa.select(sa.func.count()).where(
         holds.c.engine_id == engine_id, holds.c.state == "open"
     )

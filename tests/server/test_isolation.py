@@ -125,7 +125,7 @@ DETAILS = {
     "period": ["2026-02"],
     "kind": ["monthly"],
     "enforcement": ["hard"],
-    "engine_id": ["engine-1"],
+    "engine_id": ["gone"],
 }
 DECLARED = {
     name: {"size_bytes": 2, "sha256": "0" * 64}

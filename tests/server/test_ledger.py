@@ -253,8 +253,9 @@ def test_what_a_lost_engine_held_is_voided_once_it_has_expired_and_nobody_elses(
     states = {name: hold_of(database, name).state for name in ("one", "two", "running")}
     assert states == {"one": "voided", "two": "voided", "running": "open"}
     assert hold_of(database, "elsewhere").state == "open"
-    [line] = database.read_sync(lambda c: list_lines(c, Asked(action="engine.lost"), 10))
-    assert (line.actor, line.target, line.detail) == ("operator", "lost", "voided 2 holds")
+    lines = database.read_sync(lambda c: list_lines(c, Asked(action="engine.lost"), 10))
+    assert {(line.actor, line.target) for line in lines} == {("operator", "lost")}
+    assert [line.detail for line in lines] == ["voided 0 holds", "voided 2 holds"]
 
 
 def test_a_hold_ends_once(database):
