@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 0.5
 _ANSWER_S = 10.0
+_OBJECT_STORE_BYTES = 80 << 20
+"""About the least that Ray takes: nothing here is large, and its own choice, a third of the memory,
+is refused where /dev/shm is a container's small one.
+"""
 
 
 class PoolRefused(Exception):
@@ -133,7 +137,9 @@ class Placer:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="placer: %(message)s")
     config = PlacerConfig.read(Path(sys.argv[1]))
-    options: dict[str, Any] = {"include_dashboard": False} if config.address == "local" else {}
+    options: dict[str, Any] = {}
+    if config.address == "local":
+        options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     ray.init(
         config.address,
         namespace=f"chorale-{config.pool_id}",

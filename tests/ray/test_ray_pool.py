@@ -138,11 +138,23 @@ def process_of(argument: Path) -> int:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    # Not pytest's own folder: paths of Unix sockets lie in it, and have a limit.
+    with short() as folder:
+        cluster = Cluster(folder)
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    with short() as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def short() -> Iterator[Path]:
+    """A folder, not pytest's own: paths of Unix sockets lie in it, and have a limit."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
-    cluster = Cluster(folder)
-    yield cluster
-    cluster.close()
+    yield folder
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -159,16 +171,16 @@ def pool(
     folder = tmp_path_factory.mktemp("pool")
     stack = ClusterStack(cluster, folder, model, fake_engine=True, max_engines=3)
     try:
-        yield start(stack)
+        start(stack, cluster.environment)
+        yield stack
     finally:
         stack.stop()
 
 
-def start(stack: ClusterStack) -> ClusterStack:
-    stack.start(wait=False, **stack.cluster.environment)
+def start(stack: Stack, environment: dict[str, str]) -> None:
+    stack.start(wait=False, **environment)
     stack.wait(lambda: stack.operator.get("/ready").status_code == 200, HEAL_S)
     wait_for_engines(stack, 2)
-    return stack
 
 
 def wait_for_engines(stack: Stack, count: int) -> None:
@@ -297,7 +309,7 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
     }
     stack = ClusterStack(cluster, tmp_path / "stack", model)
     try:
-        start(stack)
+        start(stack, cluster.environment)
         tenant = stack.tenant("acme")
         for name, folder in adapters.items():
             tenant.push(name, folder)
@@ -308,3 +320,31 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
         pool.wait(lambda: not cluster.actors(pool), HEAL_S - (time.monotonic() - stopped_at))
     finally:
         stack.stop()
+
+
+def test_a_gateway_brings_a_cluster_of_its_own_and_takes_it_along(
+    model: Path, short_folder: Path, tmp_path: Path
+) -> None:
+    stack = Stack(
+        tmp_path / "stack", model, fake_engine=True, ray="local", engines=2, max_model_len=512
+    )
+    there = {"RAY_TMPDIR": str(short_folder), "TMPDIR": str(short_folder)}
+    try:
+        start(stack, there | {"RAY_USAGE_STATS_ENABLED": "0"})
+        body = {"model": "base", "prompt": [5, 6, 7], "max_tokens": 9, "ignore_eos": True}
+        answer = stack.tenant("acme").http.post("/v1/completions", json=body)
+        assert answer.json()["usage"]["completion_tokens"] == 9
+        assert processes_in(short_folder)
+    finally:
+        stack.stop()
+    stack.wait(lambda: not processes_in(short_folder))
+
+
+def processes_in(folder: Path) -> list[bytes]:
+    """The command lines that name it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (command := (entry / "cmdline").read_bytes()):
+                found.append(command)
+    return found
