@@ -3,6 +3,7 @@
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,12 @@ from tests.redis_server import RedisServer, redis_binary
 interpreter.use()
 
 _numbers = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pytest's, but for the test's name: paths of Unix sockets lie in it, and have a limit."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(scope="session")

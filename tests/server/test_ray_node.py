@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -58,14 +57,13 @@ def config(settings, monkeypatch):
 
 
 @pytest.fixture
-def node(settings, config):
+def node(settings, config, tmp_path):
     """With what the placer publishes."""
     config.engine_template.publish(settings.data_dir)
-    with tempfile.TemporaryDirectory(prefix="chorale-") as short:  # enough for sockets
-        local = Path(short) / "chorale-1" / "engine-2"
-        for folder in (local.parent, local, settings.data_dir / "engine-2"):
-            folder.mkdir(mode=0o700)
-        yield Node(settings.data_dir, settings.data_dir / "engine-2", local, "engine", "10.0.0.7")
+    local = tmp_path / "chorale-1" / "engine-2"
+    for folder in (local.parent, local, settings.data_dir / "engine-2"):
+        folder.mkdir(mode=0o700)
+    return Node(settings.data_dir, settings.data_dir / "engine-2", local, "engine", "10.0.0.7")
 
 
 def template_of(node):
