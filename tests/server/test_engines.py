@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.endpoint import Endpoint
-from engine.errors import EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError
 from engine.messages import TenantService
 from server.pool.engines import TURN_S, Engines
 from server.pool.files import Member
@@ -199,6 +199,28 @@ def test_an_engine_that_leaves_ends_what_it_has_and_is_no_death(pool):
             await pool.wait(lambda: pool.states()["a"] == "starting")
             assert pool.processes["a"].wait(5) == 0
             assert engines.num_deaths == 0
+
+    asyncio.run(run())
+
+
+def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(pool):
+    pool.start("a", "b")
+    message = make_message("r1", 5, 3)
+
+    async def run():
+        async with gateway(pool, "a", "b") as engines:
+            for gone, other in (("a", "b"), ("b", "a")):
+                assert {engines.route(make_message(f"n{i}"), gone) for i in range(9)} == {other}
+            pool.kill("a")
+            await pool.wait(lambda: pool.states()["a"] != "ready")
+            for _ in range(3):  # two deaths would be its quarantine
+                with pytest.raises(EngineAwayError):
+                    await anext(engines.generate(message, "a"))
+            with pytest.raises(EngineAwayError):
+                await anext(engines.generate(message, "never met"))
+            assert await pool.ask(message) == ("b", expected_tokens(message))
+            with pytest.raises(EngineAwayError):
+                engines.route(message, "b")
 
     asyncio.run(run())
 
