@@ -478,14 +478,16 @@ def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(produc
 
 @pytest.mark.parametrize(("names", "num_asked"), [(("a",), 1), (("a", "b"), 3)])
 def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
-    product: Product, names, num_asked
+    product: Product, monkeypatch, names, num_asked
 ) -> None:
+    settled = []
+    monkeypatch.setattr(product.gateway.limiter, "settle", lambda grant, used: settled.append(used))
     product.engines.names, product.engines.away = names, frozenset(names)
-    for _ in range(5):  # more than the limits would pass, if they were charged
-        answer = product.chat(max_tokens=300)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
-        assert product.hold().state == "voided"
-    assert len(product.engines.asked) == 5 * num_asked
+    answer = product.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
+    assert settled == [None], "it counts against no limit, not as a request either"
+    assert len(product.engines.asked) == num_asked
     assert len(product.gateway.running) == 0
     assert {product.gateway.running.num_at(name) for name in names} == {0}
 
