@@ -99,7 +99,8 @@ def is_free(tenant: Tenant) -> bool:
 def is_empty(stack: Stack) -> bool:
     """Nothing runs or waits in the engine, and every slab is free or kept for the next."""
     (engine,) = stack.operator.get("/admin/v1/engines").json()["data"]
-    now = engine["figures"]
+    if (now := engine["figures"]) is None:  # it has only just come
+        return False
     kept = now["adapter_slabs"] + now["prefix_slabs"]
     return (
         now["running"] == now["waiting"] == now["unsettled_records"] == 0

@@ -39,8 +39,12 @@ def engines(stack: Stack) -> dict[str, Any]:
 
 
 def wait_until_ready(stack: Stack, count: int) -> None:
+    """And until each has told its first figures."""
+
     def are_ready() -> bool:
-        return [engine["state"] for engine in engines(stack).values()] == ["ready"] * count
+        found = engines(stack).values()
+        states = [engine["state"] for engine in found if engine["figures"]]
+        return len(found) == count and states == ["ready"] * count
 
     stack.wait(are_ready)
 

@@ -35,6 +35,7 @@ from tests.e2e.test_engine_pool import (
     engines,
     num_generated,
     run_streams,
+    wait_until_ready,
 )
 from tests.e2e.test_oracle import check_oracle
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
@@ -180,14 +181,7 @@ def pool(
 def start(stack: Stack, environment: dict[str, str]) -> None:
     stack.start(wait=False, **environment)
     stack.wait(lambda: stack.operator.get("/ready").status_code == 200, HEAL_S)
-    wait_for_engines(stack, 2)
-
-
-def wait_for_engines(stack: Stack, count: int) -> None:
-    def are_ready() -> bool:
-        return [e["state"] for e in engines(stack).values()] == ["ready"] * count
-
-    stack.wait(are_ready, HEAL_S)
+    wait_until_ready(stack, 2)
 
 
 def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
@@ -208,7 +202,7 @@ def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
             cut_steps.append(TokenMeter.read(pool.data_dir / victim / "meter")[2:])
         lost |= dict.fromkeys((g.request_id for g in got), victim)
         streams += got
-        wait_for_engines(pool, 2)
+        wait_until_ready(pool, 2)
         assert {engine["engine_id"] for engine in engines(pool).values()} == names.keys()
     pool.settled_events(len(streams))
     check(pool, streams, lost, names, cut_steps)
@@ -261,7 +255,7 @@ def check(
 def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
     tenant = pool.tenant("globex")
     write_wanted(wanted_path(pool.data_dir), 3)
-    wait_for_engines(pool, 3)
+    wait_until_ready(pool, 3)
     third = engines(pool)["engine-3"]["engine_id"]
 
     async def shrink() -> list[Streamed]:
