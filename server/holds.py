@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.clock import database_now_ms, postgres_now
+from server.clock import database_now_ms, from_now, now_ms, postgres_now
 from server.ledger_tables import holds
 
 HoldState = Literal["open", "posted", "voided"]
@@ -91,7 +91,7 @@ def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: in
     It expires `lifetime_ms` from now. False when the hold is no longer open.
     """
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
-    expires_at_ms = database_now_ms(conn) + lifetime_ms
+    expires_at_ms = from_now(conn, now_ms(), lifetime_ms)
     query = query.values(engine_id=engine_id, expires_at_ms=expires_at_ms)
     return conn.execute(query).rowcount == 1
 
