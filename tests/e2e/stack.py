@@ -19,7 +19,7 @@ import httpx
 
 ADMIN_KEY = "the-operators-own-admin-key"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
-START_S = 60.0
+START_S = 120.0
 # Where gateways may share a database, what they must share too is given.
 SECRETS = {"CHORALE_PEPPER": "1" * 64, "CHORALE_RECEIPT_SIGNING_KEY": "2" * 64}
 

@@ -79,6 +79,23 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: ran
         seen.num_errors += 1
 
 
+async def ask_and_kill(
+    client: httpx.AsyncClient, stack: Stack, kill: str, seen: Seen, chance: random.Random
+) -> None:
+    """A long stream, in the middle of which the process dies: the kill always hits somebody."""
+    body = {"model": "base", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    body["prompt"] = [chance.randrange(4, 250), chance.randrange(4, 250)]
+    headers = {"authorization": f"Bearer {stack.tenants[0].api_key}"}
+    with suppress(httpx.TransportError):
+        async with client.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: {")
+            kill_rank(stack) if kill == "rank" else stack.kill(kill)
+            if kill != "gateway":
+                seen.cut_steps.append(TokenMeter.read(meter_of(stack))[2:])
+            assert "data: [DONE]" not in [line async for line in lines], "it ended before the kill"
+
+
 async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> Seen:
     """Many requests at once; in the middle of them one process is killed."""
     seen, chance = Seen(), random.Random(seed)
@@ -91,9 +108,7 @@ async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> 
             tasks.append(asyncio.create_task(ask(client, tenant, seen, random.Random(seed + i))))
             await asyncio.sleep(chance.random() * 0.02)
             if kill and i == count // 2:
-                kill_rank(stack) if kill == "rank" else stack.kill(kill)
-                if kill != "gateway":
-                    seen.cut_steps.append(TokenMeter.read(meter_of(stack))[2:])
+                tasks.append(asyncio.create_task(ask_and_kill(client, stack, kill, seen, chance)))
         await asyncio.gather(*tasks)
     return seen
 
@@ -112,17 +127,29 @@ def kill_rank(stack: Stack) -> None:
 
 
 def quiet(stack: Stack) -> list[dict]:
-    """All events, once the engine is idle and the ledger has everything that it ended."""
+    """All events, once the engine is idle and the ledger has everything that it ended.
 
-    def is_quiet() -> bool:
+    Its figures are old by a quarter of a second. Those that are seen after an answer and count
+    one step more than the ones before are younger than that answer.
+    """
+
+    def figures() -> tuple[float, ...]:
+        """Steps, and what is still to be done. Raises LookupError where there are none yet."""
         lines = stack.operator.get("/metrics").text.splitlines()
-        figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        names = ("chorale_running", "chorale_waiting", "chorale_unsettled_records")
-        return all(float(figures.get(f'{name}{{engine="engine"}}', 1)) == 0 for name in names)
+        found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        names = ("steps_total", "running", "waiting", "unsettled_records")
+        return tuple(float(found[f'chorale_{name}{{engine="engine"}}']) for name in names)
+
+    def ask_once() -> None:
+        body = {"model": "base", "prompt": [5], "max_tokens": 1}
+        assert stack.tenants[0].http.post("/v1/completions", json=body).status_code == 200
 
     stack.wait_ready()
-    stack.wait(is_quiet)
-    stack.wait(is_quiet)  # figures are a quarter of a second old: twice, to see the newest
+    stack.wait(figures)
+    ask_once()
+    num_steps = figures()[0]
+    ask_once()
+    stack.wait(lambda: figures()[0] > num_steps and figures()[1:] == (0, 0, 0))
     text = stack.operator.get("/admin/v1/usage/export?format=jsonl").text
     entries = [json.loads(line) for line in text.splitlines()]
     return [entry for entry in entries if entry["kind"] == "usage"]
@@ -196,7 +223,6 @@ def test_the_bill_is_the_meter_after_random_disconnects(shared_stack: Stack) -> 
 
 def test_the_bill_is_exact_after_the_gateway_is_killed(fake_stack: Stack) -> None:
     seen = asyncio.run(load(fake_stack, count=100, seed=2, kill="gateway"))
-    assert seen.num_errors > 0, "the kill must hit somebody"
     fake_stack.wait_ready()
     asyncio.run(load(fake_stack, count=10, seed=3))
     check_bill(fake_stack, seen)
@@ -208,13 +234,11 @@ def test_the_bill_is_exact_after_the_engine_is_killed_again_and_again(fake_stack
         fake_stack.wait_ready()
         more = asyncio.run(load(fake_stack, count=60, seed=10 + round_number, kill="engine"))
         seen.tokens |= more.tokens
-        seen.num_errors += more.num_errors
         seen.cut_steps += more.cut_steps
-    assert seen.num_errors > 0, "the kill must hit somebody"
     check_bill(fake_stack, seen)
     events = quiet(fake_stack)
-    assert any(event["stop_cause"] == "engine_failure" for event in events)
     unpaid = [event for event in events if event["stop_cause"] == "engine_failure"]
+    assert len(unpaid) >= 3, "each kill hit somebody"
     assert all(event["amount_nanousd"] == 0 for event in unpaid)
 
 
@@ -225,7 +249,6 @@ def test_the_bill_is_exact_after_a_rank_of_the_model_is_killed(
         for name in TENANTS:
             stack.tenant(name).push("alpha", tiny_adapters["alpha"])
         seen = asyncio.run(load(stack, count=40, seed=5, kill="rank"))
-        assert seen.num_errors > 0, "the kill must hit somebody"
         stack.wait_ready()
         after = asyncio.run(load(stack, count=10, seed=6))
         assert after.num_errors == 0, "the ranks are back"
