@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from tests.deployment_files import Compose, filled_variables, image_environment
-from tests.e2e.stack import Stack, _free_port
+from tests.e2e.stack import Stack
+from tests.ports import free_port
 
 # Of tests alone: small arenas, and clients, gateways and engines on two cores, where it is not
 # Redis that is late.
@@ -39,7 +40,7 @@ class Machine(Stack):
     ) -> None:
         self.name = name
         self.data_dir = folder / name
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         environment = image_environment() | service["environment"]
         self.admin_key = environment["CHORALE_ADMIN_KEY"]

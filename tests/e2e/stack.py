@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from tests.ports import free_port
 
 ADMIN_KEY = "the-operators-own-admin-key"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -70,7 +71,7 @@ class Stack:
 
     def __init__(self, data_dir: Path, model: Path, *, fake_engine: bool = False, **settings: Any):
         self.data_dir = data_dir
-        self.port = _free_port()
+        self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         self.admin_key = ADMIN_KEY
         self.model = "base"
@@ -211,9 +212,3 @@ def _wait_until_dead(pid: int) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
             time.sleep(0.001)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -25,7 +25,8 @@ from moto.server import ThreadedMotoServer
 from server.ledger_tables import holds
 from tests.deployment_files import DEPLOY, GUIDE, Compose, filled_variables
 from tests.e2e.composed import Machine, machines
-from tests.e2e.stack import Stack, Tenant, _free_port
+from tests.e2e.stack import Stack, Tenant
+from tests.ports import free_port
 from tests.redis_server import redis_binary
 
 pytestmark = pytest.mark.skipif(redis_binary() is None, reason="no Redis server here")
@@ -122,7 +123,7 @@ def addresses(make_postgres, tmp_path_factory) -> Iterator[dict[str, str]]:
 @contextmanager
 def running_redis(command: list[str], tmp_path_factory: Any) -> Iterator[int]:
     """The port of a Redis that is started with the file's own options."""
-    port = _free_port()
+    port = free_port()
     here = ["--port", str(port), "--bind", "127.0.0.1", "--loglevel", "warning"]
     folder = tmp_path_factory.mktemp("redis")
     server = subprocess.Popen([redis_binary(), *command[1:], *here], cwd=folder)
@@ -297,7 +298,7 @@ def wait_for_more(streams: Streams) -> None:
 @contextmanager
 def balanced(fleet: Fleet, folder: Path) -> Iterator[str]:
     """The address of a balancer with the file's configuration, and the machines' addresses."""
-    port = _free_port()
+    port = free_port()
     text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
     for machine in fleet.machines:
         text = text.replace(f"{machine.name}:8000", f"127.0.0.1:{machine.port}")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -13,12 +12,9 @@ import time
 import httpx
 import pytest
 
+from tests.ports import free_port
+
 START_TIMEOUT_S = 60.0
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextlib.contextmanager
