@@ -251,8 +251,7 @@ class EngineProcess:
         self._forget(gateway_id)
         self._gateways[gateway_id] = _Gateway(time.monotonic())
         self._send(gateway_id, self.welcome)
-        if self._leaving.has_begun:
-            self._send(gateway_id, self._stats())
+        self._send(gateway_id, self._stats())
         for residency in self.core.all_residency():
             self._send(gateway_id, residency)
 

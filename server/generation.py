@@ -152,6 +152,7 @@ async def _move(gateway: Gateway, admitted: Admitted) -> None:
     if not await gateway.database.write(write):
         raise EngineAwayError("its hold has been resolved")
     gateway.running.move(running, name)
+    gateway.metrics.moves.inc()
 
 
 def _used_tokens(gateway: Gateway, output: RequestOutput) -> int:

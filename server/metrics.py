@@ -99,6 +99,11 @@ class Metrics:
             ["method", "status"],
             registry=self._registry,
         )
+        self.moves = Counter(
+            "chorale_request_moves",
+            "Requests that went on to another engine: the one before was gone, or left",
+            registry=self._registry,
+        )
         self.lines_dropped = Gauge(
             "chorale_log_lines_dropped",
             "Log lines that were not written: who reads them was too slow",

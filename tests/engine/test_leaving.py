@@ -6,14 +6,12 @@ import sys
 from contextlib import aclosing
 
 import pytest
-import zmq
 
 from engine.errors import EngineAwayError, EngineDeadError
 from engine.journal_records import read_records
 from engine.leaving import GRACE_S, Leaving, forget_settled, is_settled, mark_settled
 from engine.messages import (
     EngineStats,
-    Hello,
     ProveAdapter,
     ReadJournal,
     Residency,
@@ -21,13 +19,13 @@ from engine.messages import (
 )
 from engine.records import EndRecord, ResidencyRecord
 from engine.retired import VOIDING_S, RetiredCore, Retirement
-from engine.wire import decode, encode
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
 from tests.engine.test_process import (
     START_S,
     collect,
     connected,
     drain,
+    greet,
     starting_engines,
     write_config,
 )
@@ -204,17 +202,6 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
                 await client.prove(make_adapter(), tmp_path / "object")
 
     asyncio.run(run())
-
-
-def greet(directory):
-    """The first three messages that an engine sends to a gateway."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.IDENTITY, b"x")
-        socket.setsockopt(zmq.RCVTIMEO, int(START_S * 1000))
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(f"ipc://{directory / 'engine' / 'engine.sock'}")
-        socket.send(encode(0, Hello(gateway_id="x")))
-        return [decode(socket.recv())[1] for _ in range(3)]
 
 
 # ---- what is left of it ----

@@ -22,14 +22,14 @@ from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.fairness import DECODE_COST
 from engine.journal_records import read_records
-from engine.messages import Heartbeat, Hello, TenantService
+from engine.messages import EngineStats, Heartbeat, Hello, Residency, TenantService, Welcome
 from engine.meter import TokenMeter
 from engine.process import engine_identity
 from engine.records import ResidencyRecord
-from engine.wire import encode, write_vocabulary
+from engine.wire import decode, encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 
-START_S = 20.0
+START_S = 60.0
 
 
 def write_config(directory, **changes):
@@ -100,6 +100,30 @@ async def collect(client, message):
 async def drain(stream):
     async for _ in stream:
         pass
+
+
+def greet(directory):
+    """The first three messages that an engine sends to a gateway."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.IDENTITY, b"x")
+        socket.setsockopt(zmq.RCVTIMEO, int(START_S * 1000))
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{directory / 'engine' / 'engine.sock'}")
+        socket.send(encode(0, Hello(gateway_id="x")))
+        return [decode(socket.recv())[1] for _ in range(3)]
+
+
+def test_a_new_gateway_hears_figures_and_residency_before_anything_else(engine, tmp_path):
+    engine()
+
+    async def run():
+        async with connected(tmp_path) as client:
+            await collect(client, make_message(max_tokens=2, adapter=make_adapter()))
+            return await asyncio.to_thread(greet, tmp_path)
+
+    welcome, stats, residency = asyncio.run(run())
+    assert (type(welcome), type(residency)) == (Welcome, Residency)
+    assert (type(stats), stats.steps > 0, stats.is_leaving) == (EngineStats, True, False)
 
 
 def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):

@@ -21,7 +21,7 @@ from engine.tcp import CurveMissing, KeysMissing, TcpListener, check
 from engine.wire import encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_message
 
-START_S = 20.0
+START_S = 60.0
 SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in range(3))
 
 

@@ -18,7 +18,7 @@ from server.running import Running, RunningRequest
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
 from tests.engine.test_process import start_engine, write_config
 
-READY_S = 20.0
+READY_S = 60.0
 
 
 class Pool:

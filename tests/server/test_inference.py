@@ -474,6 +474,7 @@ def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(produc
     assert (hold.engine_id, hold.state) == ("id of b", "open")
     assert hold.expires_at_ms >= asked_at_ms + lifetime_ms
     assert hold.failed_at_ms is None
+    assert b"\nchorale_request_moves_total 1.0\n" in product.gateway.metrics.render()
 
 
 @pytest.mark.parametrize(("names", "num_asked"), [(("a",), 1), (("a", "b"), 3)])
@@ -512,6 +513,7 @@ def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(product: Product)
     assert product.chat().status_code == 503
     assert len(product.engines.asked) == 1
     assert product.hold().engine_id == "id of a"
+    assert b"\nchorale_request_moves_total 0.0\n" in product.gateway.metrics.render()
 
 
 def test_a_quarantined_request_is_told_to_change(product: Product) -> None:
