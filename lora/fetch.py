@@ -230,9 +230,9 @@ def main() -> None:
     parser.add_argument("--max-fetches", type=int, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
-    os.nice(_NICE)
     # One attempt: the downloader tries again, from where it broke.
     storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
+    os.nice(_NICE)  # not before: a busy machine would take half a minute to import boto3
     try:
         cache = DiskCache(args.cache, args.quota_bytes)
         fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)

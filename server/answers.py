@@ -15,6 +15,8 @@ from server.logprobs import LogprobsText, extend
 from server.tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
+_LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
+"""Those that JSON may have in a string as they are, and how it may have them else."""
 
 
 @dataclass(slots=True)
@@ -175,5 +177,9 @@ def finish_reason(output: RequestOutput) -> str:
 
 
 def event(data: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + msgspec.json.encode(data) + b"\n\n"
+    """One server-sent event: a line, also to who splits text at every line end that Unicode has."""
+    encoded = msgspec.json.encode(data)
+    if not encoded.isascii():
+        for character, escaped in _LINE_ENDS:
+            encoded = encoded.replace(character, escaped)
+    return b"data: " + encoded + b"\n\n"

@@ -78,7 +78,11 @@ class FetcherProcess:
     def start(self) -> None:
         self.path.unlink(missing_ok=True)
         self.process = subprocess.Popen(self._command, env=self._environment)
-        wait_for(self._listens)
+        try:
+            wait_for(self._listens)
+        except AssertionError:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         self.process.kill()
