@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 
 from engine.messages import RequestOutput
+from server.line_ends import one_line
 from server.logprobs import LogprobsText, extend
 from server.tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
-_LINE_ENDS = tuple((chr(code).encode(), b"\\u%04x" % code) for code in (0x85, 0x2028, 0x2029))
-"""Those that JSON may have in a string as they are, and how it may have them else."""
 
 
 @dataclass(slots=True)
@@ -177,9 +176,8 @@ def finish_reason(output: RequestOutput) -> str:
 
 
 def event(data: object) -> bytes:
-    """One server-sent event: a line, also to who splits text at every line end that Unicode has."""
+    """One server-sent event."""
     encoded = msgspec.json.encode(data)
     if not encoded.isascii():
-        for character, escaped in _LINE_ENDS:
-            encoded = encoded.replace(character, escaped)
+        encoded = one_line(encoded.decode()).encode()
     return b"data: " + encoded + b"\n\n"

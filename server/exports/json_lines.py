@@ -3,9 +3,15 @@
 import json
 from collections.abc import Iterable
 
+from server.line_ends import one_line
 from server.receipts import COLUMNS, Receipt
 
-encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encode_json(value: object) -> str:
+    """In one line, without spaces."""
+    return one_line(_encode(value))
 
 
 def encode(receipts: Iterable[Receipt]) -> bytes:

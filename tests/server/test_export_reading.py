@@ -66,6 +66,15 @@ def test_true_receipts_come_back_as_they_were(format, receipts, tmp_path):
     assert list(read_export(path)) == wanted
 
 
+@pytest.mark.parametrize("format", ["jsonl", "cloudevents"])
+def test_a_line_is_one_to_who_ends_lines_as_unicode_does(format):
+    memo = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029ä"
+    receipts = [receipt | {"memo": memo} for receipt in seal(make_rows(seed=1, count=3))]
+    content = written(format, receipts)
+    assert len(content.decode().splitlines()) == len(receipts)
+    assert read(content) == receipts
+
+
 @pytest.fixture(scope="module")
 def receipts():
     return seal(make_rows(seed=3, count=20))
