@@ -4,7 +4,6 @@ import hashlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 
 from bench import cpu_time
+from tests.ports import free_port
 
 CHORALE = (sys.executable, "-m", "server.cli.main")
 
@@ -143,12 +143,6 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str 
             pass
         time.sleep(_POLL_S)
     raise ProductFailed(f"not ready; it wrote:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _toml(value: str | int | float) -> str:

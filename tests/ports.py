@@ -1,4 +1,4 @@
-"""Ports for processes that tests start."""
+"""Ports for processes that tests and benchmarks start."""
 
 import random
 import socket

@@ -8,7 +8,6 @@ reference.
 import asyncio
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from bench.outcome import Outcome
 from bench.peers.gguf_files import convert_adapter, convert_model
 from bench.peers.peer import PeerFailed, Setting, log_tail
 from bench.workload import BenchRequest
+from tests.ports import free_port
 
 _OUTTYPES = {"float32": "f32", "q8_0": "q8_0"}
 _SLOTS = 32
@@ -54,9 +54,7 @@ class LlamaCpp:
     @contextmanager
     def serving(self, setting: Setting) -> Iterator["LlamaServer"]:
         log = setting.folder / "llama-server.log"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = self._command(setting) + ["--host", "127.0.0.1", "--port", str(port)]
         with log.open("w") as file:
             process = subprocess.Popen(command, stdout=file, stderr=file)
