@@ -256,6 +256,11 @@ def test_the_bill_is_exact_after_a_rank_of_the_model_is_killed(
         unpaid = [e for e in quiet(stack) if e["stop_cause"] == "engine_failure"]
         assert unpaid
         assert all(event["amount_nanousd"] == 0 for event in unpaid)
+        # Nor does an engine stay without it when nobody asks: no request is to find that out.
+        kill_rank(stack)
+        stack.wait(lambda: stack.operator.get("/ready").status_code == 503)
+        stack.wait_ready()
+        assert asyncio.run(load(stack, count=2, seed=7)).num_errors == 0
 
 
 def test_no_hold_stays_open_when_everything_has_ended(shared_stack: Stack) -> None:
