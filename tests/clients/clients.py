@@ -106,7 +106,15 @@ def _installing(client: dict[str, Any], folder: Path) -> list[list[str]]:
         npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
         return [npm + client["npm"]]
     python = f"{folder}/bin/python"
-    pip = [python, "-m", "pip", "--disable-pip-version-check", "install", *client["pip"]]
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-compile",
+        *client["pip"],
+    ]
     torch = [[python, str(_TORCH)]] if client.get("needs_torch") else []
     return [[sys.executable, "-m", "venv", str(folder)], *torch, pip]
 

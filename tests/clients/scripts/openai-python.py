@@ -33,10 +33,10 @@ assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) ==
 assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 print("works: streams with usage")
 
-drawn = {"model": "chorale-demo", "messages": [QUESTION], "n": 3, "temperature": 1.5, "seed": 7}
-first, again = (client.chat.completions.create(**drawn).choices for _ in range(2))
-assert [c.message.content for c in first] == [c.message.content for c in again]
-assert len({c.message.content for c in first}) > 1
+drawn = {"prompt": "The ", "n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 8}
+first, again = (client.completions.create(model="chorale-demo", **drawn) for _ in range(2))
+assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
+assert len({choice.text for choice in first.choices}) == 3
 print("works: n and seed")
 
 cut = client.chat.completions.create(messages=[QUESTION], stop='"eats"', **ask).choices[0]
