@@ -73,7 +73,7 @@ class Clients:
         done = self._run(command, TOTAL_S)
         if done.returncode != 0:
             said = done.stderr.splitlines() or ["no reason given"]
-            raise NotGiven(next((line for line in said if "error" in line.lower()), said[-1]))
+            raise NotGiven(next((line for line in said if "No matching" in line), said[-1])[:300])
 
     def _run(
         self, command: list[Any], limit_s: float, **options: Any
