@@ -20,6 +20,8 @@ from jinja2.utils import Namespace
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 
+_END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
+
 # What a template's own code may run into, given messages that its author did not think of.
 _FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
@@ -59,8 +61,12 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt, up to where the assistant speaks. Raises TemplateError."""
+        """The prompt, up to where the assistant speaks, or to the last message's end. Raises
+        TemplateError.
+        """
         default = self._templates.get("default")
         template = self._templates.get("tool_use", default) if tools is not None else default
         if template is None:
@@ -71,7 +77,7 @@ class ChatTemplate:
             messages=given,
             tools=tools,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
             **self._special_tokens,
         )
         try:
@@ -79,6 +85,21 @@ class ChatTemplate:
         except _FAULTS as error:
             reason = f"The model's chat template refused these messages: {error}"
             raise TemplateError(reason) from error
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt up to the end of the last message's text, for an answer that continues it.
+
+        As transformers does it (`continue_final_message`): by a mark behind the text, which shows
+        where the template puts it. Raises TemplateError.
+        """
+        *before, last = messages
+        marked = dict(last) | {"content": f"{last['content']}{_END_MARK} "}
+        text = self.render([*before, marked], add_generation_prompt=False)
+        rendered, mark, after = text.rpartition(_END_MARK)
+        if not mark:
+            raise TemplateError("The model's chat template leaves the last message out.")
+        # A template that trims what follows trims the text as well.
+        return rendered if after.startswith(" ") else rendered.rstrip()
 
 
 def content(token: Any) -> str | None:

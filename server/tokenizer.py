@@ -69,9 +69,17 @@ class Tokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The prompt of a chat, up to where the assistant speaks. Raises TemplateError."""
-        return self._chat_template.render(messages, tools)
+        return self._chat_template.render(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
+        return self._chat_template.render_open(messages)
 
 
 class Detokenizer:
