@@ -104,6 +104,14 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
     return Admitted(asked, message, answer, resolved.price, grant, running, arrived_at)
 
 
+async def count_request(gateway: Gateway, identity: Identity) -> Grant:
+    """Charge a request that takes no tokens. Raises RateLimited."""
+    limits = [limit for limit in identity.limits if limit.metric == "requests"]
+    grant = await gateway.limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lease_ms=1)
+    gateway.limiter.settle(grant, 0)
+    return grant
+
+
 # ---- the steps, in order ----
 
 

@@ -50,6 +50,7 @@ from server.routes import (
     sharing,
     simulate,
     statements,
+    tokens,
     uploads,
     usage,
     webhooks,
@@ -98,6 +99,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
     app.include_router(exports.router, prefix="/v1", dependencies=tenant)
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(tokens.router, dependencies=tenant)
     app.include_router(machines.router)
     _handle_errors(app)
     app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]

@@ -51,11 +51,18 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
         self._special_tokens = special_tokens
+        self._sources = sources
 
     @classmethod
     def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
         """Of a model's folder. config: of tokenizer_config.json. Raises TemplateError."""
         return cls(_sources(model_dir, config), _special_tokens(model_dir, config))
+
+    @property
+    def description(self) -> dict[str, str]:
+        """`bos_token` and the like, and `chat_template` where there is one."""
+        default = self._sources.get("default")
+        return {**self._special_tokens, **({"chat_template": default} if default else {})}
 
     def render(
         self,
@@ -96,8 +103,8 @@ class ChatTemplate:
         marked = dict(last) | {"content": f"{last['content']}{_END_MARK} "}
         text = self.render([*before, marked], add_generation_prompt=False)
         rendered, mark, after = text.rpartition(_END_MARK)
-        if not mark:
-            raise TemplateError("The model's chat template leaves the last message out.")
+        if not mark or _END_MARK in rendered or last["content"].strip() not in text:
+            raise TemplateError("The model's chat template changes the last message's text.")
         # A template that trims what follows trims the text as well.
         return rendered if after.startswith(" ") else rendered.rstrip()
 

@@ -216,11 +216,32 @@ class _Request(RequestObject):
         return tuple(stop.encode() for stop in stops)
 
 
-class ChatRequest(_Request):
+class Chat(RequestObject):
+    """Messages, and whether an answer begins behind them or goes on with the last."""
+
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
-    max_completion_tokens: int | None = Field(None, ge=1)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+
+    def check_end(self) -> None:
+        """Raises ApiError where the last message cannot be continued."""
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise errors.invalid_request(
+                "add_generation_prompt: an answer that continues a message does not begin one; "
+                "send false, or leave it out.",
+                param="add_generation_prompt",
+            )
+        if self.messages[-1].role != "assistant":
+            raise errors.invalid_request(
+                "continue_final_message: the last message must be the assistant's.",
+                param="continue_final_message",
+            )
+
+
+class ChatRequest(Chat, _Request):
+    max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
 
@@ -235,22 +256,10 @@ class ChatRequest(_Request):
 
     def check(self) -> None:
         super().check()
+        self.check_end()
         if self.top_logprobs and not self.logprobs:
             raise errors.invalid_request(
                 "top_logprobs needs logprobs to be true.", param="top_logprobs"
-            )
-        if not self.continue_final_message:
-            return
-        if self.add_generation_prompt:
-            raise errors.invalid_request(
-                "add_generation_prompt: an answer that continues a message does not begin one; "
-                "send false, or leave it out.",
-                param="add_generation_prompt",
-            )
-        if self.messages[-1].role != "assistant":
-            raise errors.invalid_request(
-                "continue_final_message: the last message must be the assistant's.",
-                param="continue_final_message",
             )
 
 
@@ -317,3 +326,27 @@ def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
     asked = parse_body(body, kind)
     asked.check()
     return asked
+
+
+class TextToTokenize(RequestObject):
+    """What `/tokenize` takes, if not messages. Its fields are vLLM's."""
+
+    model: str | None = None
+    prompt: _Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class ChatToTokenize(Chat):
+    """What `/tokenize` takes, if messages; a rendered chat has its special tokens already."""
+
+    model: str | None = None
+    add_special_tokens: Literal[False] = False
+    return_token_strs: bool = False
+
+
+class TokensToDecode(RequestObject):
+    """What `/detokenize` takes."""
+
+    model: str | None = None
+    tokens: _TokenIds

@@ -4,7 +4,7 @@ import asyncio
 
 from server import errors
 from server.gateway import Gateway
-from server.openai import ChatRequest, CompletionRequest
+from server.openai import Chat, ChatRequest, CompletionRequest
 from server.tokenizer import TemplateError, Tokenizer
 
 Asked = ChatRequest | CompletionRequest
@@ -59,10 +59,15 @@ def _encode(gateway: Gateway, asked: Asked) -> list[list[int]]:
     tokenizer = gateway.tokenizer
     if isinstance(asked, CompletionRequest):
         return [tokenizer.encode(p) if isinstance(p, str) else p for p in asked.prompts]
-    return [tokenizer.encode(_rendered(tokenizer, asked), add_special_tokens=False)]
+    return [encode_chat(tokenizer, asked)]
 
 
-def _rendered(tokenizer: Tokenizer, asked: ChatRequest) -> str:
+def encode_chat(tokenizer: Tokenizer, asked: Chat) -> list[int]:
+    """The tokens of a chat as the model's template renders it. Raises ApiError."""
+    return tokenizer.encode(_rendered(tokenizer, asked), add_special_tokens=False)
+
+
+def _rendered(tokenizer: Tokenizer, asked: Chat) -> str:
     messages = [message.plain() for message in asked.messages]
     try:
         if asked.continue_final_message:

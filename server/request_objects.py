@@ -54,6 +54,11 @@ class RequestObject(BaseModel):
 
 def parse_body(body: bytes, kind: type[_Object]) -> _Object:
     """A body's object, its fields checked. Raises ApiError that names the field at fault."""
+    return parse_object(read_object(body), kind)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """A body as a JSON object. Raises ApiError."""
     try:
         # Not json.loads: that lets half a surrogate pair through, which no answer can hold.
         values = from_json(check_json(body), allow_inf_nan=False)
@@ -61,6 +66,11 @@ def parse_body(body: bytes, kind: type[_Object]) -> _Object:
         raise errors.invalid_request("The body is not valid JSON.") from None
     if not isinstance(values, dict):
         raise errors.invalid_request("The body must be a JSON object.")
+    return values
+
+
+def parse_object(values: dict[str, Any], kind: type[_Object]) -> _Object:
+    """The object with its fields checked. Raises ApiError that names the field at fault."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -65,6 +65,19 @@ class Tokenizer:
             ids = self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones written out."""
+        return self._hf.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token as tokenizer.json writes it; None for an id that no token has."""
+        return self._hf.id_to_token(token_id)
+
+    @property
+    def description(self) -> dict[str, str]:
+        """Its special tokens by name, and its chat template."""
+        return self._chat_template.description
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
