@@ -55,6 +55,7 @@ from server.routes import (
     webhooks,
 )
 from server.signing_keys import record_key
+from server.version import VERSION
 
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
@@ -69,7 +70,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     """
     app = FastAPI(
         title="Chorale",
-        version="0.1.0",
+        version=VERSION,
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
