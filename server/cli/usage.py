@@ -94,8 +94,9 @@ def export_usage(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="A file; without it the export goes to stdout. What broke off lies beside it as "
-            ".part, and the same command goes on from there; parquet begins again."
+            help="A file; without it the export goes to stdout. What came whole before a failure "
+            "lies beside it as .part, and the same command goes on from there; parquet begins "
+            "again, and leaves nothing."
         ),
     ] = None,
     all_tenants: AllTenants = False,
