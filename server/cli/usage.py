@@ -51,7 +51,10 @@ AllTenants = Annotated[
     bool, typer.Option("--all-tenants", help="Of everybody, with the admin key.")
 ]
 
-_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_usd")
+_SUMS = (
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "amount_usd",
+)  # fmt: skip
 
 
 @app.command("show")

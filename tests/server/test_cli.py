@@ -18,6 +18,7 @@ def used(dimension, value, count):
     return {
         dimension: value,
         "num_requests": 3,
+        "num_failed_requests": 2,
         "prompt_tokens": count,
         "cached_tokens": 4,
         "completion_tokens": 5,
@@ -87,13 +88,13 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
 def test_a_table_in_a_pipe_keeps_a_row_on_one_line(run):
     result = run("usage", "show", "--group-by", "model")
     row = next(line for line in result.stdout.splitlines() if line.startswith("json"))
-    assert row.split() == ["json", "3", "12,345", "4", "5", "0.000012345"]
+    assert row.split() == ["json", "3", "2", "12,345", "4", "5", "0.000012345"]
 
 
 def test_a_table_of_usage_ends_with_its_total(run, api):
     lines = run("usage", "show", "--all-tenants").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["tenant", "ten_1", "ten_2", "total"]
-    assert lines[-1].split() == ["total", "6", "3", "8", "10", "0.000000003"]
+    assert lines[-1].split() == ["total", "6", "4", "3", "8", "10", "0.000000003"]
     run("usage", "show", "--group-by", "kind", "--group-by", "day")
     assert "group_by=kind&group_by=day" in api.asked()[-1][1]
 
