@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from server.version import VERSION
 from tests.server.fake_api import Api, fixed, is_one_line, make_run
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
@@ -185,6 +186,17 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_1(run, tmp_path):
     assert result.exit_code == 1
     assert is_one_line(result.stderr, "There is no model '/no/such'")
     assert not (data_dir / "admin.key").exists()
+
+
+def test_the_version_is_said_and_nothing_else(run):
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"chorale {VERSION}\n")
+
+
+def test_the_audit_says_what_its_data_directory_is_for(run):
+    told = run("audit", "--help", terminal_width=200).stdout
+    assert "journals" in told
+    assert "admin.key" not in told
 
 
 def test_help_loads_nothing_heavy():
