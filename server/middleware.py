@@ -120,7 +120,7 @@ class _Exchange:
         """What the log says of it: ids and figures alone."""
         return {
             "at": self._at_s,
-            "level": _level(self.status),
+            "level": _level(self.status, template),
             "request_id": self._request_id,
             "method": self._scope["method"],
             "route": template,
@@ -132,11 +132,15 @@ class _Exchange:
         }
 
 
-def _level(status: int | None) -> str:
-    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500."""
+def _level(status: int | None, template: str | None) -> str:
+    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500.
+
+    Who asks whether it is ready is told so, and is warned by the answer.
+    """
     if status == 500:
         return "error"
-    return "info" if status is None or status < 500 else "warning"
+    is_well = status is None or status < 500 or template == "/ready"
+    return "info" if is_well else "warning"
 
 
 def _client_request_id(scope: Scope) -> bytes | None:
