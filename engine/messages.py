@@ -40,6 +40,12 @@ class SamplingParams:
     repetition_penalty: over prompt and generated tokens (CTRL's, arXiv 1909.05858).
     logit_bias: (token id, added to its logit).   logprobs: how many of the likeliest tokens to
     name beside the chosen one's logprob; None is none at all.   n: independent answers.
+    prompt_logprobs: the same for every token of the prompt but the first.
+    max_tokens 0: the request ends when its prompt has been computed.
+    min_tokens: until there are so many, nothing ends the answer: EOS and stop_token_ids cannot be
+    chosen, and stop strings are looked for behind them.
+    allowed_token_ids: only these can be chosen, if any are given; where they are all tokens that
+    end the answer, min_tokens gives way.
     """
 
     max_tokens: int
@@ -53,10 +59,13 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop: tuple[bytes, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def has_penalties(self) -> bool:
@@ -80,7 +89,8 @@ class Hello:
 class AddRequest:
     """One request, tokenized and paid for: its hold is durable before this is sent.
 
-    token_lease: completion tokens that the hold covers, all n answers together, in equal parts; the
+    prompt_token_ids, more_prompts: its first prompt, and the others; each has n answers.
+    token_lease: completion tokens that the hold covers, all answers together, in equal parts; the
     engine stops at the last one.
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: the same, while no token has been generated.
@@ -98,6 +108,19 @@ class AddRequest:
     cache_salt: str = ""
     weight: float = 1.0
     priority: int = 0
+    more_prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return (self.prompt_token_ids, *self.more_prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_answers(self) -> int:
+        return self.sampling_params.n * len(self.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +209,7 @@ class Welcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
     """Of one token: natural logarithms of model probabilities (softmax of the raw logits, in
-    float32).
+    float32). If the token is among the likeliest, its number there is the same to the last bit.
 
     top: (token id, logprob) of the likeliest tokens, likeliest first.
     """
@@ -200,9 +223,12 @@ class RequestOutput:
     """What one step added to one of a request's n answers; its last one carries `finish_reason`.
 
     seq: outputs of this request so far, from 0; a gap is an engine failure.
-    index: which of the n answers.   is_last: of the request; nothing follows.
+    index: which of the answers: those to the first prompt, then those to the next.
+    is_last: of the request; nothing follows.
     new_token_ids are certain: none of them can still become part of a stop string.
     logprobs: one for every new token, where they were asked for.
+    prompt_logprobs: where they were asked for, of those tokens of the prompt that the step scored:
+    in order from the second on, each once, before the first new token, with answer 0 only.
     num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: what the steps applied; None until one has.
@@ -214,6 +240,7 @@ class RequestOutput:
     index: int = 0
     new_token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     error: str | None = None
