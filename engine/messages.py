@@ -40,6 +40,12 @@ class SamplingParams:
     repetition_penalty: over prompt and generated tokens (CTRL's, arXiv 1909.05858).
     logit_bias: (token id, added to its logit).   logprobs: how many of the likeliest tokens to
     name beside the chosen one's logprob; None is none at all.   n: independent answers.
+    prompt_logprobs: the same for every token of the prompt but the first.
+    max_tokens 0: the request ends when its prompt has been computed.
+    min_tokens: until there are so many, nothing ends the answer: EOS and stop_token_ids cannot be
+    chosen, and stop strings are looked for behind them.
+    allowed_token_ids: only these can be chosen, if any are given; where they are all tokens that
+    end the answer, min_tokens gives way.
     """
 
     max_tokens: int
@@ -53,10 +59,13 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop: tuple[bytes, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] = ()
 
     @property
     def has_penalties(self) -> bool:
@@ -186,7 +195,7 @@ class Welcome:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
     """Of one token: natural logarithms of model probabilities (softmax of the raw logits, in
-    float32).
+    float32). If the token is among the likeliest, its number there is the same to the last bit.
 
     top: (token id, logprob) of the likeliest tokens, likeliest first.
     """
@@ -203,6 +212,8 @@ class RequestOutput:
     index: which of the n answers.   is_last: of the request; nothing follows.
     new_token_ids are certain: none of them can still become part of a stop string.
     logprobs: one for every new token, where they were asked for.
+    prompt_logprobs: where they were asked for, of those tokens of the prompt that the step scored:
+    in order from the second on, each once, before the first new token, with answer 0 only.
     num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: what the steps applied; None until one has.
@@ -214,6 +225,7 @@ class RequestOutput:
     index: int = 0
     new_token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     error: str | None = None
