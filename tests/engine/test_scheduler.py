@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import dropwhile
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,14 @@ from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
     FakeLoader,
+    expected_prompt_logprobs,
     expected_tokens,
     fake_token,
     make_adapter,
     make_core,
     make_message,
     make_scheduler,
+    prompt_logprobs_of,
     run_until_idle,
     tokens_for,
     tokens_of,
@@ -44,12 +47,13 @@ def requests(draw):
             make_message(
                 f"r{i}",
                 prompt=prompt,
-                max_tokens=draw(integers(1, 40)),
+                max_tokens=draw(integers(0, 40)),
                 adapter=ADAPTERS[draw(integers(0, 4))],
                 tenant_id=draw(sampled_from(["t1", "t2"])),
                 cache_salt=draw(sampled_from(["s1", "s1", "s2"])),
                 priority=draw(integers(0, 1)),
                 n=draw(sampled_from([1, 1, 1, 3])),
+                prompt_logprobs=draw(sampled_from([None, None, 0, 2])),
             )
         )
     return messages
@@ -136,6 +140,7 @@ def check_mix(
 
 def check_answers(message, outputs, window):
     """Every answer ends once, the request with the last of them, with the tokens it gets alone."""
+    check_prompt_logprobs(message, outputs, window)
     assert [o.seq for o in outputs] == list(range(len(outputs)))
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
     total = 0
@@ -145,7 +150,7 @@ def check_answers(message, outputs, window):
         assert finals == [False] * (len(answer) - 1) + [True]
         tokens, expected = tokens_of(answer), expected_answer(message, window)
         total += len(tokens)
-        if not expected:
+        if expected is None:
             assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
         elif answer[-1].finish_reason == "abort":
             assert tokens == expected[: len(tokens)]
@@ -156,12 +161,28 @@ def check_answers(message, outputs, window):
     assert outputs[-1].num_cached_tokens <= outputs[-1].num_prompt_tokens
 
 
+def check_prompt_logprobs(message, outputs, window):
+    """Each token's once, in order, with the first answer, before its first new token."""
+    told = prompt_logprobs_of(outputs)
+    is_whole = {o.finish_reason for o in outputs} <= {None, "length"}
+    if told or is_whole:
+        expected = expected_prompt_logprobs(message, window, invocation_of(message))
+        assert told == (expected if is_whole else expected[: len(told)])
+    behind = dropwhile(lambda output: not output.new_token_ids, outputs)
+    assert not prompt_logprobs_of(list(behind)[1:])
+    assert not prompt_logprobs_of([o for o in outputs if o.index])
+
+
+def invocation_of(message):
+    return INVOCATIONS.get(message.adapter.object_key, ()) if message.adapter else ()
+
+
 def expected_answer(message, window):
-    """What it gets alone: nothing where its prompt does not invoke its adapter."""
-    invocation = INVOCATIONS.get(message.adapter.object_key, ()) if message.adapter else ()
+    """What it gets alone; None where its prompt does not invoke its adapter."""
+    invocation = invocation_of(message)
     prompt, length = message.prompt_token_ids, len(invocation)
     if not any(prompt[i : i + length] == invocation for i in range(len(prompt))):
-        return []
+        return None
     return expected_tokens(message, window, invocation)
 
 
