@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check test test-ray soak bench test-gpu bench-gpu chromium
+.PHONY: help demo demo-train check test test-ray test-clients soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,10 +31,13 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/lint-imports
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
-	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray $(ARGS)
+	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
 test-ray: $(VENV)/ray.stamp ## engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
+
+test-clients: $(VENV)/dev.stamp node ## OpenAI's clients, LangChain, lm-eval and others, unchanged, in 10 minutes [ARGS=...]
+	$(PYTEST) tests/clients -rs $(ARGS)
 
 soak: $(VENV)/dev.stamp ## the slow sweeps
 	$(PYTEST) -m soak $(ARGS)
@@ -92,3 +95,12 @@ chromium:
 		apt-get install -y -q chromium >/dev/null 2>&1 && exit 0; \
 	fi; \
 	echo "Warning: no chromium here, so the page is not tested in a browser." >&2
+
+# Clients for Node are skipped without it, and the tests say so.
+node:
+	@if command -v npm >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
+		echo "Installing Debian's nodejs and npm for the clients' tests."; \
+		apt-get install -y -q nodejs npm >/dev/null 2>&1 && exit 0; \
+	fi; \
+	echo "Warning: no Node.js with npm here, so no client for Node is tested." >&2

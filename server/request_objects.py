@@ -19,7 +19,7 @@ _Object = TypeVar("_Object", bound="RequestObject")
 
 class RequestObject(BaseModel):
     """An object of a request. Fields that it does not serve are refused, unless they ask for
-    nothing: null, [], {} and false do, or the values that `neutral` lists for the field.
+    nothing: null, [], false and objects of nothing else do, or what `neutral` lists for the field.
 
     neutral: documented defaults of fields that are not served.
     labels: fields of the caller's own, accepted with any value; nothing depends on them.
@@ -83,7 +83,9 @@ def shown_key(name: str, key: str) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    return value is None or value is False or value == [] or value == {}
+    if isinstance(value, dict):
+        return all(map(_is_empty, value.values()))
+    return value is None or value is False or value == []
 
 
 def _is_equal(value: Any, neutral: Any) -> bool:

@@ -67,6 +67,7 @@ def answer(**fields):
     [
         {"refusal": None}, {"tool_calls": None}, {"tool_calls": []}, {"annotations": []},
         {"audio": None}, {"function_call": None}, {"name": None}, {"name": "bob"}, {"odd": {}},
+        {"provider_specific_fields": {"refusal": None}},
         {"content": [{"type": "text", "text": "Hello.", "annotations": [], "logprobs": None}]},
     ],
     ids=str,

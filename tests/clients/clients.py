@@ -1,0 +1,125 @@
+"""Clients in environments of their own, under .clients/, run unchanged."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
+TOTAL_S = 600
+CLIENT_S = 150
+_TORCH = ROOT / ".ci" / "install_torch.py"
+# Nothing is asked of the internet.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+
+
+class NotGiven(Exception):
+    """A registry or this machine does not give what a client needs."""
+
+
+class Clients:
+    """Makes environments, two at a time, while clients run; no process outlives it or TOTAL_S."""
+
+    def __init__(self, names: Iterable[str]):
+        self._deadline = time.monotonic() + TOTAL_S
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._pool = ThreadPoolExecutor(2)
+        self._made = {name: self._pool.submit(self._make, name) for name in names}
+
+    def run(self, name: str, cwd: Path, **environment: str) -> list[str]:
+        """The lines that a client's script printed. Raises NotGiven; asserts that it succeeded."""
+        folder = self._made[name].result()
+        if "npm" in CLIENTS[name]:
+            # Node looks for packages beside the script.
+            command = ["node", shutil.copy(HERE / "scripts" / f"{name}.mjs", folder)]
+        else:
+            command = [f"{folder}/bin/python", "-I", HERE / "scripts" / f"{name}.py"]
+        environment |= _OFFLINE | {"HF_HOME": f"{folder}/huggingface"}
+        done = self._run(command, CLIENT_S, cwd=cwd, env=os.environ | environment)
+        assert done.returncode == 0, f"{name}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+        return done.stdout.splitlines()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            _end(process)
+
+    def _make(self, name: str) -> Path:
+        """The client's folder; made again when the pins or Python have changed."""
+        client, folder = CLIENTS[name], ROOT / ".clients" / name
+        made_from = json.dumps([client, sys.version, _TORCH.read_text()])
+        stamp = folder / f"{hashlib.sha256(made_from.encode()).hexdigest()}.stamp"
+        if not stamp.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for command in _installing(client, folder):
+                self._install(command)
+            stamp.touch()
+        return folder
+
+    def _install(self, command: list[str]) -> None:
+        done = self._run(command, TOTAL_S)
+        if done.returncode != 0:
+            said = done.stderr.splitlines() or ["no reason given"]
+            raise NotGiven(next((line for line in said if "No matching" in line), said[-1])[:300])
+
+    def _run(
+        self, command: list[Any], limit_s: float, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        what = " ".join(map(str, command[-2:]))
+        left_s = self._deadline - time.monotonic()
+        assert left_s > 0, f"make test-clients ends after {TOTAL_S} s, before {what}"
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(
+            command, text=True, start_new_session=True, **pipes, **options
+        ) as process:
+            self._processes.add(process)
+            try:
+                printed, complaints = process.communicate(timeout=min(limit_s, left_s))
+            except subprocess.TimeoutExpired as late:
+                whose = "one client" if limit_s < left_s else f"all of {TOTAL_S} s"
+                message = f"{what} was ended after {late.timeout:.0f} s, the limit of {whose}"
+                raise AssertionError(message) from None
+            finally:
+                _end(process)
+                self._processes.discard(process)
+        return subprocess.CompletedProcess(command, process.returncode, printed, complaints)
+
+
+def _installing(client: dict[str, Any], folder: Path) -> list[list[str]]:
+    """The commands that install a client."""
+    if "npm" in client:
+        if not shutil.which("npm"):
+            raise NotGiven("there is no Node.js with npm here")
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
+        return [npm + client["npm"]]
+    python = f"{folder}/bin/python"
+    pip = [
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--no-compile",
+        *client["pip"],
+    ]
+    torch = [[python, str(_TORCH)]] if client.get("needs_torch") else []
+    return [[sys.executable, "-m", "venv", str(folder)], *torch, pip]
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends the process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,40 @@
+"""What the clients share: one demo server, their environments, and the table of what they did."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.clients import ROOT, Clients
+from tests.clients.table import Table
+from tests.e2e.stack import Stack, running
+
+DEMO = ROOT / "demo"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-table", action="store_true", help="write docs/clients.md anew")
+
+
+@pytest.fixture(scope="session")
+def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
+    """The environments that the chosen tests need are made from here on."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    clients = Clients([spec.params["name"] for spec in specs if spec])
+    yield clients
+    clients.close()
+
+
+@pytest.fixture(scope="session")
+def server(clients: Clients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The demo's model and adapters; steps are small, so that prompts are prefilled in chunks."""
+    settings = {"model_name": "chorale-demo", "max_num_batched_tokens": 64}
+    with running(tmp_path_factory.mktemp("server"), DEMO / "model", **settings) as stack:
+        tenant = stack.tenant("acme")
+        for name in ("json", "shout"):
+            tenant.push(name, DEMO / "adapters" / name)
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def table() -> Table:
+    return Table()

@@ -1,0 +1,33 @@
+// Vercel's AI SDK, with its provider for servers that speak OpenAI's API.
+import assert from "node:assert/strict";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { generateText, streamText } from "ai";
+
+const { CHORALE_URL: URL, CHORALE_API_KEY: KEY } = process.env;
+const ANSWER = '{"animal": "fox", "eats": "mice"}';
+
+const chorale = createOpenAICompatible({
+  name: "chorale", baseURL: URL + "/v1", apiKey: KEY, includeUsage: true,
+});
+const ask = { model: chorale("json"), temperature: 0, maxRetries: 0 };
+const messages = [{ role: "user", content: "What does a fox eat?" }];
+
+const answer = await generateText({ ...ask, messages });
+assert.equal(answer.text, ANSWER);
+console.log("works: `generateText`");
+
+messages.push(...answer.response.messages, { role: "user", content: "And an owl?" });
+assert.match((await generateText({ ...ask, messages })).text, /owl/);
+console.log("works: answers sent back");
+
+const stream = streamText({ ...ask, messages: messages.slice(0, 1) });
+let text = "";
+for await (const piece of stream.textStream) text += piece;
+assert.equal(text, ANSWER);
+assert.deepEqual((await stream.usage).outputTokens, answer.usage.outputTokens);
+console.log("works: `streamText` with usage");
+
+const model = chorale.completionModel("json");
+const completion = await generateText({ ...ask, model, prompt: "A fox eats", maxOutputTokens: 4 });
+assert.equal(completion.usage.outputTokens, 4);
+console.log("works: completions");

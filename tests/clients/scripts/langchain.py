@@ -1,0 +1,34 @@
+"""LangChain's two classes for servers that speak OpenAI's API."""
+
+import os
+
+from langchain_core.messages import HumanMessage
+from langchain_openai import ChatOpenAI, OpenAI
+
+URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
+QUESTION, ANSWER = "What does a fox eat?", '{"animal": "fox", "eats": "mice"}'
+
+ask = {"model": "json", "base_url": URL + "/v1", "api_key": KEY, "temperature": 0}
+chat = ChatOpenAI(**ask, max_retries=0)
+answer = chat.invoke(QUESTION)
+assert answer.content == ANSWER
+print("works: `ChatOpenAI.invoke`")
+
+history = [HumanMessage(QUESTION), answer, HumanMessage("And an owl?")]
+assert "owl" in chat.invoke(history).content
+print("works: answers sent back")
+
+pieces = list(chat.stream(QUESTION, stream_usage=True))
+assert "".join(piece.content for piece in pieces) == ANSWER
+usages = [piece.usage_metadata for piece in pieces if piece.usage_metadata]
+assert [usage["output_tokens"] for usage in usages] == [answer.usage_metadata["output_tokens"]]
+print("works: `stream` with usage")
+
+assert [one.content for one in chat.batch([QUESTION, QUESTION])] == [ANSWER, ANSWER]
+print("works: `batch`")
+
+texts = ["A fox eats", "The capital of Norway is"]
+model = OpenAI(**ask, max_retries=0, max_tokens=4)
+answered = model.generate(texts).generations
+assert [one[0].text for one in answered] == [model.invoke(text) for text in texts]
+print("works: `OpenAI.generate` of several prompts")

@@ -1,0 +1,40 @@
+"""LiteLLM's SDK."""
+
+import os
+
+import litellm
+
+URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
+ANSWER = '{"animal": "fox", "eats": "mice"}'
+
+ask = {"api_base": URL + "/v1", "api_key": KEY, "temperature": 0, "max_retries": 0}
+messages = [{"role": "user", "content": "What does a fox eat?"}]
+answer = litellm.completion(model="openai/json", messages=messages, **ask)
+assert answer.choices[0].message.content == ANSWER
+print("works: `completion`")
+
+stream = litellm.completion(
+    model="openai/json",
+    messages=messages,
+    stream=True,
+    stream_options={"include_usage": True},
+    **ask,
+)
+chunks = list(stream)
+assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+print("works: streams with usage")
+
+messages += [answer.choices[0].message, {"role": "user", "content": "And an owl?"}]
+answer = litellm.completion(model="openai/json", messages=messages, **ask)
+assert "owl" in answer.choices[0].message.content
+print("works: answers sent back")
+
+both = litellm.text_completion(
+    model="text-completion-openai/json",
+    prompt=["A fox eats", "The capital of Norway is"],
+    max_tokens=4,
+    **ask,
+)
+assert [choice.index for choice in both.choices] == [0, 1]
+print("works: `text_completion` of several prompts")

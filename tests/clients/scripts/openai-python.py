@@ -1,0 +1,108 @@
+"""OpenAI's client for Python: what it is used for, and what Chorale refuses by design."""
+
+import os
+
+import openai
+
+URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
+QUESTION = {"role": "user", "content": "What does a fox eat?"}
+ANSWER = '{"animal": "fox", "eats": "mice"}'
+
+client = openai.OpenAI(base_url=URL + "/v1", api_key=KEY, max_retries=0)
+ask = {"model": "json", "temperature": 0}
+
+assert {"chorale-demo", "json", "shout"} <= {model.id for model in client.models.list()}
+assert client.models.retrieve("json").id == "json"
+print("works: models")
+
+messages = [QUESTION]
+answer = client.chat.completions.create(messages=messages, **ask)
+assert answer.choices[0].message.content == ANSWER
+print("works: chat")
+
+messages.append(answer.choices[0].message)
+messages.append({"role": "user", "content": "And an owl?"})
+assert "owl" in client.chat.completions.create(messages=messages, **ask).choices[0].message.content
+print("works: answers sent back")
+
+stream = client.chat.completions.create(
+    messages=[QUESTION], stream=True, stream_options={"include_usage": True}, **ask
+)
+chunks = list(stream)
+assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == ANSWER
+assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
+print("works: streams with usage")
+
+drawn = {"prompt": "The ", "n": 3, "temperature": 1.5, "seed": 7, "max_tokens": 8}
+first, again = (client.completions.create(model="chorale-demo", **drawn) for _ in range(2))
+assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
+assert len({choice.text for choice in first.choices}) == 3
+print("works: n and seed")
+
+cut = client.chat.completions.create(messages=[QUESTION], stop='"eats"', **ask).choices[0]
+assert (cut.message.content, cut.finish_reason) == ('{"animal": "fox", ', "stop")
+print("works: stop")
+
+likely = client.chat.completions.create(messages=[QUESTION], logprobs=True, top_logprobs=5, **ask)
+assert all(len(token.top_logprobs) == 5 for token in likely.choices[0].logprobs.content)
+print("works: logprobs")
+
+texts = ["A fox eats", "The capital of Norway is"]
+both = client.completions.create(model="chorale-demo", prompt=texts, temperature=0, max_tokens=4)
+alone = [
+    client.completions.create(model="chorale-demo", prompt=text, temperature=0, max_tokens=4)
+    for text in texts
+]
+assert [c.index for c in both.choices] == [0, 1]
+assert [c.text for c in both.choices] == [one.choices[0].text for one in alone]
+assert both.usage.prompt_tokens == sum(one.usage.prompt_tokens for one in alone)
+print("works: completions of one prompt and of several")
+
+scored = client.completions.create(
+    model="json", prompt=texts[0], echo=True, logprobs=1, max_tokens=0, temperature=0
+).choices[0]
+assert scored.text == texts[0]
+assert scored.logprobs.token_logprobs[0] is None
+assert all(logprob < 0 for logprob in scored.logprobs.token_logprobs[1:])
+print("works: echo with logprobs")
+
+
+def user(*parts: dict) -> list[dict]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+PART = "messages[0].content[0].type"
+CHAT, COMPLETIONS = client.chat.completions, client.completions
+for what, endpoint, fields, param in [
+    ("tools", CHAT, {"tools": [TOOL]}, "tools"),
+    ("JSON mode", CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    ("an image in a message", CHAT, {"messages": user(IMAGE)}, PART),
+    ("audio in a message", CHAT, {"messages": user(AUDIO)}, PART),
+    ("answers in audio", CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    ("a bias of an id that no token has", CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
+    ("a faster tier", CHAT, {"service_tier": "priority"}, "service_tier"),
+    ("`suffix`", COMPLETIONS, {"suffix": "end"}, "suffix"),
+    ("`best_of: 2`", COMPLETIONS, {"best_of": 2}, "best_of"),
+]:
+    needed = {"messages": [QUESTION]} if endpoint is CHAT else {"prompt": "A fox"}
+    try:
+        endpoint.create(**ask | needed | fields)
+    except openai.BadRequestError as error:
+        assert error.param == param, (what, error.param)
+        assert set(error.body) == {"message", "type", "param", "code"}
+        print(f"refused: {what} | {error.status_code} | `{param}` | {error.body['message']}")
+    else:
+        raise AssertionError(f"{what} was answered")
+for what, call in [
+    ("embeddings", client.embeddings.create),
+    ("the Responses API", client.responses.create),
+]:
+    try:
+        call(model="json", input="fox")
+    except openai.NotFoundError as error:
+        print(f"refused: {what} | {error.status_code} | | {error.body['message']}")
+    else:
+        raise AssertionError(f"{what} was answered")
