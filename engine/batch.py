@@ -12,6 +12,19 @@ BAD_LOGITS = -1
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Prompt tokens whose logprobs a row has to give: each follows one of the row's tokens.
+
+    first: place in the row of the token before the first of them; they are neighbours.
+    num_top: how many of the likeliest tokens to name beside each.
+    """
+
+    first: int
+    token_ids: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledRow:
     """One request's part of a step: plain data, so that it can be broadcast.
 
@@ -19,6 +32,7 @@ class ScheduledRow:
     token_ids: to compute, at positions start, start + 1, ...; the last may be PENDING_TOKEN: what
     the step before chooses for this request and index.   block_ids: cover all of them.
     sampling: None while the prompt is not finished; then no token is chosen.
+    scoring: None where no logprobs of the prompt are wanted.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
     adapter_start: the position from which on the adapter applies; those before are the base's.
     prompt_token_ids, output_token_ids: what was before it, only where penalties need it; of the
@@ -39,6 +53,12 @@ class ScheduledRow:
     index: int = 0
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
+    scoring: Scoring | None = None
+
+    @property
+    def end(self) -> int:
+        """The position behind its tokens."""
+        return self.start + len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +100,14 @@ class StepTokens:
 
     token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
     logprobs: by row number, for rows that asked for them.
+    prompt_logprobs: by row number, for every token that its `scoring` names.
     adapter_digests: by row number, of what was applied to it.
     """
 
     token_ids: Sequence[int | None]
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
     adapter_digests: Mapping[int, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@
     step, counts of adapters, rows and transfers
     adapter    number of its placement, digest (4)
     row        request, index, start, adapter's place in the list or -1, adapter_start, samples,
-               counts of tokens and blocks, tokens, blocks
+               first token before a scored one, counts of scored ones, tokens and blocks, tokens,
+               blocks
     transfer   block_id, slot, is_out
 
 Strings do not travel: a request is a number for as long as it is in every step, an adapter the
@@ -14,12 +15,14 @@ import struct
 from collections.abc import Sequence
 from itertools import count
 
-from engine.batch import Batch, ScheduledRow, Transfer
+from engine.batch import Batch, ScheduledRow, Scoring, Transfer
 from engine.messages import SamplingParams
 from engine.segments import Tables
 
 _CHOSEN = SamplingParams(max_tokens=1)
 """Of a row whose token the first rank chooses; how is nothing to the others."""
+
+_NOT_SCORED = Scoring(0, (), 0)
 
 _DIGEST = struct.Struct("<4q")
 
@@ -42,9 +45,11 @@ class BatchEncoder:
             numbers += [self._tables(key)[1].number, *digest_numbers(digest)]
         for row in batch.rows:
             place = places[row.adapter_key] if row.adapter_key else -1
+            scoring = row.scoring or _NOT_SCORED
             numbers += [
                 self._requests[row.request_id], row.index, row.start, place, row.adapter_start,
-                int(row.sampling is not None), len(row.token_ids), len(row.block_ids),
+                int(row.sampling is not None), scoring.first, len(scoring.token_ids),
+                len(row.token_ids), len(row.block_ids),
                 *row.token_ids, *row.block_ids,
             ]  # fmt: skip
         for transfer in batch.transfers:
@@ -100,7 +105,8 @@ class _Reader:
         return number, digest_of(digest)
 
     def _row(self, adapters: Sequence[tuple[int, str]]) -> ScheduledRow:
-        request, index, start, place, adapter_start, samples, num_tokens, num_blocks = self._take(8)
+        request, index, start, place, adapter_start, samples = self._take(6)
+        first_scored, num_scored, num_tokens, num_blocks = self._take(4)
         number, digest = adapters[place] if place >= 0 else (0, None)
         return ScheduledRow(
             request_id=str(request),
@@ -115,6 +121,7 @@ class _Reader:
             sampling=_CHOSEN if samples else None,
             seed=0,
             num_output_tokens=0,
+            scoring=Scoring(first_scored, (0,) * num_scored, 0) if num_scored else None,
         )
 
     def _transfer(self) -> Transfer:

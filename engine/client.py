@@ -124,7 +124,8 @@ class EngineClient:
         """
         if not self.is_ready:
             raise EngineAwayError("the engine is starting")
-        # Bounded by the request's own tokens: an output carries at least one, or is the last.
+        # Bounded by the request's own tokens: an output carries at least one, or the logprob of one
+        # of the prompt's, or is the last.
         stream: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._streams[request.request_id] = stream
         # The engine ends it at its deadline; one that does not is no better than a dead one.

@@ -52,10 +52,10 @@ class KVCache:
         return (alive[0],) * num_dead + tuple(alive)
 
     def take_cached(self, request: Request) -> None:
-        """Begin after the longest cached prefix; the last token is computed in any case."""
+        """Begin after the longest cached prefix of what need not be computed."""
         if not self.prefix_caching or request.block_ids or request.swapped:
             return
-        most = (request.num_tokens - 1) // self.layout.block_size
+        most = request.num_reusable_tokens // self.layout.block_size
         found = self.pool.find(self._hashes(request, most))
         self.pool.take(found)
         request.block_ids = found

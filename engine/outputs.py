@@ -66,11 +66,16 @@ class Outputs:
             request.held_logprobs.append(logprobs)
         released, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
         ending = self._ending(request, token_id, num_stop_bytes)
+        if not ending:
+            self._announce_low_lease(request)
         if ending or released:
             self._emit(request, released, ending)
-        else:
-            self._announce_low_lease(request)
         return ending
+
+    def add_prompt_logprobs(self, request: Request, named: Sequence[TokenLogprobs]) -> None:
+        """Logprobs of its prompt's next tokens leave at once."""
+        request.num_scored_tokens += len(named)
+        self._emit(request, [], None, tuple(named))
 
     def finish(self, request: Request, ending: Ending) -> None:
         """End an answer from outside, between two tokens."""
@@ -92,19 +97,24 @@ class Outputs:
             return Ending("length", "max_model_len")
         return None
 
-    def _emit(self, request: Request, released: list[int], ending: Ending | None) -> None:
+    def _emit(
+        self,
+        request: Request,
+        released: list[int],
+        ending: Ending | None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> None:
         group = request.group
         if ending:
             released = released + request.stops.flush()
             request.finish_reason, request.stop_cause = ending.reason, ending.cause
-        else:
-            self._announce_low_lease(request)
         output = RequestOutput(
             request_id=group.request_id,
             seq=group.num_outputs_sent,
             index=request.index,
             new_token_ids=tuple(released),
             logprobs=self._logprobs(request, len(released)),
+            prompt_logprobs=prompt_logprobs,
             finish_reason=request.finish_reason,
             stop_cause=request.stop_cause,
             error=ending.error if ending else None,

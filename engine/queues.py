@@ -129,7 +129,7 @@ class Queues:
         start = max(request.num_scheduled_tokens, request.num_charged_tokens)
         end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
         service = max(end - start, 0) * PREFILL_COST + request.load_service
-        if num_tokens == request.num_tokens_to_do:
+        if request.samples_after(num_tokens):
             service += DECODE_COST
         request.num_charged_tokens = max(end, request.num_charged_tokens)
         request.load_service = 0.0

@@ -123,6 +123,7 @@ class Request:
     num_restarts: times that what it had computed was lost to it.
     num_dead_blocks: the first ones, behind the sliding window: given back for good.
     num_found_tokens: in the prefix cache, when it was last admitted.
+    num_scored_tokens: of the prompt, those whose logprobs have been given out.
     num_skips: times that somebody was admitted past it while it wanted for room.
     """
 
@@ -145,6 +146,7 @@ class Request:
     num_published_blocks: int = 0
     num_public_blocks: int = 0
     num_found_tokens: int = 0
+    num_scored_tokens: int = 0
     swapped: list[int] = field(default_factory=list)
     holds_adapter: bool = False
     finish_reason: FinishReason | None = None
@@ -213,6 +215,26 @@ class Request:
     @property
     def num_tokens_to_do(self) -> int:
         return self.num_tokens + self.num_pending_tokens - self.num_scheduled_tokens
+
+    @property
+    def num_tokens_to_score(self) -> int:
+        """Tokens of the prompt whose logprobs are still wanted: never the first one's."""
+        if self.params.prompt_logprobs is None or not self.is_first:
+            return 0
+        return self.num_prompt_tokens - 1 - self.num_scored_tokens
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Its first tokens, as far as known keys and values serve as well as computing them.
+
+        The last token is asked for what follows it, and so is everything before a token that is
+        still to be scored.
+        """
+        return self.num_scored_tokens if self.num_tokens_to_score else self.num_tokens - 1
+
+    def samples_after(self, num_tokens: int) -> bool:
+        """Whether a token is chosen once its next `num_tokens` are computed."""
+        return num_tokens == self.num_tokens_to_do and self.params.max_tokens > 0
 
     @property
     def is_decoding(self) -> bool:

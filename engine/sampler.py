@@ -59,7 +59,8 @@ def choose(
     token_ids = torch.where(finite, tokens, BAD_LOGITS).tolist()
     good = [j for j, i in enumerate(asked) if token_ids[i] != BAD_LOGITS]
     told = [asked[j] for j in good]
-    named = _name(logprobs[good], [token_ids[i] for i in told], [params[i] for i in told])
+    counts = [params[i].logprobs or 0 for i in told]
+    named = name_tokens(logprobs[good], [token_ids[i] for i in told], counts)
     return token_ids, dict(zip(told, named, strict=True))
 
 
@@ -129,14 +130,17 @@ def _draw(
 # ---- logprobs ----
 
 
-def _name(
-    logprobs: torch.Tensor, token_ids: Sequence[int], params: Sequence[SamplingParams]
+def name_tokens(
+    logprobs: torch.Tensor, token_ids: Sequence[int], top_counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """The chosen token's logprob and the likeliest ones', row by row.   logprobs: [rows, vocab]."""
+    """The logprobs of a token and of so many likeliest ones, row by row.
+
+    logprobs: [rows, vocab].
+    """
     if not token_ids:
         return []
     chosen = logprobs[range(len(token_ids)), token_ids].tolist()
-    counts = [min(p.logprobs or 0, logprobs.shape[1]) for p in params]
+    counts = [min(count, logprobs.shape[1]) for count in top_counts]
     if not any(counts):
         return [TokenLogprobs(logprob=value) for value in chosen]
     values, tokens = likeliest(logprobs, max(counts))

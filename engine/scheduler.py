@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.admission import Admission
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepResult, StepTokens
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, Scoring, StepResult, StepTokens
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import make_policy
 from engine.kv_cache import KVCache
-from engine.messages import AddRequest, ExtendLease, StopCause, TokenLogprobs
+from engine.messages import AddRequest, ExtendLease, StopCause
 from engine.outputs import Ending, Outputs
 from engine.queues import Queues
 from engine.records import RequestProgress
@@ -202,8 +202,7 @@ class Scheduler:
                 self._settle(request, row, launched.restarts[number])
                 self._note_adapter(request.group, tokens.adapter_digests.get(number))
                 if request.finish_reason is None:
-                    logprobs = tokens.logprobs.get(number)
-                    self._take(request, tokens.token_ids[number], logprobs, result)
+                    self._take(request, row, number, tokens, result)
         result.outputs, result.leases_low = self.outputs.take()
         result.ended, self._ended = self._ended, []
         return result
@@ -223,7 +222,7 @@ class Scheduler:
 
     def _row(self, request: Request, num_tokens: int) -> ScheduledRow:
         start = request.num_scheduled_tokens
-        samples = num_tokens == request.num_tokens_to_do
+        samples = request.samples_after(num_tokens)
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         if samples and request.params.has_penalties:
@@ -248,6 +247,7 @@ class Scheduler:
             num_output_tokens=len(request.output_token_ids) + request.num_pending_tokens,
             prompt_token_ids=before,
             output_token_ids=after,
+            scoring=_scoring(request, start, start + num_tokens),
         )
 
     def _launch(self, batch: Batch, requests: list[Request]) -> None:
@@ -268,8 +268,9 @@ class Scheduler:
         prompt = request.prompt
         if request.is_first and prompt.num_tokens_done == 0:
             prompt.num_cached_tokens = request.num_found_tokens
-        done = min(row.start + len(row.token_ids), request.num_prompt_tokens)
-        prompt.num_tokens_done = max(prompt.num_tokens_done, done)
+        prompt.num_tokens_done = max(
+            prompt.num_tokens_done, min(row.end, request.num_prompt_tokens)
+        )
 
     def _note_adapter(self, group: RequestGroup, applied_digest: str | None) -> None:
         """What the step says it applied, which is what the customer is told."""
@@ -280,11 +281,13 @@ class Scheduler:
     def _take(
         self,
         request: Request,
-        token_id: int | None,
-        logprobs: TokenLogprobs | None,
+        row: ScheduledRow,
+        number: int,
+        tokens: StepTokens,
         result: StepResult,
     ) -> None:
-        """What a row chose, for the journal and for whoever waits for it."""
+        """What a row came to, for the journal and for whoever waits for it."""
+        token_id = tokens.token_ids[number]
         is_token = token_id is not None and token_id != BAD_LOGITS
         result.progress.append(
             RequestProgress(
@@ -299,7 +302,16 @@ class Scheduler:
             self._end_group(request.group, Ending("error", "engine_failure", NOT_FINITE))
             return
         self.kv.settle(request)
-        if token_id is not None and self.outputs.add_token(request, token_id, logprobs):
+        if row.scoring is not None:
+            assert row.start + row.scoring.first == request.num_scored_tokens, "scored twice"
+            self.outputs.add_prompt_logprobs(request, tokens.prompt_logprobs[number])
+        ending: Ending | None = None
+        if token_id is not None:
+            ending = self.outputs.add_token(request, token_id, tokens.logprobs.get(number))
+        elif not request.params.max_tokens and row.end == request.num_prompt_tokens:
+            ending = Ending("length", "max_tokens")
+            self.outputs.finish(request, ending)
+        if ending:
             self._put_away(request)
 
     def _note_speed(self, launched: "Launched") -> None:
@@ -345,6 +357,15 @@ class Scheduler:
                 self.adapters.leave(request.adapter_key, request.request_id)
             del self.groups[request.request_id]
             self._ended.append(request.group)
+
+
+def _scoring(request: Request, start: int, end: int) -> Scoring | None:
+    """What of its prompt is scored by computing its tokens [start, end)."""
+    num_top, first = request.params.prompt_logprobs, max(start, request.num_scored_tokens)
+    end = min(end, request.num_prompt_tokens - 1)
+    if num_top is None or not request.num_tokens_to_score or first >= end:
+        return None
+    return Scoring(first - start, request.tokens(first + 1, end + 1), num_top)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,16 +113,16 @@ class Decoder:
         residual = self.embed(inputs.input_ids)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
-        runs, sampled = work.adapters, inputs.logits_indices
+        runs, wanted = work.adapters, inputs.logits_indices
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             qkv = self._project(layer.qkv, x, runs)
             attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
             if layer is self.layers[-1]:
                 # Nothing turns a NaN of the residual stream into a number again: this one tells.
                 finite = self._on_all_ranks(is_finite(residual) & is_finite(attended))
-                # The cache is complete: from here on only tokens whose row samples matter.
-                attended, residual = attended[sampled], residual[sampled]
-                runs = inputs.sampled_adapters
+                # The cache is complete: from here on only tokens whose logits are wanted matter.
+                attended, residual = attended[wanted], residual[wanted]
+                runs = inputs.wanted_adapters
             delta = self._project(layer.o, attended, runs)
             x = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
             activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))

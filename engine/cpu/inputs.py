@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
 from kernels.cpu.work import AdapterRuns, StepWork
 from lora.batch import Segment, adapter_runs
@@ -16,16 +17,21 @@ from lora.packed import PackedForm
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """input_ids: [T] int64.   logits_indices: tokens whose row samples, [rows] int64.
+    """input_ids: [T] int64.   logits_indices: tokens whose logits are wanted, rising, int64.
 
-    sampled_adapters: of those tokens alone, side by side.
+    wanted_adapters: of those tokens alone, side by side.
+    sampled_places, scored_places: among them, the last ones of rows that sample, and those before
+    the tokens that are `scored`; int64.
     adapter_digests: by row number, of the tables that `work` applies to it.
     """
 
     input_ids: torch.Tensor
     logits_indices: torch.Tensor
     work: StepWork
-    sampled_adapters: AdapterRuns
+    wanted_adapters: AdapterRuns
+    sampled_places: torch.Tensor
+    scored_places: torch.Tensor
+    scored: ScoredTokens
     adapter_digests: Mapping[int, str]
 
 
@@ -46,6 +52,8 @@ class InputBuilder:
             rows, starts[:-1], self.tables, self.base_revision
         )
         sampled = [end - 1 for end, row in zip(starts[1:], rows, strict=True) if row.sampling]
+        scored = ScoredTokens.of(rows, starts[:-1])
+        wanted = sorted([*sampled, *scored.indices])
         blocks = [self._blocks(row) for row in rows]
         work = StepWork(
             positions=_longs([p for row in rows for p in _positions(row)]),
@@ -59,9 +67,12 @@ class InputBuilder:
         )
         return ForwardInputs(
             input_ids=_longs([t for row in rows for t in row.token_ids]),
-            logits_indices=_longs(sampled),
+            logits_indices=_longs(wanted),
             work=work,
-            sampled_adapters=adapter_runs(_among(sampled, segments), self.elements),
+            wanted_adapters=adapter_runs(_among(wanted, segments), self.elements),
+            sampled_places=_longs([bisect_left(wanted, token) for token in sampled]),
+            scored_places=_longs([bisect_left(wanted, token) for token in scored.indices]),
+            scored=scored,
             adapter_digests=adapter_digests,
         )
 

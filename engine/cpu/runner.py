@@ -11,6 +11,7 @@ from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import InputBuilder
 from engine.meter import TokenMeter
 from engine.sampler import choose
+from engine.scoring import score
 from engine.segments import Tables
 from lora.packed import PackedForm
 
@@ -76,12 +77,15 @@ class ModelRunner:
 
     def _compute(self, batch: Batch) -> StepTokens:
         inputs = self.inputs.build(batch)
-        if self.model.lm_head is None:
-            self.model.hidden(inputs)
+        x, is_finite = self.model.hidden(inputs)
+        head, scored = self.model.lm_head, inputs.scored
+        if head is None:
             return StepTokens(())  # the first rank chooses
-        logits, is_finite = self.model.forward(inputs)
         due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
-        tokens, logprobs = choose(logits, [batch.rows[i] for i in due])
+        tokens, logprobs = choose(head(x[inputs.sampled_places]), [batch.rows[i] for i in due])
+        vocab_size = self.model.config.vocab_size
+        named, is_sane = score(head, x[inputs.scored_places], scored, vocab_size)
+        is_finite[scored.indices] &= is_sane
         sampled: list[int | None] = [None] * len(batch.rows)
         for i, token in zip(due, tokens, strict=True):
             sampled[i] = token
@@ -93,6 +97,7 @@ class ModelRunner:
             token_ids,
             {due[j]: named for j, named in logprobs.items()},
             inputs.adapter_digests,
+            scored.by_row(named),
         )
 
 

@@ -126,9 +126,10 @@ class GpuDecoder:
             window=layer.window,
         )
 
-    def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> None:
+    def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> torch.Tensor:
         """Write the KV of all tokens, `out.finite`, and the first rows of `out.logits`.
 
+        Result: what the head is applied to, [T, hidden].
         kv: [slabs, layers, 2, kv heads, block_size, head_dim], this rank's heads.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
@@ -150,6 +151,7 @@ class GpuDecoder:
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:
             out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
+        return x
 
     def _attention(
         self,

@@ -12,6 +12,7 @@ import torch
 
 from engine.batch import Batch, ScheduledRow
 from engine.request import PENDING_TOKEN
+from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
 from kernels.work import PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
 from lora.batch import DeviceTables, Segment
@@ -84,7 +85,7 @@ class StepPlan:
     num_ints: of the block that was filled.   num_prefill_items: of the attention's.
     due: numbers of the rows that choose a token, in the order of `logits_indices`.
     sources: of these, which of the step before's tokens is their last one; -1 where it is known.
-    segments: they keep the adapters' tables in memory.
+    segments: they keep the adapters' tables in memory.   scored: see ScoredTokens.
     """
 
     shape: StepShape
@@ -94,6 +95,7 @@ class StepPlan:
     sources: Sequence[int]
     segments: Sequence[Segment]
     adapter_digests: Mapping[int, str]
+    scored: ScoredTokens
 
 
 class StepBuilder:
@@ -168,6 +170,7 @@ class StepBuilder:
             sources=[_source(rows[number], previous) for number in due],
             segments=segments,
             adapter_digests=digests,
+            scored=ScoredTokens.of(rows, firsts[: len(rows)]),
         )
 
     def views(self, shape: StepShape, ints: torch.Tensor, num_prefill_items: int) -> StepInputs:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from engine.batch import Batch, ScheduledRow
+from engine.batch import Batch, ScheduledRow, Scoring
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import MAX_RANK, StepLimits
 from engine.gpu.runner import GpuRunner
+from engine.gpu.sampler import MOST_TOP_LOGPROBS
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from kernels.tiles import RANK_ROWS
@@ -50,8 +51,8 @@ def run_largest_steps(
 ) -> Memory:
     """What a step of as many tokens and one of as many rows as there may be leave of the memory.
 
-    All rows have an adapter of the highest rank, penalties and cuts, in an arena of one slab: what
-    they compute is nobody's.
+    All rows have an adapter of the highest rank, penalties and cuts, in an arena of one slab, and
+    all of a prompt is scored: what they compute is nobody's.
     """
     layout, there = form.layout, model.device.torch_device
 
@@ -93,4 +94,5 @@ def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> Schedule
         sampling=SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, presence_penalty=1.0),
         seed=0,
         num_output_tokens=0,
+        scoring=Scoring(0, (0,) * (length - 1), MOST_TOP_LOGPROBS) if length > 1 else None,
     )

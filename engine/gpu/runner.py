@@ -8,7 +8,7 @@ when the step has been collected.
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -21,8 +21,10 @@ from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import DecodeGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
-from engine.gpu.sampler import Logprobs, SamplingInputs, choose
+from engine.gpu.sampler import Logprobs, SamplingInputs, Told, choose
+from engine.gpu.scoring import ScoringInputs, score
 from engine.meter import TokenMeter
+from engine.scoring import ScoredTokens
 from engine.segments import Tables
 from lora.device import Event
 from lora.packed import PackedForm
@@ -36,11 +38,15 @@ tokens is counted apart.
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Host memory for one step under way. ints: to the device.   results: tokens, finite flags."""
+    """Host memory for one step under way. ints: to the device.   results: tokens, finite flags.
+
+    logprobs, prompt_logprobs: of chosen tokens, and of the prompts' own.
+    """
 
     ints: torch.Tensor
     results: torch.Tensor
     logprobs: Logprobs
+    prompt_logprobs: Logprobs
 
     @property
     def memory(self) -> Ints:
@@ -52,12 +58,13 @@ class _Slot:
 class _Step:
     """A step under way. event: everything that it gives back has arrived.
 
-    sampling: of no rows where the model's first rank is another one.
+    sampling, scoring: of no rows where the model's first rank is another one.
     """
 
     batch: Batch
     plan: StepPlan
     sampling: SamplingInputs
+    scoring: ScoringInputs
     slot: _Slot
     event: Event
 
@@ -103,7 +110,9 @@ class GpuRunner:
         self._copied = torch.zeros(1, dtype=torch.int32, device=there)
         num_ints = self._most_ints(vocab, num_swap_slots)
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
-        self._logprobs = Logprobs.empty(limits.max_num_seqs, partial(torch.empty, device=there))
+        make = partial(torch.empty, device=there)
+        self._logprobs = Logprobs.empty(limits.max_num_seqs, make)
+        self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
         # Of the newest step: (request_id, index) -> its place among the tokens chosen.
@@ -114,13 +123,15 @@ class GpuRunner:
         """Of a step, its transfers and its sampling: a token that was seen, and how often."""
         per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
         sampling = self.limits.max_num_seqs * per_row
-        return self.builder.most_ints + 4 * num_swap_slots + sampling
+        scoring = aligned(2 * self.limits.max_num_batched_tokens)
+        return self.builder.most_ints + 4 * num_swap_slots + scoring + sampling
 
     def _make_slot(self, num_ints: int, num_results: int) -> _Slot:
         return _Slot(
             self.device.pinned(num_ints, dtype=torch.int32),
             self.device.pinned(num_results, dtype=torch.int32),
             Logprobs.empty(self.limits.max_num_seqs, self.device.pinned),
+            Logprobs.empty(self.limits.max_num_batched_tokens, self.device.pinned),
         )
 
     def _measure_copies(self) -> float:
@@ -152,9 +163,15 @@ class GpuRunner:
 
         self.graphs.capture(capture)
 
-    def _forward(self, shape: StepShape, num_prefill_items: int) -> "partial[None]":
+    def _forward(
+        self,
+        shape: StepShape,
+        num_prefill_items: int,
+        take: Callable[[torch.Tensor], None] = lambda _: None,
+    ) -> Callable[[], None]:
+        """take: what else is done with what the head is applied to, of all tokens."""
         inputs = self.builder.views(shape, self._ints, num_prefill_items)
-        return partial(self.model.run, inputs, self.kv, self.out)
+        return lambda: take(self.model.run(inputs, self.kv, self.out))
 
     # ---- steps ----
 
@@ -165,18 +182,22 @@ class GpuRunner:
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
         rows = [batch.rows[number] for number in plan.due]
-        sampling = self._sampling(rows, plan.sources)
+        sampling, scoring = self._sampling(rows, plan.sources), self._scoring(plan)
         moves = list(_moves(batch.transfers))
-        packed = [ids for _, ids in moves]
+        packed = [*(ids for _, ids in moves), scoring.tokens]
         packed += [sampling.pack()] if sampling.num_rows else []
         places = _append(slot.memory, plan.num_ints, packed)
-        compute, end = self.device.compute, places[-1].stop if places else plan.num_ints
+        compute, end = self.device.compute, places[-1].stop
         self.device.copy(compute, self._ints[:end], slot.ints[:end])
         for (is_out, _), place in zip(moves, places, strict=False):
             self._transfer(is_out, self._ints[place].view(2, -1))
         if batch.rows:
-            graph = self.graphs.find(plan.shape)
-            self.device.submit(compute, graph or self._forward(plan.shape, plan.num_prefill_items))
+            # A graph keeps nothing but the logits of the rows' last tokens.
+            graph = None if plan.scored.indices else self.graphs.find(plan.shape)
+            take = partial(self._score, scoring, self._ints[places[len(moves)]])
+            step = graph or self._forward(plan.shape, plan.num_prefill_items, take)
+            self.device.submit(compute, step)
+            self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
         if sampling.num_rows:
             self._choose(sampling, self._ints[places[-1]], slot)
         self._meet(batch, len(rows))
@@ -185,7 +206,7 @@ class GpuRunner:
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
         event = self.device.record(compute)
         self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
-        self._launched.append(_Step(batch, plan, sampling, slot, event))
+        self._launched.append(_Step(batch, plan, sampling, scoring, slot, event))
 
     def _meet(self, batch: Batch, num_chosen: int) -> None:
         """Send what was chosen to all ranks, and end a step on none before it is done on all."""
@@ -204,6 +225,16 @@ class GpuRunner:
         if not self.model.is_first:
             rows, sources = (), ()
         return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
+
+    def _scoring(self, plan: StepPlan) -> ScoringInputs:
+        """As _sampling."""
+        scored = plan.scored if self.model.is_first else ScoredTokens.of((), ())
+        return ScoringInputs.of(scored, self.model.config.vocab_size)
+
+    def _score(self, scoring: ScoringInputs, ints: torch.Tensor, x: torch.Tensor) -> None:
+        if self.model.lm_head is not None:
+            there, finite = self._prompt_logprobs, self.out.finite
+            score(x, self.model.lm_head, ints, scoring.told.depth, there, finite)
 
     def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
         """ids: [2, n], blocks and their slots of the swap space."""
@@ -234,10 +265,11 @@ class GpuRunner:
             )
 
         self.device.submit(compute, choose_tokens)
-        for target, source in zip(
-            slot.logprobs.used(sampling), self._logprobs.used(sampling), strict=True
-        ):
-            self.device.copy(compute, target, source)
+        self._tell(sampling.told, slot.logprobs, self._logprobs)
+
+    def _tell(self, told: Told, target: Logprobs, source: Logprobs) -> None:
+        for here, there in zip(target.used(told), source.used(told), strict=True):
+            self.device.copy(self.device.compute, here, there)
 
     def collect(self) -> StepTokens:
         """See engine.core.Runner."""
@@ -260,11 +292,14 @@ class GpuRunner:
         prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
         self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
-        named = step.slot.logprobs.read(step.sampling)
+        told = [due[i] for i in step.sampling.told_rows]
+        named = zip(told, step.slot.logprobs.read(step.sampling.told), strict=True)
+        scored = step.slot.prompt_logprobs.read(step.scoring.told)
         return StepTokens(
             token_ids,
-            {due[i]: logprobs for i, logprobs in named.items() if token_ids[due[i]] != BAD_LOGITS},
+            {number: logprobs for number, logprobs in named if token_ids[number] != BAD_LOGITS},
             step.plan.adapter_digests,
+            step.scoring.scored.by_row(scored),
         )
 
 

@@ -25,19 +25,35 @@ Fields = dict[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told logprobs. top_counts: of how many of the likeliest tokens, each of them."""
+
+    top_counts: Sequence[int]
+
+    @classmethod
+    def of(cls, counts: Sequence[int], vocab_size: int) -> "Told":
+        most = min(MOST_TOP_LOGPROBS, vocab_size)
+        return cls([min(count, most) for count in counts])
+
+    @property
+    def depth(self) -> int:
+        """How many of the likeliest tokens are looked up for everybody who is told any."""
+        return max(self.top_counts, default=0)
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingInputs:
     """What the rows of a step ask for, on the host.
 
     choice, penalties: fields of SamplingWork and of PenaltyWork, `previous` apart; where nobody
-    has penalties or a bias, there are none.   told: [n] int32, the rows that asked for logprobs.
-    top_counts: how many of the likeliest tokens each of those wants to be named.
+    has penalties or a bias, there are none.   told_rows: [n] int32, those that asked for logprobs.
     """
 
     num_rows: int
     choice: Fields
     penalties: Fields
-    told: npt.NDArray[np.int32]
-    top_counts: tuple[int, ...]
+    told_rows: npt.NDArray[np.int32]
+    told: Told
 
     @classmethod
     def of(
@@ -49,19 +65,13 @@ class SamplingInputs:
         params = [row.sampling for row in rows if row.sampling is not None]
         assert len(params) == len(rows) == len(sources)
         told = [i for i, p in enumerate(params) if p.logprobs is not None]
-        most = min(MOST_TOP_LOGPROBS, vocab_size)
         return cls(
             num_rows=len(rows),
             choice=_choice(rows, params, vocab_size),
             penalties=_penalties(rows, params, sources, vocab_size),
-            told=np.array(told, dtype=np.int32),
-            top_counts=tuple(min(params[i].logprobs or 0, most) for i in told),
+            told_rows=np.array(told, dtype=np.int32),
+            told=Told.of([params[i].logprobs or 0 for i in told], vocab_size),
         )
-
-    @property
-    def depth(self) -> int:
-        """How many of the likeliest tokens are looked up for every row that is told any."""
-        return max(self.top_counts, default=0)
 
     def pack(self) -> npt.NDArray[np.int32]:
         """All in one. The float64 ones come first: they keep the alignment of what it is put in."""
@@ -80,9 +90,9 @@ class SamplingInputs:
             return SamplingWork(**choice), None
         return SamplingWork(**choice), PenaltyWork(**penalties, previous=previous)
 
-    def told_rows(self, ints: torch.Tensor) -> torch.Tensor:
-        """`told`, of the packed ints on the device."""
-        return self._views(ints)["told"]
+    def told_there(self, ints: torch.Tensor) -> torch.Tensor:
+        """`told_rows`, of the packed ints on the device."""
+        return self._views(ints)["told_rows"]
 
     def _views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
         views, at = {}, 0
@@ -95,7 +105,7 @@ class SamplingInputs:
     def _fields(self) -> Iterator[tuple[str, Array]]:
         yield from self.choice.items()
         yield from self.penalties.items()
-        yield "told", self.told
+        yield "told_rows", self.told_rows
 
 
 def _choice(
@@ -166,10 +176,10 @@ def _starts(pairs: Sequence[tuple[Array, Array]]) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Room for what rows are told: on the device, and on the host.
+    """Room for what is told: on the device, and on the host.
 
-    chosen: [rows] float32, of the chosen tokens.   top_values: float32, top_ids: int64, of the
-    likeliest ones, [told rows, depth] from the first element on.
+    chosen: [n] float32, of the chosen tokens.   top_values: float32, top_ids: int64, of the
+    likeliest ones, [told, depth] from the first element on.
     """
 
     chosen: torch.Tensor
@@ -177,34 +187,38 @@ class Logprobs:
     top_ids: torch.Tensor
 
     @classmethod
-    def empty(cls, num_rows: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
-        """make: as `torch.empty`, of a size and a dtype."""
-        num_tops = num_rows * MOST_TOP_LOGPROBS
+    def empty(cls, most: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
+        """most: that are told.   make: as `torch.empty`, of a size and a dtype."""
+        num_tops = most * MOST_TOP_LOGPROBS
         return cls(
-            make(num_rows, dtype=torch.float32),
+            make(most, dtype=torch.float32),
             make(num_tops, dtype=torch.float32),
             make(num_tops, dtype=torch.int64),
         )
 
-    def used(self, inputs: SamplingInputs) -> list[torch.Tensor]:
+    def used(self, told: Told) -> list[torch.Tensor]:
         """The parts that this step fills; none if nobody is told anything."""
-        told, tops = len(inputs.told), len(inputs.told) * inputs.depth
-        parts = [self.chosen[:told], self.top_values[:tops], self.top_ids[:tops]]
+        count = len(told.top_counts)
+        tops = count * told.depth
+        parts = [self.chosen[:count], self.top_values[:tops], self.top_ids[:tops]]
         return [part for part in parts if len(part)]
 
-    def read(self, inputs: SamplingInputs) -> dict[int, TokenLogprobs]:
-        """By row, in host memory. Of a row without a token it means nothing."""
-        shape = len(inputs.told), inputs.depth
+    def behind(self, count: int, depth: int) -> "Logprobs":
+        """Room for others, behind so many that are told."""
+        tops = count * depth
+        return Logprobs(self.chosen[count:], self.top_values[tops:], self.top_ids[tops:])
+
+    def read(self, told: Told) -> list[TokenLogprobs]:
+        """In host memory. Of a row without a token it means nothing."""
+        shape = len(told.top_counts), told.depth
         chosen = self.chosen[: shape[0]].tolist()
         values = self.top_values[: shape[0] * shape[1]].view(shape).tolist()
         ids = self.top_ids[: shape[0] * shape[1]].view(shape).tolist()
         tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-        return {
-            row: TokenLogprobs(logprob=logprob, top=top[:count])
-            for row, logprob, top, count in zip(
-                inputs.told.tolist(), chosen, tops, inputs.top_counts, strict=True
-            )
-        }
+        return [
+            TokenLogprobs(logprob=logprob, top=top[:count])
+            for logprob, top, count in zip(chosen, tops, told.top_counts, strict=True)
+        ]
 
 
 # ---- on the device ----
@@ -227,20 +241,21 @@ def choose(
     place by bias and penalties.   work, penalties: `inputs` unpacked from `ints`.
     tokens: [..] int32, may be what `penalties` call previous.
     """
-    told = inputs.told_rows(ints)
+    told = inputs.told_there(ints)
     raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
     if penalties is not None:
         ops.adjust_logits(logits, penalties)
     tokens[: inputs.num_rows] = ops.sample(logits, work)
     if raw is not None:
-        _tell(raw, tokens.index_select(0, told), inputs, logprobs)
+        tell(raw, tokens.index_select(0, told), inputs.told.depth, logprobs)
 
 
-def _tell(
-    raw: torch.Tensor, tokens: torch.Tensor, inputs: SamplingInputs, logprobs: Logprobs
-) -> None:
-    """raw: [told rows, vocab] logprobs.   tokens: [told rows], those chosen."""
-    told, depth = len(raw), inputs.depth
+def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:
+    """Into `logprobs`, of tokens and of so many likeliest ones; nothing waits for the device.
+
+    raw: [told, vocab] logprobs.   tokens: [told].
+    """
+    told = len(raw)
     chosen = tokens.clamp(min=0).long()[:, None]
     logprobs.chosen[:told] = raw.gather(1, chosen).squeeze(1)
     if depth:

@@ -68,6 +68,15 @@ def fake_logprobs(
     return logits - np.log(np.exp(logits).sum())
 
 
+def fake_told(
+    token: int, most: int, history: Sequence[int], adapter_digest: str | None, adapter_start: int
+) -> TokenLogprobs:
+    """What is told of a token behind this history, by fake_logprobs."""
+    logprobs = fake_logprobs(history, adapter_digest, adapter_start)
+    top = tuple((int(t), float(logprobs[t])) for t in np.argsort(-logprobs)[:most])
+    return TokenLogprobs(logprob=float(logprobs[token]), top=top)
+
+
 class FakeReference:
     """What FakeRunner says with an adapter that is the file's content. See engine.canary.
 
@@ -123,6 +132,7 @@ class FakeRunner:
         self._launched: deque[Batch] = deque()
         self._chosen: dict[tuple[str, int], int] = {}
         self._named: dict[int, TokenLogprobs] = {}
+        self._scored: dict[int, list[TokenLogprobs]] = {}
 
     def launch(self, batch: Batch) -> None:
         self._launched.append(batch)
@@ -137,6 +147,7 @@ class FakeRunner:
             else:
                 self.slabs[transfer.block_id] = dict(self.swapped[transfer.slot])
         self._named.clear()
+        self._scored.clear()
         tokens = [self._compute(number, row) for number, row in enumerate(batch.rows)]
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
@@ -146,7 +157,7 @@ class FakeRunner:
             for number, row in enumerate(batch.rows)
             if row.adapter_digest and row.adapter_start < row.start + len(row.token_ids)
         }
-        return StepTokens(tokens, dict(self._named), applied)
+        return StepTokens(tokens, dict(self._named), applied, dict(self._scored))
 
     def run(self, batch: Batch) -> StepTokens:
         """A step without lag."""
@@ -164,25 +175,29 @@ class FakeRunner:
             known = self._chosen[answer] if token == PENDING_TOKEN else token
             slab, offset = self._place(row, position)
             self.slabs.setdefault(slab, {})[offset] = (known, self._digest_at(row, position))
+        adapter = row.adapter_digest, row.adapter_start if row.adapter_digest else 0
+        if (scoring := row.scoring) is not None:
+            self._scored[number] = [
+                fake_told(token, scoring.num_top, self._history(row, end), *adapter)
+                for end, token in enumerate(scoring.token_ids, row.start + scoring.first + 1)
+            ]
         if row.sampling is None:
             return None
+        history = self._history(row, row.end)
+        chosen = self._chosen[answer] = fake_token(history, *adapter)
+        if (most := row.sampling.logprobs) is not None:
+            self._named[number] = fake_told(chosen, most, history, *adapter)
+        return chosen
+
+    def _history(self, row: ScheduledRow, end: int) -> list[int]:
+        """The tokens before position `end`, as they lie in the row's blocks."""
         history = []
-        end = row.start + len(row.token_ids)
         for position in range(max(0, end - (self.window or end)), end):
             slab, offset = self._place(row, position)
             token, digest = self.slabs[slab][offset]
             assert digest == self._digest_at(row, position), "KV of another adapter"
             history.append(token)
-        start = row.adapter_start if row.adapter_digest else 0
-        self._chosen[answer] = fake_token(history, row.adapter_digest, start)
-        if (most := row.sampling.logprobs) is not None:
-            logprobs = fake_logprobs(history, row.adapter_digest, start)
-            top = [int(token) for token in np.argsort(-logprobs)[:most]]
-            self._named[number] = TokenLogprobs(
-                logprob=float(logprobs[self._chosen[answer]]),
-                top=tuple((token, float(logprobs[token])) for token in top),
-            )
-        return self._chosen[answer]
+        return history
 
     @staticmethod
     def _digest_at(row: ScheduledRow, position: int) -> str | None:
@@ -352,14 +367,33 @@ def expected_tokens(
 
     invocation: tokens of its adapter that its prompt holds, if that is an activated LoRA.
     """
-    digest = message.adapter.digest if message.adapter else None
     history = list(message.prompt_token_ids)
-    length = len(invocation)
-    starts = [i for i in range(len(history)) if history[i : i + length] == list(invocation)]
-    start = starts[-1] if invocation else 0
+    digest, start = _adapter_of(message, invocation)
     for _ in range(message.sampling_params.max_tokens):
         history.append(fake_token(history[-(window or len(history)) :], digest, start))
     return history[len(message.prompt_token_ids) :]
+
+
+def expected_prompt_logprobs(
+    message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
+) -> list[TokenLogprobs]:
+    """What the request is told of its prompt, from the second token on; as expected_tokens."""
+    prompt, most = message.prompt_token_ids, message.sampling_params.prompt_logprobs
+    if most is None:
+        return []
+    adapter = _adapter_of(message, invocation)
+    return [
+        fake_told(prompt[end], most, prompt[max(0, end - (window or end)) : end], *adapter)
+        for end in range(1, len(prompt))
+    ]
+
+
+def _adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | None, int]:
+    """Its adapter's digest, and where it starts."""
+    prompt, length = message.prompt_token_ids, len(invocation)
+    starts = [i for i in range(len(prompt)) if prompt[i : i + length] == tuple(invocation)]
+    digest = message.adapter.digest if message.adapter else None
+    return digest, starts[-1] if invocation else 0
 
 
 def run_until_idle(core: EngineCore, max_steps: int = 2000) -> dict[str, list[RequestOutput]]:
@@ -378,3 +412,7 @@ def run_until_idle(core: EngineCore, max_steps: int = 2000) -> dict[str, list[Re
 
 def tokens_of(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.new_token_ids]
+
+
+def prompt_logprobs_of(outputs: list[RequestOutput]) -> list[TokenLogprobs]:
+    return [told for output in outputs for told in output.prompt_logprobs or ()]

@@ -1,4 +1,5 @@
-"""One request, up to two hundred times: the same tokens and logprobs to the last bit.
+"""One request, up to two hundred times: the same tokens and logprobs to the last bit, of its prompt
+too.
 
 What differs from time to time: who else is there, with which adapter; where chunks are cut; whether
 the prompt is found in the cache; preemption, by swap or by computing again; a step in flight; how
@@ -17,7 +18,7 @@ import torch
 from engine.cpu.choice import MAKERS
 from engine.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
-from tests.engine.fakes import make_message
+from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core
 from tests.tiny_models import save_adapter, save_model
 
@@ -33,7 +34,7 @@ GREEDY = SamplingParams(
 )
 DRAWN = SamplingParams(
     temperature=1.4, top_p=0.97, top_k=90, seed=11, frequency_penalty=0.3, presence_penalty=0.2,
-    **LOGPROBS,
+    prompt_logprobs=2, **LOGPROBS,
 )  # fmt: skip
 
 
@@ -135,6 +136,7 @@ def pattern(outputs):
     tokens = tuple(token for output in outputs for token in output.new_token_ids)
     told = [told for output in outputs for told in output.logprobs or ()]
     assert len(told) == len(tokens) == LOGPROBS["max_tokens"]
+    told += prompt_logprobs_of(outputs)
     numbers = [number for t in told for number in (t.logprob, *(value for _, value in t.top))]
     named = tuple(token for t in told for token, _ in t.top)
     return tokens, named, struct.pack(f"{len(numbers)}f", *numbers)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import (
     booleans,
+    builds,
     composite,
     integers,
     just,
@@ -13,7 +14,7 @@ from hypothesis.strategies import (
     tuples,
 )
 
-from engine.batch import Batch, ScheduledRow, Transfer
+from engine.batch import Batch, ScheduledRow, Scoring, Transfer
 from engine.batch_wire import BatchEncoder, decode
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
@@ -46,6 +47,7 @@ def rows(draw):
         sampling=draw(none() | just(SamplingParams(max_tokens=5, temperature=0.7))),
         seed=draw(integers(0, 9)),
         num_output_tokens=draw(integers(0, 9)),
+        scoring=draw(none() | builds(Scoring, integers(0, 8), tokens, integers(0, 20))),
     )
 
 
@@ -60,6 +62,7 @@ def sees(row, adapter):
     return (
         row.index, row.token_ids, row.start, row.block_ids, adapter, row.adapter_digest,
         row.adapter_start if row.adapter_key else None, row.sampling is not None,
+        row.scoring and (row.scoring.first, len(row.scoring.token_ids)),
     )  # fmt: skip
 
 

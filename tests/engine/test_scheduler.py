@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import dropwhile
 
 import pytest
 from hypothesis import given, settings
@@ -15,12 +16,14 @@ from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
     FakeLoader,
+    expected_prompt_logprobs,
     expected_tokens,
     fake_token,
     make_adapter,
     make_core,
     make_message,
     make_scheduler,
+    prompt_logprobs_of,
     run_until_idle,
     tokens_for,
     tokens_of,
@@ -38,20 +41,24 @@ def requests(draw):
     stem = [draw(integers(1, 3)) for _ in range(draw(sampled_from([0, 17, 40, 40])))]
     messages = []
     for i in range(draw(integers(1, 10))):
-        prompt = stem[: draw(integers(0, len(stem)))]
-        prompt = prompt + [draw(integers(1, 3)) for _ in range(draw(integers(1, 50)))]
-        messages.append(
-            make_message(
-                f"r{i}",
-                prompt=prompt,
-                max_tokens=draw(integers(1, 40)),
-                adapter=ADAPTERS[draw(integers(0, 4))],
-                tenant_id=draw(sampled_from(["t1", "t2"])),
-                cache_salt=draw(sampled_from(["s1", "s1", "s2"])),
-                priority=draw(integers(0, 1)),
-                n=draw(sampled_from([1, 1, 1, 3])),
-            )
+        prompts = [
+            tuple(stem[: draw(integers(0, len(stem)))])
+            + tuple(draw(integers(1, 3)) for _ in range(draw(integers(1, 50))))
+            for _ in range(draw(sampled_from([1, 1, 1, 2, 3])))
+        ]
+        message = make_message(
+            f"r{i}",
+            prompt=prompts[0],
+            max_tokens=draw(integers(0, 40)),
+            adapter=ADAPTERS[draw(integers(0, 4))],
+            tenant_id=draw(sampled_from(["t1", "t2"])),
+            cache_salt=draw(sampled_from(["s1", "s1", "s2"])),
+            priority=draw(integers(0, 1)),
+            n=draw(sampled_from([1, 1, 1, 3])),
+            prompt_logprobs=draw(sampled_from([None, None, 0, 2])),
         )
+        lease = message.token_lease * len(prompts)
+        messages.append(replace(message, more_prompts=tuple(prompts[1:]), token_lease=lease))
     return messages
 
 
@@ -138,30 +145,54 @@ def check_answers(message, outputs, window):
     """Every answer ends once, the request with the last of them, with the tokens it gets alone."""
     assert [o.seq for o in outputs] == list(range(len(outputs)))
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
-    total = 0
-    for index in range(message.sampling_params.n):
-        answer = [o for o in outputs if o.index == index]
-        finals = [o.finish_reason is not None for o in answer]
-        assert finals == [False] * (len(answer) - 1) + [True]
-        tokens, expected = tokens_of(answer), expected_answer(message, window)
-        total += len(tokens)
-        if not expected:
-            assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
-        elif answer[-1].finish_reason == "abort":
-            assert tokens == expected[: len(tokens)]
-        else:
-            assert tokens == expected
-            assert answer[-1].num_prompt_tokens == len(message.prompt_token_ids)
+    n, total = message.sampling_params.n, 0
+    each = [replace(message, prompt_token_ids=p, more_prompts=()) for p in message.prompts]
+    is_invoked = all(expected_answer(alone, window) is not None for alone in each)
+    for number, alone in enumerate(each):
+        own = [replace(o, index=o.index % n) for o in outputs if o.index // n == number]
+        check_prompt_logprobs(alone, own, window)
+        for index in range(n):
+            answer = [o for o in own if o.index == index]
+            finals = [o.finish_reason is not None for o in answer]
+            assert finals == [False] * (len(answer) - 1) + [True]
+            tokens, expected = tokens_of(answer), expected_answer(alone, window)
+            total += len(tokens)
+            if not is_invoked and answer[-1].finish_reason != "length":
+                # One prompt without the invocation ends the answers to all of them.
+                assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
+                assert tokens == (expected or [])[: len(tokens)]
+            elif answer[-1].finish_reason == "abort":
+                assert tokens == expected[: len(tokens)]
+            else:
+                assert tokens == expected
+    if is_invoked and all(o.finish_reason in (None, "length") for o in outputs):
+        assert outputs[-1].num_prompt_tokens == message.num_prompt_tokens
     assert outputs[-1].num_completion_tokens == total
     assert outputs[-1].num_cached_tokens <= outputs[-1].num_prompt_tokens
 
 
+def check_prompt_logprobs(message, outputs, window):
+    """Each token's once, in order, with the first answer, before its first new token."""
+    told = prompt_logprobs_of(outputs)
+    is_whole = {o.finish_reason for o in outputs} <= {None, "length"}
+    if told or is_whole:
+        expected = expected_prompt_logprobs(message, window, invocation_of(message))
+        assert told == (expected if is_whole else expected[: len(told)])
+    behind = dropwhile(lambda output: not output.new_token_ids, outputs)
+    assert not prompt_logprobs_of(list(behind)[1:])
+    assert not prompt_logprobs_of([o for o in outputs if o.index])
+
+
+def invocation_of(message):
+    return INVOCATIONS.get(message.adapter.object_key, ()) if message.adapter else ()
+
+
 def expected_answer(message, window):
-    """What it gets alone: nothing where its prompt does not invoke its adapter."""
-    invocation = INVOCATIONS.get(message.adapter.object_key, ()) if message.adapter else ()
+    """What it gets alone; None where its prompt does not invoke its adapter."""
+    invocation = invocation_of(message)
     prompt, length = message.prompt_token_ids, len(invocation)
     if not any(prompt[i : i + length] == invocation for i in range(len(prompt))):
-        return []
+        return None
     return expected_tokens(message, window, invocation)
 
 

@@ -47,12 +47,12 @@ def chosen(logits, rows, *, sources=None, previous=(), ops=reference):
     there, here = (Logprobs.empty(MOST_ROWS, torch.empty) for _ in range(2))
     work, penalties = inputs.unpack(ints[4:-4], tokens)
     choose(ops, logits, work, penalties, inputs, ints[4:-4], tokens, there)
-    for target, source in zip(here.used(inputs), there.used(inputs), strict=True):
+    for target, source in zip(here.used(inputs.told), there.used(inputs.told), strict=True):
         target.copy_(source)
     assert (tokens[max(len(rows), len(previous)) :] == POISON).all()
-    named = here.read(inputs)
+    named = zip(inputs.told_rows.tolist(), here.read(inputs.told), strict=True)
     token_ids = tokens[: len(rows)].tolist()
-    return token_ids, {i: told for i, told in named.items() if token_ids[i] != BAD_LOGITS}
+    return token_ids, {i: told for i, told in named if token_ids[i] != BAD_LOGITS}
 
 
 token = st.integers(0, VOCAB - 1)

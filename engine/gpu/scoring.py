@@ -1,0 +1,48 @@
+"""Logprobs of prompt tokens on a device: what `engine.scoring` does, without waiting for it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.gpu.sampler import Logprobs, Told, tell
+from engine.scoring import ScoredTokens, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringInputs:
+    """What a step scores, as the host knows it.
+
+    tokens: [2, n] int32, places of the step's tokens, and the prompt tokens behind them.
+    """
+
+    scored: ScoredTokens
+    tokens: npt.NDArray[np.int32]
+    told: Told
+
+    @classmethod
+    def of(cls, scored: ScoredTokens, vocab_size: int) -> "ScoringInputs":
+        tokens = np.array([scored.indices, scored.token_ids], dtype=np.int32)
+        return cls(scored, tokens, Told.of(scored.top_counts, vocab_size))
+
+
+def score(
+    x: torch.Tensor,
+    head: torch.Tensor,
+    ints: torch.Tensor,
+    depth: int,
+    logprobs: Logprobs,
+    finite: torch.Tensor,
+) -> None:
+    """Logprobs of the scored tokens into `logprobs`; 0 into `finite` before bad logits.
+
+    x: [T, hidden], of all tokens.   head: [vocab, hidden].   ints: `tokens`, on the device.
+    finite: [T] int32.
+    """
+    indices, token_ids = ints.view(2, -1)
+    for part in chunks(len(indices), len(head)):
+        own = indices[part]
+        logits = (x[own] @ head.T).float()
+        finite.index_put_((own,), finite[own] * logits.isfinite().all(dim=-1))
+        tell(logits.log_softmax(dim=-1), token_ids[part], depth, logprobs.behind(part.start, depth))
