@@ -28,9 +28,6 @@ class Table:
         self._works[name] = f"| {name} | {pins} | {setup} | {', '.join(said['works: '])} |"
         self._refused = [f"| {cells} |" for cells in said["refused: "]] or self._refused
 
-    def write(self) -> None:
-        DOCUMENT.write_text(self.as_run())
-
     def as_run(self) -> str:
         """The document with what was run; of a client that was not, what it says already."""
         works = [self._works[name] for name in (*CLIENTS, RECORDED) if name in self._works]

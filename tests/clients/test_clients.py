@@ -81,7 +81,7 @@ def test_what_vllm_bench_serve_sends_is_answered(server: Stack, table: Table) ->
 
 def test_the_documentation_says_what_was_run(table: Table, pytestconfig: pytest.Config) -> None:
     if pytestconfig.getoption("--write-table"):
-        table.write()
+        DOCUMENT.write_text(table.as_run())
     assert DOCUMENT.read_text() == table.as_run()
 
 
@@ -99,13 +99,8 @@ def loglikelihood(model: Model, context: str, continuation: str) -> tuple[float,
 def greedy(model: Model, context: str, max_tokens: int) -> str:
     """The answer up to its first end of a line."""
     tokenizer = load_tokenizer(DEMO / "model")
-    asked = tokenizer(context, return_tensors="pt")
+    asked = tokenizer(context, return_tensors="pt", return_token_type_ids=False)
     with torch.inference_mode():
-        ids = model.generate(
-            input_ids=asked.input_ids,
-            attention_mask=asked.attention_mask,
-            max_new_tokens=max_tokens,
-            do_sample=False,
-        )
+        ids = model.generate(**asked, max_new_tokens=max_tokens, do_sample=False)
     text = tokenizer.decode(ids[0, asked.input_ids.shape[1] :], skip_special_tokens=True)
     return text.partition("\n")[0]

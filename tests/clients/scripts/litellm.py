@@ -13,13 +13,8 @@ answer = litellm.completion(model="openai/json", messages=messages, **ask)
 assert answer.choices[0].message.content == ANSWER
 print("works: `completion`")
 
-stream = litellm.completion(
-    model="openai/json",
-    messages=messages,
-    stream=True,
-    stream_options={"include_usage": True},
-    **ask,
-)
+usage = {"stream": True, "stream_options": {"include_usage": True}}
+stream = litellm.completion(model="openai/json", messages=messages, **usage, **ask)
 chunks = list(stream)
 assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
 assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
@@ -30,11 +25,8 @@ answer = litellm.completion(model="openai/json", messages=messages, **ask)
 assert "owl" in answer.choices[0].message.content
 print("works: answers sent back")
 
-both = litellm.text_completion(
-    model="text-completion-openai/json",
-    prompt=["A fox eats", "The capital of Norway is"],
-    max_tokens=4,
-    **ask,
-)
+texts = ["A fox eats", "The capital of Norway is"]
+model = "text-completion-openai/json"
+both = litellm.text_completion(model=model, prompt=texts, max_tokens=4, **ask)
 assert [choice.index for choice in both.choices] == [0, 1]
 print("works: `text_completion` of several prompts")

@@ -74,15 +74,17 @@ def user(*parts: dict) -> list[dict]:
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
 PART = "messages[0].content[0].type"
 CHAT, COMPLETIONS = client.chat.completions, client.completions
 for what, endpoint, fields, param in [
     ("tools", CHAT, {"tools": [TOOL]}, "tools"),
+    ("a tool's call in a message", CHAT, {"messages": [QUESTION, CALL]}, "messages[1].tool_calls"),
     ("JSON mode", CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     ("an image in a message", CHAT, {"messages": user(IMAGE)}, PART),
     ("audio in a message", CHAT, {"messages": user(AUDIO)}, PART),
     ("answers in audio", CHAT, {"modalities": ["text", "audio"]}, "modalities"),
-    ("a bias of an id that no token has", CHAT, {"logit_bias": {"999999": 1}}, "logit_bias"),
+    ("a bias of no token", CHAT, {"logit_bias": {"999999": 1}}, 'logit_bias["999999"]'),
     ("a faster tier", CHAT, {"service_tier": "priority"}, "service_tier"),
     ("`suffix`", COMPLETIONS, {"suffix": "end"}, "suffix"),
     ("`best_of: 2`", COMPLETIONS, {"best_of": 2}, "best_of"),
