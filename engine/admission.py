@@ -8,7 +8,7 @@ more, so that room comes together as the running ones end.
 from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
-from engine.request import Request, RequestGroup, find_adapter_start
+from engine.request import Prompt, Request, RequestGroup, find_adapter_start
 from lora.errors import FailureKind
 
 _CAUSES: dict[FailureKind, StopCause] = {
@@ -66,20 +66,17 @@ class Admission:
         """Whether nothing but room keeps it from running."""
         if request.num_in_flight_tokens:
             return False  # preempted, and its last step still runs
-        if request.index and self._waits_for_first_answer(request.group):
+        if not request.is_first and self._waits_for_first_answer(request.prompt):
             return False
         if self._has_adapter(request):
             return self._is_invoked(request)
         return self._advance_adapter(request)
 
-    def _waits_for_first_answer(self, group: RequestGroup) -> bool:
-        """Of n answers the others find in the cache what the first computes of the prompt."""
-        if (
-            not self.config.prefix_caching
-            or group.num_prompt_tokens_done == group.num_prompt_tokens
-        ):
+    def _waits_for_first_answer(self, prompt: Prompt) -> bool:
+        """The others of n answers find in the cache what the first computes of their prompt."""
+        if not self.config.prefix_caching or prompt.num_tokens_done == len(prompt.token_ids):
             return False
-        return group.requests[0].finish_reason is None
+        return prompt.answers[0].finish_reason is None
 
     def _has_adapter(self, request: Request) -> bool:
         key = request.adapter_key
@@ -108,13 +105,13 @@ class Admission:
 
         From here on it is known where the adapter starts.
         """
-        group, key = request.group, request.adapter_key
-        if group.adapter_start is None:
+        prompt, key = request.prompt, request.adapter_key
+        if prompt.adapter_start is None:
             tokens = self.adapters.invocation_tokens(key) if key else None
-            group.adapter_start = find_adapter_start(group.message, tokens)
-        if group.adapter_start is None:
+            prompt.adapter_start = find_adapter_start(request.adapter, prompt.token_ids, tokens)
+        if prompt.adapter_start is None:
             error = "the prompt does not hold the adapter's invocation tokens"
-            self._hopeless.append((group, Ending("error", "adapter_not_invoked", error)))
+            self._hopeless.append((request.group, Ending("error", "adapter_not_invoked", error)))
             return False
         return True
 

@@ -41,9 +41,8 @@ class BlockHasher:
     def _private(self, digest: str | None, salt: str) -> bytes:
         return _scope(base=self.base_revision, adapter=digest, salt=salt)
 
-    def num_public_blocks(self, message: AddRequest) -> int:
+    def num_public_blocks(self, prompt: Sequence[int]) -> int:
         """Whole blocks at the start of the prompt that are the start of a public prefix, too."""
-        prompt = message.prompt_token_ids
         lengths = (_num_common(prefix, prompt) for prefix in self._public_prefixes)
         return max(lengths, default=0) // self.block_size
 

@@ -254,7 +254,7 @@ class Answer:
 
     def sequence(self, invocation: tuple[int, ...] | None) -> TokenSequence:
         """The same tokens once more; every answered one is asked for again."""
-        start = find_adapter_start(self.message, invocation)
+        start = find_adapter_start(self.message.adapter, self.message.prompt_token_ids, invocation)
         assert start is not None, "the prompts hold what invokes it"
         tokens = (*self.message.prompt_token_ids, *self.token_ids[:-1])
         return TokenSequence(tokens, start, num_asked=len(self.token_ids))

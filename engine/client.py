@@ -91,7 +91,6 @@ class EngineClient:
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
         self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
-        self._context = zmq.asyncio.Context()
         self._ready = asyncio.Event()
         self._connection: _Connection | None = None
         self._living: asyncio.Task[None] | None = None
@@ -103,7 +102,6 @@ class EngineClient:
         if self._living:
             self._living.cancel()
             await asyncio.gather(self._living, return_exceptions=True)
-        self._context.destroy(linger=0)
 
     @property
     def is_ready(self) -> bool:
@@ -205,17 +203,22 @@ class EngineClient:
     # ---- the connection ----
 
     async def _live(self) -> None:
-        """One connection after the other: a new one knows nothing of what the last one had sent."""
-        while True:
-            self._connection = _Connection(
-                self._context, self.endpoint, self.gateway_id, self.heartbeat_s
-            )
-            try:
-                await self._connection.run(self._take)
-            finally:
-                self._lose_engine()
-                self._connection.close()
-            await asyncio.sleep(_RECONNECT_S)
+        """One connection after the other: a new one knows nothing of what the last one had sent.
+
+        The context belongs to this task, which closes it however it ends: `close` may be cancelled
+        while it waits.
+        """
+        with zmq.asyncio.Context() as context:
+            while True:
+                self._connection = _Connection(
+                    context, self.endpoint, self.gateway_id, self.heartbeat_s
+                )
+                try:
+                    await self._connection.run(self._take)
+                finally:
+                    self._lose_engine()
+                    self._connection.close()
+                await asyncio.sleep(_RECONNECT_S)
 
     async def _send(self, message: object) -> None:
         # An engine that is gone has no requests to abort.

@@ -89,7 +89,8 @@ class Hello:
 class AddRequest:
     """One request, tokenized and paid for: its hold is durable before this is sent.
 
-    token_lease: completion tokens that the hold covers, all n answers together, in equal parts; the
+    prompt_token_ids, more_prompts: its first prompt, and the others; each has n answers.
+    token_lease: completion tokens that the hold covers, all answers together, in equal parts; the
     engine stops at the last one.
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: the same, while no token has been generated.
@@ -107,6 +108,19 @@ class AddRequest:
     cache_salt: str = ""
     weight: float = 1.0
     priority: int = 0
+    more_prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return (self.prompt_token_ids, *self.more_prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_answers(self) -> int:
+        return self.sampling_params.n * len(self.prompts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +223,13 @@ class RequestOutput:
     """What one step added to one of a request's n answers; its last one carries `finish_reason`.
 
     seq: outputs of this request so far, from 0; a gap is an engine failure.
-    index: which of the n answers.   is_last: of the request; nothing follows.
+    index: which of the answers: those to the first prompt, then those to the next.
+    is_last: of the request; nothing follows.
     new_token_ids are certain: none of them can still become part of a stop string.
     logprobs: one for every new token, where they were asked for.
     prompt_logprobs: where they were asked for, of those tokens of the prompt that the step scored:
-    in order from the second on, each once, before the first new token, with answer 0 only.
+    in order from the second on, each once, before the first new token. They come with the first
+    answer to each prompt only.
     num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: what the steps applied; None until one has.

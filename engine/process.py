@@ -167,6 +167,7 @@ class EngineProcess:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._authenticator = None
         if tcp is None:
             self._socket.bind(f"ipc://{socket_path}")
             os.chmod(socket_path, 0o600)
@@ -174,8 +175,17 @@ class EngineProcess:
             self._authenticator = tcp.bind(self._socket)
 
     def run(self) -> None:
-        """Until every gateway is gone, or it has left."""
+        """Serve until every gateway is gone, or the engine has left; then close the sockets."""
         signal.signal(signal.SIGTERM, lambda *_: self.leave())
+        try:
+            self._serve()
+            self.core.close()
+        finally:
+            if self._authenticator is not None:
+                self._authenticator.stop()
+            self._context.destroy(linger=0)
+
+    def _serve(self) -> None:
         has_computed = has_work = False
         while not self._has_left() and not self._is_deserted():
             had_work, has_work = has_work, self.core.has_work
@@ -190,7 +200,6 @@ class EngineProcess:
                 self._check_integrity()
         reason = "asked to stop" if self._leaving.has_begun else "no gateway any more"
         logger.info("%s: exiting", reason)
-        self.core.close()
 
     def leave(self) -> None:
         """Announce it, and end what is there."""

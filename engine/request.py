@@ -20,25 +20,40 @@ PENDING_TOKEN = -2
 
 
 @dataclass(eq=False)
-class RequestGroup:
-    """What one AddRequest asked for: n answers, each a `Request`, under one hold and one number.
+class Prompt:
+    """One prompt of a request, with its n answers.
 
-    num_prompt_tokens_done: prompt tokens that have been computed or found in the prefix cache, once
-    for all answers: what is billed.   num_cached_tokens: those of them that were found.
-    applied_digest: of the adapter that the steps report.
+    num_tokens_done: its tokens that have been computed or found in the prefix cache, once for all
+    answers: what is billed.   num_cached_tokens: those of them that were found.
     adapter_start: as `find_adapter_start` says, once the adapter has reached the host.
+    """
+
+    token_ids: tuple[int, ...]
+    answers: list["Request"] = field(default_factory=list)
+    num_tokens_done: int = 0
+    num_cached_tokens: int = 0
+    adapter_start: int | None = None
+
+    @cached_property
+    def distinct_token_ids(self) -> tuple[int, ...]:
+        return tuple(set(self.token_ids))
+
+
+@dataclass(eq=False)
+class RequestGroup:
+    """What one AddRequest asked for: answers, each a `Request`, under one hold and one number.
+
+    applied_digest: of the adapter that the steps report.
     """
 
     gateway_id: str
     message: AddRequest
     arrived_at: float
+    prompts: list[Prompt] = field(default_factory=list)
     requests: list["Request"] = field(default_factory=list)
     first_token_at: float | None = None
-    num_prompt_tokens_done: int = 0
-    num_cached_tokens: int = 0
     applied_digest: str | None = None
     num_outputs_sent: int = 0
-    adapter_start: int | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -70,11 +85,15 @@ class RequestGroup:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.message.prompt_token_ids)
+        return self.message.num_prompt_tokens
 
-    @cached_property
-    def distinct_prompt_token_ids(self) -> tuple[int, ...]:
-        return tuple(set(self.message.prompt_token_ids))
+    @property
+    def num_prompt_tokens_done(self) -> int:
+        return sum(prompt.num_tokens_done for prompt in self.prompts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(prompt.num_cached_tokens for prompt in self.prompts)
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -109,6 +128,7 @@ class Request:
     """
 
     group: RequestGroup
+    prompt: Prompt
     index: int
     arrival: int
     seed: int
@@ -167,16 +187,21 @@ class Request:
     @property
     def adapter_start(self) -> int:
         """First position at which its adapter applies: known before anything is computed."""
-        assert self.group.adapter_start is not None
-        return self.group.adapter_start
+        assert self.prompt.adapter_start is not None
+        return self.prompt.adapter_start
 
     @property
     def params(self) -> SamplingParams:
         return self.group.message.sampling_params
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is the first answer to its prompt."""
+        return self.prompt.answers[0] is self
+
+    @property
     def num_prompt_tokens(self) -> int:
-        return len(self.group.message.prompt_token_ids)
+        return len(self.prompt.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -194,7 +219,7 @@ class Request:
     @property
     def num_tokens_to_score(self) -> int:
         """Tokens of the prompt whose logprobs are still wanted: never the first one's."""
-        if self.params.prompt_logprobs is None or self.index:
+        if self.params.prompt_logprobs is None or not self.is_first:
             return 0
         return self.num_prompt_tokens - 1 - self.num_scored_tokens
 
@@ -218,7 +243,7 @@ class Request:
     @property
     def token_lease(self) -> int:
         """Its equal part of what the hold covers."""
-        return self.group.message.token_lease // self.params.n
+        return self.message.token_lease // self.message.num_answers
 
     @property
     def max_tokens(self) -> int:
@@ -228,25 +253,27 @@ class Request:
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Token ids at positions [start, end) of prompt and output; the unknown are pending."""
         split = self.num_prompt_tokens
-        prompt = self.message.prompt_token_ids[start : min(end, split)]
+        prompt = self.prompt.token_ids[start : min(end, split)]
         output = self.output_token_ids[max(start - split, 0) : max(end - split, 0)]
         return (*prompt, *output, *[PENDING_TOKEN] * (end - max(start, self.num_tokens)))
 
 
-def find_adapter_start(message: AddRequest, invocation_tokens: Sequence[int] | None) -> int | None:
-    """The first position at which a request's adapter applies; None if it applies nowhere.
+def find_adapter_start(
+    adapter: AdapterRef | None, prompt: tuple[int, ...], invocation_tokens: Sequence[int] | None
+) -> int | None:
+    """The first position at which an adapter applies to a prompt; None if it applies nowhere.
 
     [0, start)   the base model's, their keys and values, too; without an adapter the whole prompt
     [start, ..)  the adapter's, generated tokens included
     invocation_tokens: of an activated LoRA, None for others. It starts where they begin for the
     last time in the prompt, as in PEFT (`calculate_alora_offsets`).
     """
-    if message.adapter is None:
-        return len(message.prompt_token_ids)
+    if adapter is None:
+        return len(prompt)
     if invocation_tokens is None:
         return 0
     # As text, so that the search is one call: a long prompt must not hold up the step.
-    start = _as_text(message.prompt_token_ids).rfind(_as_text(invocation_tokens))
+    start = _as_text(prompt).rfind(_as_text(invocation_tokens))
     return start if start >= 0 else None
 
 

@@ -23,7 +23,7 @@ from engine.messages import AddRequest, ExtendLease, StopCause
 from engine.outputs import Ending, Outputs
 from engine.queues import Queues
 from engine.records import RequestProgress
-from engine.request import PENDING_TOKEN, Request, RequestGroup
+from engine.request import PENDING_TOKEN, Prompt, Request, RequestGroup
 from engine.stops import StopMatcher
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.entry import Waiter
@@ -101,22 +101,8 @@ class Scheduler:
         group = RequestGroup(gateway_id, message, arrived_at=self.clock())
         seed = message.sampling_params.seed
         seed = secrets.randbits(64) if seed is None else seed
-        base_scope, scope = self.hasher.base_scope(message), self.hasher.scope(message)
-        num_public_blocks = self.hasher.num_public_blocks(message)
-        for index in range(message.sampling_params.n):
-            self._num_arrivals += 1
-            request = Request(
-                group,
-                index,
-                arrival=self._num_arrivals,
-                seed=(seed + index * _SEED_STEP) & _MASK,
-                base_scope=base_scope,
-                scope=scope,
-                num_public_blocks=num_public_blocks,
-                stops=StopMatcher(message.sampling_params.stop),
-            )
-            group.requests.append(request)
-            self.queues.waiting.append(request)
+        for token_ids in message.prompts:
+            self._add_prompt(group, Prompt(token_ids), seed)
         self.groups[group.request_id] = group
         if group.adapter:
             waiter = Waiter(
@@ -128,6 +114,30 @@ class Scheduler:
             )
             self.adapters.join(group.adapter, waiter)
         return None
+
+    def _add_prompt(self, group: RequestGroup, prompt: Prompt, seed: int) -> None:
+        """Queue its n answers."""
+        message, params = group.message, group.message.sampling_params
+        group.prompts.append(prompt)
+        for place in range(params.n):
+            self._num_arrivals += 1
+            index = len(group.requests)
+            # With a seed, each prompt of a list has the answers that it has alone.
+            number = index if params.seed is None else place
+            request = Request(
+                group,
+                prompt,
+                index,
+                arrival=self._num_arrivals,
+                seed=(seed + number * _SEED_STEP) & _MASK,
+                base_scope=self.hasher.base_scope(message),
+                scope=self.hasher.scope(message),
+                num_public_blocks=self.hasher.num_public_blocks(prompt.token_ids),
+                stops=StopMatcher(params.stop),
+            )
+            prompt.answers.append(request)
+            group.requests.append(request)
+            self.queues.waiting.append(request)
 
     def abort(self, request_ids: Sequence[str], cause: StopCause = "aborted") -> None:
         """End requests early; what they generated stays counted. Unknown ids have ended already."""
@@ -153,9 +163,9 @@ class Scheduler:
         """Why this request cannot be accepted, ever or now."""
         if message.request_id in self.groups:
             return "duplicate_request_id"
-        if len(self.queues.waiting) + message.sampling_params.n > self.config.max_waiting:
+        if len(self.queues.waiting) + message.num_answers > self.config.max_waiting:
             return "queue_full"
-        if not 0 < len(message.prompt_token_ids) < self.config.max_model_len:
+        if not all(0 < len(prompt) < self.config.max_model_len for prompt in message.prompts):
             return "prompt_too_long"
         return None
 
@@ -217,7 +227,7 @@ class Scheduler:
         after: tuple[int, ...] = ()
         if samples and request.params.has_penalties:
             pending = (PENDING_TOKEN,) * request.num_pending_tokens
-            before = request.group.distinct_prompt_token_ids
+            before = request.prompt.distinct_token_ids
             after = (*request.output_token_ids, *pending)
         generation = 0
         if request.adapter_key:
@@ -255,11 +265,11 @@ class Scheduler:
         request.num_pending_tokens -= row.sampling is not None
         if num_restarts == request.num_restarts:
             request.num_computed_tokens += len(row.token_ids)
-        group = request.group
-        if request.index == 0 and group.num_prompt_tokens_done == 0:
-            group.num_cached_tokens = request.num_found_tokens
+        prompt = request.prompt
+        if request.is_first and prompt.num_tokens_done == 0:
+            prompt.num_cached_tokens = request.num_found_tokens
         done = min(row.end, request.num_prompt_tokens)
-        group.num_prompt_tokens_done = max(group.num_prompt_tokens_done, done)
+        prompt.num_tokens_done = max(prompt.num_tokens_done, done)
 
     def _note_adapter(self, group: RequestGroup, applied_digest: str | None) -> None:
         """What the step says it applied, which is what the customer is told."""

@@ -37,6 +37,7 @@ class BaseModel:
     config: config.json as it is.   base_revision: sha256 of config and weights, hex.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
     the weights, by name such as "model.layers.0.self_attn.q_proj".
+    created_at_s: Unix seconds at which config.json was written here.
     """
 
     model_id: str
@@ -44,6 +45,7 @@ class BaseModel:
     config: dict[str, Any]
     modules: dict[str, tuple[int, int]]
     base_revision: str
+    created_at_s: int = 0
 
     @classmethod
     def load(cls, path: Path | str, model_id: str, cache_dir: Path | str) -> "BaseModel":
@@ -61,7 +63,8 @@ class BaseModel:
             raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
         modules = _served_modules(path, config, headers)
         revision = _cached_revision(path, config, headers, Path(cache_dir))
-        return cls(model_id, path, config, modules, revision)
+        created_at_s = int((path / _CONFIG).stat().st_mtime)
+        return cls(model_id, path, config, modules, revision, created_at_s)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

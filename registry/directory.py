@@ -9,7 +9,7 @@ from registry import adapter_rows, alias_rows
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Move
 from registry.base_model import BaseModel
-from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
+from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName, ModelNotFound
 from registry.names import check_alias, could_be_in_name, is_name, is_version, parse_model
 from registry.ref import AdapterRef
 
@@ -26,7 +26,7 @@ class Directory:
         """The version that `name`, `name@alias` or `name@3` means now.
 
         request_key: requests with the same one get the same side of an alias with a canary.
-        Raises AdapterNotFound, and AdapterNotServable for the tenant's own version that was made
+        Raises ModelNotFound, and AdapterNotServable for the tenant's own version that was made
         for another base model.
         """
         asked = parse_model(model)
@@ -37,7 +37,7 @@ class Directory:
         else:
             version = adapter_rows.find_version(conn, tenant_id, asked.name, asked.version)
         if version is None:
-            raise AdapterNotFound(model=model)
+            raise ModelNotFound(model=model)
         if not self.is_servable(version):
             raise AdapterNotServable(model=model, version=version.version)
         return version.ref

@@ -8,6 +8,7 @@ RegistryError
 │   └── InvalidAdapter        the files are no adapter that this base model can serve
 ├── NotFound                  absent, or another tenant's: the same sentence for both  404
 │   ├── AdapterNotFound
+│   │   ├── ModelNotFound         of a request
 │   │   └── AdapterNotServable    the caller's own version, made for another base model
 │   └── UploadNotFound
 ├── Conflict                  right request, wrong moment                              409
@@ -108,8 +109,20 @@ class AdapterNotFound(NotFound):
 
     def __init__(self, *, model: str) -> None:
         super().__init__(
+            f"The adapter {shown(model)} does not exist or you do not have access to it; "
+            "GET /v1/adapters lists yours."
+        )
+        self.model = model
+
+
+class ModelNotFound(AdapterNotFound):
+    """The same of a request's `model`, which may be meant for the base model."""
+
+    def __init__(self, *, model: str) -> None:
+        NotFound.__init__(
+            self,
             f"The model {shown(model)} does not exist or you do not have access to it; "
-            "GET /v1/models lists yours."
+            "GET /v1/models lists yours.",
         )
         self.model = model
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from registry.adapter_rows import LATEST
 from registry.alias_rows import Canary
-from registry.errors import AdapterNotFound, InvalidCanary, InvalidName
+from registry.errors import InvalidCanary, InvalidName, ModelNotFound
 
 _NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 _IN_NAME = r"[a-z0-9._-]{0,64}"
@@ -25,10 +25,10 @@ class ModelName:
 
 
 def parse_model(model: str) -> ModelName:
-    """Read `name`, `name@alias` or `name@3`. Raises AdapterNotFound: no other text is a name."""
+    """Read `name`, `name@alias` or `name@3`. Raises ModelNotFound: no other text is a name."""
     match = _MODEL.fullmatch(model)
     if match is None:
-        raise AdapterNotFound(model=model)
+        raise ModelNotFound(model=model)
     if match[3]:
         return ModelName(match[1], LATEST, int(match[3]))
     return ModelName(match[1], match[2] or LATEST, None)

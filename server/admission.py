@@ -35,7 +35,7 @@ from server.rating import amount_nanousd
 from server.running import RunningRequest
 
 _MAX_EPOCHS = 3
-"""Ways of counting that one request may see come and go before it is sent away."""
+"""How often one request may be charged because the way of counting changed; then it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,16 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
     resolved = await _resolve(gateway, identity, asked, request_id)
     if prompts.is_long(asked):
         await gateway.limiter.check(resolved.limits)
-    prompt = await prompts.tokenize(gateway, asked)
+    first, *others = await prompts.tokenize(gateway, asked)
     asked.check_token_ids(gateway.vocabulary_size)
-    max_tokens = prompts.max_tokens(gateway, asked, len(prompt))
+    max_tokens = prompts.max_tokens(gateway, asked, max(map(len, (first, *others))))
     message = AddRequest(
         request_id=request_id,
         tenant_id=identity.tenant_id,
-        prompt_token_ids=tuple(prompt),
+        prompt_token_ids=tuple(first),
+        more_prompts=tuple(map(tuple, others)),
         sampling_params=asked.sampling(max_tokens),
-        token_lease=asked.n * max_tokens,
+        token_lease=asked.n * (1 + len(others)) * max_tokens,
         deadline_s=gateway.settings.request_timeout_s,
         first_token_timeout_s=gateway.settings.first_token_timeout_s,
         adapter=resolved.adapter,
@@ -101,6 +102,14 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
         asked.served_tier,
     )
     return Admitted(asked, message, answer, resolved.price, grant, running, arrived_at)
+
+
+async def count_request(gateway: Gateway, identity: Identity) -> Grant:
+    """Charge a request that takes no tokens. Raises RateLimited."""
+    limits = [limit for limit in identity.limits if limit.metric == "requests"]
+    grant = await gateway.limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lease_ms=1)
+    gateway.limiter.settle(grant, 0)
+    return grant
 
 
 # ---- the steps, in order ----
@@ -139,7 +148,7 @@ def _running(gateway: Gateway, message: AddRequest, engine: str) -> RunningReque
     return RunningRequest(
         request_id=message.request_id,
         tenant_id=message.tenant_id,
-        num_answers=message.sampling_params.n,
+        num_answers=message.num_answers,
         wanted_tokens=message.token_lease,
         is_cold=adapter is not None and (where is None or where.tier != "device"),
         engine=engine,
@@ -162,7 +171,7 @@ async def _pay(
         grant = await gateway.limiter.acquire(
             message.request_id,
             resolved.limits,
-            tokens=len(message.prompt_token_ids) + _expected_tokens(gateway, asked, message),
+            tokens=message.num_prompt_tokens + _expected_tokens(gateway, asked, message),
             lease_ms=int((message.deadline_s + SEAT_SLACK_S) * 1000),
         )
         try:
@@ -191,7 +200,8 @@ def _expected_tokens(gateway: Gateway, asked: Asked, message: AddRequest) -> int
     """Completion tokens to reserve: what was asked for, or what this tenant's requests come to."""
     if asked.asked_tokens is not None:
         return message.token_lease
-    return min(message.token_lease, asked.n * gateway.learned_tokens.expect(message.tenant_id))
+    learned = gateway.learned_tokens.expect(message.tenant_id)
+    return min(message.token_lease, message.num_answers * learned)
 
 
 async def _hold(
@@ -207,7 +217,7 @@ async def _hold(
 
     Raises ApiError, StaleEpoch.
     """
-    num_prompt_tokens, now = len(message.prompt_token_ids), now_ms()
+    num_prompt_tokens, now = message.num_prompt_tokens, now_ms()
     adapter, engine_id = message.adapter, _engine_id(gateway, engine)
 
     def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
@@ -221,7 +231,7 @@ async def _hold(
                     price,
                     num_prompt_tokens,
                     lease,
-                    num_answers=asked.n,
+                    num_answers=message.num_answers,
                     now_ms=now,
                 )
         except (BudgetExhausted, StaleEpoch) as refused:

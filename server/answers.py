@@ -5,14 +5,14 @@ Framing follows OpenAI's specification; `token_ids` and `prompt_token_ids` are v
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
 from engine.messages import RequestOutput
 from server.line_ends import one_line
-from server.logprobs import LogprobsText, extend
+from server.logprobs import LogprobsText, PromptLogprobs, extend
 from server.tokenizer import Detokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -43,15 +43,29 @@ class Part:
             extend(self.logprobs, other.logprobs)
 
 
-class Choice:
-    """One of a request's n answers as it comes. echo: text of the prompt, to stand before it."""
+@dataclass(frozen=True, slots=True)
+class ShownPrompt:
+    """A prompt as its answers show it.
 
-    def __init__(self, index: int, vocabulary: Sequence[bytes], is_chat: bool, echo: str) -> None:
+    echo: its text, where answers begin with it, else empty.   token_ids: None unless asked for.
+    """
+
+    echo: str = ""
+    token_ids: Sequence[int] | None = None
+    logprobs: PromptLogprobs | None = None
+
+
+class Choice:
+    """One of a request's answers as it comes."""
+
+    def __init__(
+        self, index: int, vocabulary: Sequence[bytes], is_chat: bool, prompt: ShownPrompt
+    ) -> None:
         self.index = index
         self.is_chat = is_chat
+        self.prompt = prompt
         self._detokenizer = Detokenizer(vocabulary)
-        self._logprobs = LogprobsText(vocabulary, is_chat)
-        self._echo = echo
+        self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo))
         self._is_first_chunk = True
 
     def take(self, output: RequestOutput) -> Part:
@@ -60,38 +74,59 @@ class Choice:
         text = self._detokenizer.push(
             output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
         )
-        text, self._echo = self._echo + text, ""
+        # Here, output by output: an answer's worth at its end would hold up everybody else.
+        if output.prompt_logprobs and self.prompt.logprobs:
+            self.prompt.logprobs.take(output.prompt_logprobs)
         logprobs = None
         if output.logprobs:
-            # Here, output by output: an answer's worth at its end would hold up everybody else.
             logprobs = self._logprobs.render(output.new_token_ids, output.logprobs)
         reason = finish_reason(output) if is_final else None
         return Part(text, list(output.new_token_ids), logprobs, reason, output.stop_cause)
 
-    def whole(self, part: Part, prompt_token_ids: Sequence[int] | None) -> dict[str, Any]:
-        """The choice of an answer that is not streamed. prompt_token_ids: None for no ids."""
+    def whole(self, part: Part) -> dict[str, Any]:
+        """The choice of an answer that is not streamed."""
+        part = self._behind_prompt(part)
         choice = self._head(part)
         if self.is_chat:
             choice["message"] = {"role": "assistant", "content": part.text, "refusal": None}
         else:
             choice["text"] = part.text
-        if prompt_token_ids is not None:
+        if self.prompt.token_ids is not None:
             choice["token_ids"] = part.token_ids
-            choice["prompt_token_ids"] = list(prompt_token_ids)
+            choice["prompt_token_ids"] = list(self.prompt.token_ids)
+        if not self.is_chat and self.listed_prompt is not None:
+            choice["prompt_logprobs"] = self.listed_prompt
         return choice
 
-    def chunk(self, part: Part, *, with_token_ids: bool = False) -> dict[str, Any]:
-        """The choice of one event of a stream."""
+    def chunk(self, part: Part) -> dict[str, Any]:
+        """The choice of one event of a stream; the first has what is shown of the prompt."""
+        is_first, self._is_first_chunk = self._is_first_chunk, False
+        part = self._behind_prompt(part) if is_first else part
         choice = self._head(part)
         if self.is_chat:
-            role = {"role": "assistant"} if self._is_first_chunk else {}
-            choice["delta"] = role | {"content": part.text}
+            choice["delta"] = ({"role": "assistant"} if is_first else {}) | {"content": part.text}
         else:
             choice["text"] = part.text
-        if with_token_ids:
+        if self.prompt.token_ids is not None:
             choice["token_ids"] = part.token_ids
-        self._is_first_chunk = False
+            if is_first:
+                choice["prompt_token_ids"] = list(self.prompt.token_ids)
         return choice
+
+    @property
+    def listed_prompt(self) -> list[dict[str, Any] | None] | None:
+        """vLLM's `prompt_logprobs`; None where they were not asked for."""
+        return self.prompt.logprobs.listed if self.prompt.logprobs else None
+
+    def _behind_prompt(self, part: Part) -> Part:
+        """The part with what is echoed before it."""
+        echoed = self.prompt.logprobs.echoed if self.prompt.logprobs else None
+        if echoed is None:
+            return replace(part, text=self.prompt.echo + part.text)
+        logprobs = {name: list(entries) for name, entries in echoed.items()}
+        if part.logprobs is not None:
+            extend(logprobs, part.logprobs)
+        return replace(part, text=self.prompt.echo + part.text, logprobs=logprobs)
 
     def _head(self, part: Part) -> dict[str, Any]:
         head = {
@@ -154,13 +189,19 @@ class Answer:
         }
 
 
-def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> dict[str, Any]:
-    """OpenAI's usage object from the engine's counts; what is ours is under one key."""
+def counts(output: RequestOutput) -> dict[str, Any]:
+    """OpenAI's usage object: the engine's counts up to this output."""
     return {
-        "prompt_tokens": final.num_prompt_tokens,
-        "completion_tokens": final.num_completion_tokens,
-        "total_tokens": final.num_prompt_tokens + final.num_completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": final.num_cached_tokens},
+        "prompt_tokens": output.num_prompt_tokens,
+        "completion_tokens": output.num_completion_tokens,
+        "total_tokens": output.num_prompt_tokens + output.num_completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+    }
+
+
+def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> dict[str, Any]:
+    """The counts of the whole request; what is ours is under one key."""
+    return counts(final) | {
         "x_chorale": {
             "cost_nanousd": cost_nanousd,
             "price_version": price_version,

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -50,11 +50,13 @@ from server.routes import (
     sharing,
     simulate,
     statements,
+    tokens,
     uploads,
     usage,
     webhooks,
 )
 from server.signing_keys import record_key
+from server.version import VERSION
 
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
@@ -69,7 +71,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     """
     app = FastAPI(
         title="Chorale",
-        version="0.1.0",
+        version=VERSION,
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
@@ -97,6 +99,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
     app.include_router(exports.router, prefix="/v1", dependencies=tenant)
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(tokens.router, dependencies=tenant)
     app.include_router(machines.router)
     _handle_errors(app)
     app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]
@@ -111,13 +114,25 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """What was started is ended in the opposite order, also when a later start or end fails."""
     gateway: Gateway = app.state.gateway
-    await asyncio.to_thread(gateway.database.migrate)
-    await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
-    await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
-    await _adopt_events(gateway)
-    await gateway.limiter.start()
-    await gateway.engines.start()
+    async with AsyncExitStack() as ends:
+        ends.callback(gateway.database.close)
+        await asyncio.to_thread(gateway.database.migrate)
+        await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
+        await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
+        await _adopt_events(gateway)
+        ends.push_async_callback(gateway.limiter.close)
+        await gateway.limiter.start()
+        ends.push_async_callback(gateway.engines.close)
+        await gateway.engines.start()
+        await ends.enter_async_context(_working(gateway))
+        yield
+
+
+@asynccontextmanager
+async def _working(gateway: Gateway) -> AsyncIterator[None]:
+    """What the gateway does beside answering; at the end requests come to theirs, and are paid."""
     settling = asyncio.create_task(gateway.settler.run())
     tasks = [
         asyncio.create_task(work)
@@ -146,9 +161,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.gather(settling, *tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()
-        await gateway.limiter.close()
-        await gateway.engines.close()
-        gateway.database.close()
 
 
 async def _adopt_events(gateway: Gateway) -> None:

@@ -98,7 +98,7 @@ def cover(
     if left is None:
         return wanted_tokens
     kind, remaining = left
-    needed = amount_nanousd(num_prompt_tokens, 0, num_answers, price)
+    needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # What costs nothing passes, however little remains.
     if needed > max(remaining, 0):
         raise BudgetExhausted(kind, remaining, needed)

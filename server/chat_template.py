@@ -20,6 +20,8 @@ from jinja2.utils import Namespace
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 
+_END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
+
 # What a template's own code may run into, given messages that its author did not think of.
 _FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
@@ -49,18 +51,29 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
         self._special_tokens = special_tokens
+        self._sources = sources
 
     @classmethod
     def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
         """Of a model's folder. config: of tokenizer_config.json. Raises TemplateError."""
         return cls(_sources(model_dir, config), _special_tokens(model_dir, config))
 
+    @property
+    def description(self) -> dict[str, str]:
+        """`bos_token` and the like, and `chat_template` where there is one."""
+        default = self._sources.get("default")
+        return {**self._special_tokens, **({"chat_template": default} if default else {})}
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt, up to where the assistant speaks. Raises TemplateError."""
+        """The prompt, up to where the assistant speaks, or to the last message's end. Raises
+        TemplateError.
+        """
         default = self._templates.get("default")
         template = self._templates.get("tool_use", default) if tools is not None else default
         if template is None:
@@ -71,7 +84,7 @@ class ChatTemplate:
             messages=given,
             tools=tools,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=add_generation_prompt,
             **self._special_tokens,
         )
         try:
@@ -79,6 +92,21 @@ class ChatTemplate:
         except _FAULTS as error:
             reason = f"The model's chat template refused these messages: {error}"
             raise TemplateError(reason) from error
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt up to the end of the last message's text, for an answer that continues it.
+
+        As transformers does it (`continue_final_message`): by a mark behind the text, which shows
+        where the template puts it. Raises TemplateError.
+        """
+        *before, last = messages
+        marked = dict(last) | {"content": f"{last['content']}{_END_MARK} "}
+        text = self.render([*before, marked], add_generation_prompt=False)
+        rendered, mark, after = text.rpartition(_END_MARK)
+        if not mark or _END_MARK in rendered or last["content"].strip() not in text:
+            raise TemplateError("The model's chat template changes the last message's text.")
+        # A template that trims what follows trims the text as well.
+        return rendered if after.startswith(" ") else rendered.rstrip()
 
 
 def content(token: Any) -> str | None:

@@ -37,7 +37,8 @@ _MB_S = 10**6 * 1000
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
 _ROLLUP_SUMS = (
-    "num_entries", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
 
@@ -268,6 +269,7 @@ def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
         kept_mb_s = size_bytes * duration_ms // _MB_S
     return {
         "num_entries": 1,
+        "num_failed_requests": int(bool(receipt["is_failed"])),
         "prompt_tokens": int(receipt["prompt_tokens"] or 0),
         "cached_tokens": int(receipt["cached_tokens"] or 0),
         "completion_tokens": int(receipt["completion_tokens"] or 0),

@@ -5,7 +5,7 @@ One class; each situation is a function that makes it, so that a status has one 
 
 from typing import Any
 
-from registry.errors import AdapterNotFound
+from registry.errors import ModelNotFound
 from server.limiter.headers import retry_headers
 
 _ADAPTER_RETRY_S = 5.0
@@ -115,7 +115,7 @@ def tenant_suspended() -> ApiError:
 def model_not_found(model: str) -> ApiError:
     """The same for a model that is not there and for one that is not yours."""
     # The registry's own words: another sentence here would tell base names from adapter names.
-    missing = AdapterNotFound(model=model)
+    missing = ModelNotFound(model=model)
     return not_found(str(missing), code=missing.code, param=missing.param)
 
 

@@ -15,18 +15,20 @@ from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
 from engine.messages import RequestOutput
 from server import answers, errors, logs, outcomes, prompts
 from server.admission import Admitted
-from server.answers import Choice, Part
+from server.answers import Choice, Part, ShownPrompt
 from server.clock import now_ms
 from server.errors import ApiError
 from server.gateway import Gateway
 from server.holds import move_hold, void_refused
+from server.logprobs import PromptLogprobs
 from server.openai import CompletionRequest
 from server.pool.quarantine import Quarantined
+from server.prompts import Asked
 from server.rating import rated_amounts
 from server.tokenizer import Detokenizer
 
 _MAX_MOVES = 2
-"""To other engines, of a request that found its own gone."""
+"""How often a request may move to another engine after its own was found gone."""
 
 
 async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
@@ -84,12 +86,12 @@ async def whole(gateway: Gateway, admitted: Admitted) -> tuple[dict[str, object]
     ):
         async for output in stream:
             parts[output.index].append(choices[output.index].take(output))
-    message = admitted.message
-    prompt = message.prompt_token_ids if admitted.asked.return_token_ids else None
     body = admitted.answer.whole(
-        [choice.whole(part, prompt) for choice, part in zip(choices, parts, strict=True)],
+        [choice.whole(part) for choice, part in zip(choices, parts, strict=True)],
         _usage(admitted, output),
     )
+    if admitted.answer.is_chat and choices[0].listed_prompt is not None:
+        body["prompt_logprobs"] = choices[0].listed_prompt
     return body, output.adapter_digest
 
 
@@ -103,15 +105,17 @@ async def events(
     asked, answer = admitted.asked, admitted.answer
     choices = _choices(gateway, admitted)
     # With include_usage every chunk carries the key: null until the last one.
-    nothing = {"usage": None} if asked.includes_usage else {}
+    usage: dict[str, object] = {"usage": None} if asked.includes_usage else {}
     output = first
     async with _unpaid_if_broken(gateway, admitted), aclosing(rest):
         try:
             while True:
                 choice = choices[output.index]
                 part = choice.take(output)
-                chunk = answer.chunk(choice.chunk(part, with_token_ids=asked.return_token_ids))
-                yield answers.event(chunk | nothing)
+                if output.new_token_ids or output.finish_reason:  # else it is of the prompt alone
+                    if asked.counts_usage:
+                        usage = {"usage": answers.counts(output)}
+                    yield answers.event(answer.chunk(choice.chunk(part)) | usage)
                 if output.is_last:
                     break
                 output = await anext(rest)
@@ -165,7 +169,7 @@ def _used_tokens(gateway: Gateway, output: RequestOutput) -> int:
 def _learn(gateway: Gateway, admitted: Admitted, final: RequestOutput) -> None:
     """Of answers that ended by themselves, how long they were."""
     if admitted.asked.asked_tokens is None and final.finish_reason in ("stop", "length"):
-        tokens = final.num_completion_tokens // admitted.asked.n
+        tokens = final.num_completion_tokens // admitted.message.num_answers
         gateway.learned_tokens.learn(admitted.message.tenant_id, tokens)
 
 
@@ -175,23 +179,30 @@ async def _void(gateway: Gateway, request_id: str) -> None:
 
 
 def _choices(gateway: Gateway, admitted: Admitted) -> list[Choice]:
-    """One for each of the n answers."""
-    vocabulary = gateway.tokenizer.vocabulary
-    echo = _echo(admitted, vocabulary)
-    is_chat = admitted.answer.is_chat
-    return [Choice(index, vocabulary, is_chat, echo) for index in range(admitted.asked.n)]
+    """One for each answer: n to the first prompt, n to the next."""
+    vocabulary, is_chat = gateway.tokenizer.vocabulary, admitted.answer.is_chat
+    shown = [
+        _shown(admitted.asked, n, ids, vocabulary) for n, ids in enumerate(admitted.message.prompts)
+    ]
+    of_answers = [prompt for prompt in shown for _ in range(admitted.asked.n)]
+    return [Choice(i, vocabulary, is_chat, prompt) for i, prompt in enumerate(of_answers)]
 
 
-def _echo(admitted: Admitted, vocabulary: Sequence[bytes]) -> str:
-    """The prompt as it was sent; of token ids, their text."""
-    asked = admitted.asked
-    if not isinstance(asked, CompletionRequest) or not asked.echo:
-        return ""
-    if isinstance(asked.prompt, str):
-        return asked.prompt
-    if isinstance(asked.prompt[0], str):
-        return asked.prompt[0]
-    return Detokenizer(vocabulary).push(admitted.message.prompt_token_ids, final=True)
+def _shown(
+    asked: Asked, number: int, token_ids: Sequence[int], vocabulary: Sequence[bytes]
+) -> ShownPrompt:
+    """What answers show of the prompt with this number: for an echo the text that was sent, or that
+    of its tokens where these were sent, or some were cut off.
+    """
+    echo, num_echoed = "", None
+    if isinstance(asked, CompletionRequest) and asked.echo:
+        sent, num_echoed = asked.prompts[number], asked.logprobs
+        is_whole = isinstance(sent, str) and asked.truncate_prompt_tokens is None
+        echo = str(sent) if is_whole else Detokenizer(vocabulary).push(token_ids, final=True)
+    logprobs = None
+    if asked.num_prompt_logprobs is not None:
+        logprobs = PromptLogprobs(vocabulary, token_ids, num_echoed, asked.prompt_logprobs)
+    return ShownPrompt(echo, token_ids if asked.return_token_ids else None, logprobs)
 
 
 def _usage(admitted: Admitted, final: RequestOutput) -> dict[str, object]:

@@ -83,7 +83,7 @@ class TooFewGpus(ServeError):
 
 class RayMissing(ServeError):
     def __init__(self) -> None:
-        super().__init__("--ray needs the package of that name: pip install 'chorale[ray]'.")
+        super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
 
 
 class AddressInUse(ServeError):

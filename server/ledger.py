@@ -24,7 +24,7 @@ from server.ledger_tables import (
     price_versions,
     usage_events,
 )
-from server.rating import FREE, TokenAmounts, TokenPrices, rated_amounts
+from server.rating import FREE, TokenAmounts, TokenPrices, is_our_failure, rated_amounts
 from server.receipts import Receipt
 from server.signing import Signer
 
@@ -266,7 +266,8 @@ def _draft(
         "completion_tokens": record.num_completion_tokens,
         "finish_reason": record.finish_reason,
         "stop_cause": record.stop_cause,
-        "is_failed": bool(hold and hold.failed_at_ms is not None),
+        "is_failed": bool(hold and hold.failed_at_ms is not None)
+        or is_our_failure(record.finish_reason, record.stop_cause, record.num_completion_tokens),
         "output_sha256": record.output_sha256,
         "price_version": hold.price_version if hold else None,
         "hold_nanousd": hold.amount_nanousd if hold else None,

@@ -232,6 +232,7 @@ usage_rollups = Table(
     Column("model", String(256), primary_key=True),
     Column("adapter_digest", String(64), primary_key=True),
     Column("num_entries", BigInteger, nullable=False),
+    Column("num_failed_requests", BigInteger, nullable=False, server_default="0"),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("cached_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),

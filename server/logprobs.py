@@ -1,6 +1,7 @@
 """Logprobs in OpenAI's two shapes: tokens as text, and their exact bytes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.messages import TokenLogprobs
@@ -11,14 +12,15 @@ class LogprobsText:
     """Of one answer, piece by piece: one entry for every token that is counted.
 
     A token that ends the answer is among them, as is what a stop string cut off: so the entries
-    stay beside `token_ids`. vocabulary: token id -> bytes.
+    stay beside `token_ids`. vocabulary: token id -> bytes.   num_characters: of an echoed prompt,
+    which the answer's offsets are behind.
     """
 
-    def __init__(self, vocabulary: Sequence[bytes], is_chat: bool) -> None:
+    def __init__(self, vocabulary: Sequence[bytes], is_chat: bool, num_characters: int = 0) -> None:
         self._vocabulary = vocabulary
         self._is_chat = is_chat
         self._detokenizer = Detokenizer(vocabulary)
-        self._num_characters = 0
+        self._num_characters = num_characters
 
     def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The `logprobs` of the next tokens."""
@@ -38,7 +40,7 @@ class LogprobsText:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> dict[str, Any]:
         return {
-            "tokens": [self._text(token_id) for token_id in token_ids],
+            "tokens": [unique_text(self._vocabulary, token_id) for token_id in token_ids],
             "token_logprobs": [named.logprob for named in logprobs],
             "top_logprobs": [
                 self._likeliest(token_id, named)
@@ -49,10 +51,14 @@ class LogprobsText:
 
     def _likeliest(self, token_id: int, named: TokenLogprobs) -> dict[str, float]:
         """By text, the chosen token always among them."""
+        chosen = unique_text(self._vocabulary, token_id)
         found: dict[str, float] = {}
-        for likely, logprob in (*named.top, (token_id, named.logprob)):
-            # Pieces of characters have one text between them: the likeliest has it.
-            found.setdefault(self._text(likely), logprob)
+        for likely, logprob in named.top:
+            text = unique_text(self._vocabulary, likely)
+            # Two tokens may be of the same bytes, as special ones, which have none.
+            is_taken = text in found or (text == chosen and likely != token_id)
+            found[f"token_id:{likely}" if is_taken else text] = logprob
+        found.setdefault(chosen, named.logprob)
         return found
 
     def _offset(self, token_id: int) -> int:
@@ -73,8 +79,76 @@ class LogprobsText:
         return self._bytes(token_id).decode("utf-8", "replace")
 
     def _bytes(self, token_id: int) -> bytes:
-        # A model may have more logits than its tokenizer has tokens.
-        return self._vocabulary[token_id] if token_id < len(self._vocabulary) else b""
+        return bytes_of(self._vocabulary, token_id)
+
+
+class PromptLogprobs:
+    """Of one prompt, piece by piece, for as many of the likeliest tokens as each shape asks.
+
+    echoed: in the shape of completions, to stand before those of the answer.
+    listed: vLLM's `prompt_logprobs`. None where it was not asked for.
+    The first token of a prompt has no logprob: null.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[bytes],
+        token_ids: Sequence[int],
+        num_echoed: int | None,
+        num_listed: int | None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._token_ids = token_ids
+        self._text = LogprobsText(vocabulary, is_chat=False)
+        self._num_echoed = num_echoed
+        self._num_listed = num_listed
+        self._num_taken = 1
+        self.echoed: dict[str, Any] | None = None
+        self.listed: list[dict[str, Any] | None] | None = None
+        if num_echoed is not None:
+            self.echoed = self._text.render(token_ids[:1], (TokenLogprobs(logprob=0.0),))
+            self.echoed |= {"token_logprobs": [None], "top_logprobs": [None]}
+        if num_listed is not None:
+            self.listed = [None]
+
+    def take(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Those of the tokens that follow."""
+        start, self._num_taken = self._num_taken, self._num_taken + len(logprobs)
+        token_ids = self._token_ids[start : self._num_taken]
+        if self.echoed is not None:
+            named = [replace(each, top=each.top[: self._num_echoed]) for each in logprobs]
+            extend(self.echoed, self._text.render(token_ids, named))
+        if self.listed is not None:
+            self.listed += map(self._by_id, token_ids, logprobs)
+
+    def _by_id(self, token_id: int, named: TokenLogprobs) -> dict[str, Any]:
+        """rank: null for a token that is not among the likeliest."""
+        ranks = {likely: place for place, (likely, _) in enumerate(named.top, start=1)}
+        shown = {token_id: named.logprob, **dict(named.top[: self._num_listed])}
+        return {
+            str(shown_id): {
+                "logprob": logprob,
+                "rank": ranks.get(shown_id),
+                "decoded_token": bytes_of(self._vocabulary, shown_id).decode("utf-8", "replace"),
+            }
+            for shown_id, logprob in shown.items()
+        }
+
+
+def bytes_of(vocabulary: Sequence[bytes], token_id: int) -> bytes:
+    """A token's bytes. A model may have more logits than its tokenizer has tokens."""
+    return vocabulary[token_id] if token_id < len(vocabulary) else b""
+
+
+def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
+    """A token's text; of a piece of a character its bytes, as OpenAI writes them: no other token
+    has the same.
+    """
+    data = bytes_of(vocabulary, token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def extend(logprobs: dict[str, Any], more: dict[str, Any]) -> None:

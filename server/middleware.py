@@ -50,6 +50,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, self._metrics)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # answered alike, but for the body
         trace: list[str] | None = None
         try:
             if "\0" in scope["path"] or b"%00" in scope["query_string"]:
@@ -97,6 +99,8 @@ class _Exchange:
             self.status = message["status"]
             self._metrics.requests.labels(self._scope["method"], self.status).inc()
             message["headers"] = self._headed(message["headers"])
+        elif self._scope["method"] == "HEAD":
+            message = {**message, "body": b""}
         await self._send(message)
 
     def _headed(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -116,7 +120,7 @@ class _Exchange:
         """What the log says of it: ids and figures alone."""
         return {
             "at": self._at_s,
-            "level": _level(self.status),
+            "level": _level(self.status, template),
             "request_id": self._request_id,
             "method": self._scope["method"],
             "route": template,
@@ -128,11 +132,15 @@ class _Exchange:
         }
 
 
-def _level(status: int | None) -> str:
-    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500."""
+def _level(status: int | None, template: str | None) -> str:
+    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500.
+
+    Who asks whether it is ready is told so, and is warned by the answer.
+    """
     if status == 500:
         return "error"
-    return "info" if status is None or status < 500 else "warning"
+    is_well = status is None or status < 500 or template == "/ready"
+    return "info" if is_well else "warning"
 
 
 def _client_request_id(scope: Scope) -> bytes | None:

@@ -7,7 +7,7 @@ from sqlalchemy.engine import Connection
 
 from registry import grants
 from registry.catalog import Catalog
-from registry.errors import AdapterNotFound
+from registry.errors import AdapterNotFound, ModelNotFound
 from registry.names import parse_model
 from registry.ref import AdapterRef
 from server.auth import Identity
@@ -29,7 +29,7 @@ def resolve_model(
 ) -> NamedAdapter | None:
     """The version that `model` means to this tenant now; None for the base model.
 
-    request_key: chooses between the versions of a weighted alias. Raises AdapterNotFound, the same
+    request_key: chooses between the versions of a weighted alias. Raises ModelNotFound, the same
     for an owner, an adapter and a grant that are not there.
     """
     # First, and exactly: a base model's id may contain a slash, and read like somebody's adapter.
@@ -45,15 +45,15 @@ def resolve_model(
         ref = catalog.resolve(conn, owner_id, rest, request_key=request_key)
     except AdapterNotFound:
         # Not in the words of whoever looked: they must not tell what of it there is.
-        raise AdapterNotFound(model=model) from None
+        raise ModelNotFound(model=model) from None
     return NamedAdapter(owner_id, owner_name, name, ref)
 
 
 def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:
-    """The tenant of this name, if the caller may use its adapter. Raises AdapterNotFound."""
+    """The tenant of this name, if the caller may use its adapter. Raises ModelNotFound."""
     owner_id = conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == owner_name))
     if owner_id == identity.tenant_id:
         return identity.tenant_id
     if owner_id is None or not grants.is_granted(conn, owner_id, name, identity.tenant_id):
-        raise AdapterNotFound(model=f"{owner_name}/{name}")
+        raise ModelNotFound(model=f"{owner_name}/{name}")
     return str(owner_id)

@@ -1,89 +1,93 @@
-"""Requests in OpenAI's shapes: checked, and what is not served refused by name.
+"""Requests in OpenAI's shapes: checked, and what is not served refused by its path.
 
-Field names follow OpenAI's specification; top_k, min_p, repetition_penalty, stop_token_ids,
-ignore_eos and return_token_ids are vLLM's.
+Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
+continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
+return_token_ids, stop_token_ids, top_k, truncate_prompt_tokens and
+stream_options.continuous_usage_stats are vLLM's.
 """
 
-import json
 from abc import abstractmethod
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
+from pydantic import Discriminator, Field, Tag
 
 from engine.messages import SamplingParams
 from server import errors
-from server.errors import ApiError
-from server.json_text import check_json
+from server.request_objects import RequestObject, parse_body, shown_key
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
 _MAX_MESSAGES = 2048
-_MAX_ANSWERS = 16
+_MAX_CHOICES = 16
+"""Answers to one prompt."""
+_MAX_ANSWERS = 128
+"""Answers of one request: so many prompts, if each is answered once."""
 _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
 _MAX_KEY_CHARACTERS = 512
 _MAX_PARTS = 64
-# Of a text, in the caller's bytes: what is longer than the whole body may be is cut there.
 _MAX_TEXT_CHARACTERS = 4 << 20
+"""No text is longer than the largest body that may be sent."""
 _MAX_PROMPT_TOKENS = 100_000
-# Of a name that is refused: an error is no echo.
-_MAX_SHOWN_CHARACTERS = 64
 _BATCH_PRIORITY = 1
 
-# What may be sent without being served: values that ask for nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "top_logprobs": (0,), "echo": (False,), "suffix": ("",), "tools": ([],),
-    "tool_choice": ("none",), "functions": ([],), "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "store": (False,),
-    "reasoning_effort": ("none",), "verbosity": ("medium",),
+    "best_of": (1,), "function_call": ("auto", "none"), "include_reasoning": (True, False),
+    "length_penalty": (1,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
+    "priority": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "suffix": ("",),
+    "tool_choice": ("auto", "none"), "top_logprobs": (0,), "verbosity": ("medium",),
+    # An empty object of these switches something on.
+    "web_search_options": (),
 }  # fmt: skip
-# A label of the caller's own: accepted, and nothing depends on it.
-_LABELS = {"metadata"}
+"""Fields that are not served, with the values that ask for nothing; null always does."""
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _StreamOptions(RequestObject):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
 
 
 _Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
+_Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
 
 
-class _TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _TextPart(RequestObject):
     type: Literal["text"]
     text: _Text
 
 
-class _Message(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Message(RequestObject):
     role: Literal["system", "developer", "user", "assistant"]
     content: _Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
+    name: _Key = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates want it."""
         text = self.content
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return plain if self.name is None else plain | {"name": self.name}
 
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-_Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
 # Bytes are counted in check().
 _Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
-class _Request(BaseModel):
+class _Request(RequestObject):
     """What both kinds of completion share."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    neutral = _NEUTRAL
+    labels = frozenset({"metadata"})
     model: str = Field(min_length=1, max_length=512)
-    n: int = Field(1, ge=1, le=_MAX_ANSWERS)
+    n: int = Field(1, ge=1, le=_MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0.0, le=2.0, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0.0, le=1.0, allow_inf_nan=False)
@@ -97,6 +101,10 @@ class _Request(BaseModel):
     stop: _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
@@ -117,11 +125,21 @@ class _Request(BaseModel):
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """Of the likeliest tokens beside the chosen one; None for no logprobs at all."""
+        """How many of the likeliest tokens to name beside the chosen one; None for none at all."""
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens the engine is to name at each place of the prompt."""
+        return self.prompt_logprobs
 
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether every chunk says how many tokens there have been."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def priority(self) -> int:
@@ -141,16 +159,33 @@ class _Request(BaseModel):
                 f"stop takes at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes.",
                 param="stop",
             )
+        if self.truncate_prompt_tokens == 0:
+            raise errors.invalid_request(
+                "truncate_prompt_tokens: a prompt has to keep a token; send 1 or more, or -1 for "
+                "what the context leaves.",
+                param="truncate_prompt_tokens",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise errors.unsupported_parameter(
+                "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
+            )
 
     def check_token_ids(self, vocabulary_size: int) -> None:
         """Raises ApiError for an id that no token has."""
-        named = {
-            "logit_bias": [int(token) for token in self.logit_bias],
-            "stop_token_ids": self.stop_token_ids,
-        }
-        for param, token_ids in named.items():
-            if max(token_ids, default=0) >= vocabulary_size:
+        named = {shown_key("logit_bias", token): int(token) for token in self.logit_bias}
+        for field in ("stop_token_ids", "allowed_token_ids"):
+            named |= {f"{field}[{i}]": token for i, token in enumerate(getattr(self, field))}
+        for param, token_id in named.items():
+            if token_id >= vocabulary_size:
                 raise errors.unknown_token_id(vocabulary_size, param=param)
+
+    def check_max_tokens(self, max_tokens: int) -> None:
+        """max_tokens: of each answer, as the context leaves them. Raises ApiError."""
+        if self.min_tokens > max_tokens:
+            raise errors.invalid_request(
+                f"min_tokens: it may be at most {max_tokens}, the most that may be generated.",
+                param="min_tokens",
+            )
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """As the engine wants it."""
@@ -170,6 +205,9 @@ class _Request(BaseModel):
             stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            allowed_token_ids=tuple(self.allowed_token_ids),
+            prompt_logprobs=self.num_prompt_logprobs,
         )
 
     @property
@@ -178,8 +216,31 @@ class _Request(BaseModel):
         return tuple(stop.encode() for stop in stops)
 
 
-class ChatRequest(_Request):
+class Chat(RequestObject):
+    """Messages, and whether an answer begins behind them or goes on with the last."""
+
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    def check_end(self) -> None:
+        """Raises ApiError where the last message cannot be continued."""
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise errors.invalid_request(
+                "add_generation_prompt: an answer that continues a message does not begin one; "
+                "send false, or leave it out.",
+                param="add_generation_prompt",
+            )
+        if self.messages[-1].role != "assistant":
+            raise errors.invalid_request(
+                "continue_final_message: the last message must be the assistant's.",
+                param="continue_final_message",
+            )
+
+
+class ChatRequest(Chat, _Request):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
@@ -195,80 +256,97 @@ class ChatRequest(_Request):
 
     def check(self) -> None:
         super().check()
+        self.check_end()
         if self.top_logprobs and not self.logprobs:
             raise errors.invalid_request(
                 "top_logprobs needs logprobs to be true.", param="top_logprobs"
             )
 
 
+def _form(prompt: Any) -> str:
+    """Which of its four forms a prompt has, by its first entry: faults are told of that one."""
+    if not isinstance(prompt, list):
+        return "a text"
+    first = prompt[0] if prompt else 0
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
+
+
+_Prompt = Annotated[
+    Annotated[_Text, Tag("a text")]
+    | Annotated[_TokenIds, Tag("ids")]
+    | Annotated[list[_Text], Field(max_length=_MAX_ANSWERS), Tag("texts")]
+    | Annotated[list[_TokenIds], Field(max_length=_MAX_ANSWERS), Tag("lists")],
+    Discriminator(_form),
+]
+
+
 class CompletionRequest(_Request):
-    max_tokens: int | None = Field(16, ge=1)
-    prompt: (
-        _Text
-        | Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
-        | Annotated[list[_Text], Field(max_length=_MAX_PARTS)]
-    )
+    neutral = _NEUTRAL | {"add_special_tokens": (True,)}
+    max_tokens: int | None = Field(16, ge=0)
+    prompt: _Prompt
     logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
     echo: bool = False
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Every prompt, each a text or its token ids."""
+        is_one = _form(self.prompt) in ("a text", "ids")
+        return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
 
     @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """An echo has logprobs as the answer has."""
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
     def check(self) -> None:
         super().check()
-        if self.echo and self.logprobs is not None:
+        if self.n * len(self.prompts) > _MAX_ANSWERS:
+            raise errors.invalid_request(
+                f"n: {self.n} answers to each of {len(self.prompts)} prompts are more than "
+                f"{_MAX_ANSWERS}; send fewer prompts in a request.",
+                param="n",
+            )
+        if self.stream and self.echo and self.logprobs is not None and self.n > 1:
             raise errors.unsupported_parameter(
-                "echo", "logprobs of the prompt are not computed; leave out echo or logprobs"
+                "echo", "a stream of several answers has no logprobs of the prompt; leave out one"
             )
 
 
-def parse_request(body: bytes, kind: type[ChatRequest] | type[CompletionRequest]) -> Any:
+_Kind = TypeVar("_Kind", ChatRequest, CompletionRequest)
+
+
+def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
     """A checked request of `kind`. Raises ApiError that names the parameter at fault."""
-    try:
-        # Not json.loads: that lets half a surrogate pair through, which no answer can hold.
-        values = from_json(check_json(body), allow_inf_nan=False)
-    except ValueError:
-        raise errors.invalid_request("The body is not valid JSON.") from None
-    if not isinstance(values, dict):
-        raise errors.invalid_request("The body must be a JSON object.")
-    served = {name: v for name, v in values.items() if name in kind.model_fields}
-    for name in values.keys() - served.keys() - _LABELS:
-        value = values[name]
-        if value is not None and not any(_equal(value, n) for n in _NEUTRAL.get(name, ())):
-            raise errors.unsupported_parameter(name[:_MAX_SHOWN_CHARACTERS])
-    try:
-        asked = kind.model_validate_json(
-            json.dumps({k: v for k, v in served.items() if v is not None})
-        )
-    except ValidationError as error:
-        raise _fault(error) from None
+    asked = parse_body(body, kind)
     asked.check()
     return asked
 
 
-def _equal(value: Any, neutral: Any) -> bool:
-    """Equal, and a bool only to a bool."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+class TextToTokenize(RequestObject):
+    """What `/tokenize` takes, if not messages. Its fields are vLLM's."""
+
+    model: str | None = None
+    prompt: _Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
 
 
-def _fault(error: ValidationError) -> ApiError:
-    """The deepest of the faults: for a union, pydantic lists every branch that did not fit."""
-    deepest = max(error.errors(), key=lambda fault: len(fault["loc"]))
-    path = ""
-    for part in deepest["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif path == "logit_bias":
-            break  # what follows is the caller's own key
-        elif part in _FIELDS:
-            path += f".{part}" if path else part
-    return errors.invalid_request(f"{path}: {deepest['msg']}", param=path or None)
+class ChatToTokenize(Chat):
+    """What `/tokenize` takes, if messages; a rendered chat has its special tokens already."""
+
+    model: str | None = None
+    add_special_tokens: Literal[False] = False
+    return_token_strs: bool = False
 
 
-# What may stand in a fault's location; the rest of it names branches of unions.
-_FIELDS = frozenset(
-    name
-    for model in (ChatRequest, CompletionRequest, _Message, _TextPart, _StreamOptions)
-    for name in model.model_fields
-)
+class TokensToDecode(RequestObject):
+    """What `/detokenize` takes."""
+
+    model: str | None = None
+    tokens: _TokenIds

@@ -15,16 +15,17 @@ from pydantic import BaseModel
 
 from server.bodies import JsonBody
 from server.exports.formats import INFO
-from server.openai import ChatRequest, CompletionRequest
+from server.openai import ChatRequest, CompletionRequest, TextToTokenize, TokensToDecode
 
 _REFS = "#/components/schemas/{model}"
 _JSON = "application/json"
 
-# Bodies that routes read themselves.
 _INFERENCE: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
 }
+# Bodies that routes read themselves. A chat can be tokenized as well as a text.
+_BODIES = _INFERENCE | {"/tokenize": TextToTokenize, "/detokenize": TokensToDecode}
 _PART = "/v1/uploads/{upload_id}/files/{filename}"
 _EXPORTS = ("/v1/usage/export", "/admin/v1/usage/export")
 
@@ -129,7 +130,7 @@ def _body(route: RouteContext, path: str, schemas: dict[str, Any]) -> dict[str, 
     models = [
         part.call.model for part in _parts(route.dependant) if isinstance(part.call, JsonBody)
     ]
-    model = models[0] if models else _INFERENCE.get(path)
+    model = models[0] if models else _BODIES.get(path)
     if model is None:
         return None
     schema = model.model_json_schema(ref_template=_REFS)

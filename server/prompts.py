@@ -4,8 +4,8 @@ import asyncio
 
 from server import errors
 from server.gateway import Gateway
-from server.openai import ChatRequest, CompletionRequest
-from server.tokenizer import TemplateError
+from server.openai import Chat, ChatRequest, CompletionRequest
+from server.tokenizer import TemplateError, Tokenizer
 
 Asked = ChatRequest | CompletionRequest
 
@@ -20,32 +20,34 @@ def is_long(asked: Asked) -> bool:
     if isinstance(asked, ChatRequest):
         size = sum(len(message.plain()["content"]) for message in asked.messages)
         return size + _MESSAGE_CHARACTERS * len(asked.messages) > _INLINE_CHARACTERS
-    prompt = asked.prompt
-    if isinstance(prompt, list):
-        return sum(len(part) for part in prompt if isinstance(part, str)) > _INLINE_CHARACTERS
-    return len(prompt) > _INLINE_CHARACTERS
+    return sum(len(p) for p in asked.prompts if isinstance(p, str)) > _INLINE_CHARACTERS
 
 
-async def tokenize(gateway: Gateway, asked: Asked) -> list[int]:
-    """Exact prompt tokens, off the event loop when they are many. Raises ApiError."""
-    if isinstance(asked, CompletionRequest) and (ids := _given_ids(asked)) is not None:
-        return _checked_ids(gateway, ids)
+async def tokenize(gateway: Gateway, asked: Asked) -> list[list[int]]:
+    """Exact tokens of every prompt, off the event loop when they are many. Raises ApiError."""
     if is_long(asked):
-        ids = await asyncio.to_thread(_encode, gateway, asked)
+        prompts = await asyncio.to_thread(_encode, gateway, asked)
     else:
-        ids = _encode(gateway, asked)
-    return _checked_ids(gateway, ids)
+        prompts = _encode(gateway, asked)
+    for ids in prompts:
+        _check_ids(gateway, ids, param_of(asked))
+    return [_truncated(gateway, asked, ids) for ids in prompts]
 
 
 def max_tokens(gateway: Gateway, asked: Asked, num_prompt_tokens: int) -> int:
-    """What was asked for, or all that the context leaves. Raises context_length_exceeded."""
+    """What was asked for, or all that the context leaves. Raises context_length_exceeded.
+
+    num_prompt_tokens: of the longest prompt.
+    """
     limit = gateway.max_model_len
     wanted = asked.asked_tokens
     if num_prompt_tokens + (wanted or 1) > limit:
         raise errors.context_length_exceeded(
             limit=limit, asked=num_prompt_tokens + (wanted or 1), param=param_of(asked)
         )
-    return wanted or limit - num_prompt_tokens
+    most = limit - num_prompt_tokens if wanted is None else wanted
+    asked.check_max_tokens(most)
+    return most
 
 
 def param_of(asked: Asked) -> str:
@@ -53,32 +55,41 @@ def param_of(asked: Asked) -> str:
     return "messages" if isinstance(asked, ChatRequest) else "prompt"
 
 
-def _given_ids(asked: CompletionRequest) -> list[int] | None:
-    """A prompt that is token ids already. Raises ApiError for several prompts."""
-    if not isinstance(asked.prompt, list):
-        return None
-    ids = [token for token in asked.prompt if isinstance(token, int)]
-    if len(ids) == len(asked.prompt):
-        return ids
-    if len(asked.prompt) != 1:
-        raise errors.invalid_request("Send one prompt per request.", param="prompt")
-    return None
-
-
-def _encode(gateway: Gateway, asked: Asked) -> list[int]:
+def _encode(gateway: Gateway, asked: Asked) -> list[list[int]]:
+    tokenizer = gateway.tokenizer
     if isinstance(asked, CompletionRequest):
-        prompt = asked.prompt
-        return gateway.tokenizer.encode(str(prompt[0]) if isinstance(prompt, list) else prompt)
+        return [tokenizer.encode(p) if isinstance(p, str) else p for p in asked.prompts]
+    return [encode_chat(tokenizer, asked)]
+
+
+def encode_chat(tokenizer: Tokenizer, asked: Chat) -> list[int]:
+    """The tokens of a chat as the model's template renders it. Raises ApiError."""
+    return tokenizer.encode(_rendered(tokenizer, asked), add_special_tokens=False)
+
+
+def _rendered(tokenizer: Tokenizer, asked: Chat) -> str:
+    messages = [message.plain() for message in asked.messages]
     try:
-        text = gateway.tokenizer.render([message.plain() for message in asked.messages])
+        if asked.continue_final_message:
+            return tokenizer.render_open(messages)
+        begins = asked.add_generation_prompt is not False
+        return tokenizer.render(messages, add_generation_prompt=begins)
     except TemplateError as error:
         raise errors.invalid_request(str(error), param="messages") from None
-    return gateway.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _checked_ids(gateway: Gateway, ids: list[int]) -> list[int]:
+def _truncated(gateway: Gateway, asked: Asked, ids: list[int]) -> list[int]:
+    """The last tokens of a prompt, as many as were asked for; -1: as the context leaves."""
+    most = asked.truncate_prompt_tokens
+    if most is None:
+        return ids
+    if most == -1:
+        most = max(1, gateway.max_model_len - (asked.asked_tokens or 1))
+    return ids[-most:]
+
+
+def _check_ids(gateway: Gateway, ids: list[int], param: str) -> None:
     if not ids:
-        raise errors.invalid_request("The prompt is empty.", param="prompt")
+        raise errors.invalid_request("The prompt is empty.", param=param)
     if max(ids) >= gateway.vocabulary_size:
-        raise errors.unknown_token_id(gateway.vocabulary_size, param="prompt")
-    return ids
+        raise errors.unknown_token_id(gateway.vocabulary_size, param=param)

@@ -11,6 +11,9 @@ _GB_HOUR = 10**9 * 3_600_000
 _HOUR_MS = 3_600_000
 _MONTH_MS = 30 * 24 * _HOUR_MS
 
+_CLIENT_FAULTS = ("adapter_incompatible", "adapter_too_large", "adapter_not_invoked")
+"""Stop causes of requests that are answered with a 400: they are free, and no failure of ours."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
@@ -83,10 +86,8 @@ def rated_amounts(
     look at, and free.
     """
     adds_up = 0 <= cached_tokens <= prompt_tokens and completion_tokens >= 0
-    # Nothing was generated in time, so the client got an error, not an answer.
-    is_late = stop_cause in ("deadline", "first_token_timeout")
-    is_unanswered = is_late and completion_tokens == 0
-    if is_failed or is_unanswered or not adds_up or not is_billable(finish_reason, stop_cause):
+    is_late = _is_late(stop_cause, completion_tokens)
+    if is_failed or is_late or not adds_up or not is_billable(finish_reason, stop_cause):
         return FREE
     return token_amounts(prompt_tokens, cached_tokens, completion_tokens, price)
 
@@ -99,6 +100,18 @@ def is_billable(finish_reason: str, stop_cause: str) -> bool:
     if stop_cause in ("engine_failure", "gateway_lost"):
         return False
     return finish_reason != "error" or stop_cause == "deadline"
+
+
+def is_our_failure(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:
+    """Whether a request that ended like this is answered with an error of ours, not with a 400."""
+    if _is_late(stop_cause, completion_tokens):
+        return True
+    return not is_billable(finish_reason, stop_cause) and stop_cause not in _CLIENT_FAULTS
+
+
+def _is_late(stop_cause: str, completion_tokens: int) -> bool:
+    """Whether nothing was generated in time, so the client got an error, not an answer."""
+    return stop_cause in ("deadline", "first_token_timeout") and completion_tokens == 0
 
 
 def kept_amount(size_bytes: int, duration_ms: int, gb_hour_nanousd: int) -> int:

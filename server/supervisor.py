@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+_SHOWN_LINES = 10
+"""Lines of a log that are shown to say why a child could not start."""
 
 
 class DataDirInUse(Exception):
@@ -39,11 +41,11 @@ class DataDirInUse(Exception):
 
 
 class ChildCannotStart(Exception):
-    """It said by its exit code (EX_CONFIG) that starting it again would end the same way."""
+    """A child that ended and is not to be started again. log: the file that has its output."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, how: str, log: Path | None) -> None:
         self.name = name
-        super().__init__(f"The {name} cannot start with these settings; it says why above.")
+        super().__init__(f"The {name} {how}; {_last_words(log)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +83,20 @@ class Supervisor:
 
     plan: or the children themselves, where they are always the same. They start in its order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
+    logs: a folder for what they write, a file each; None: they write where this process does.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through here,
     and on Linux they die with this process even if it is killed.
     """
 
     def __init__(
-        self, plan: Plan | Sequence[ChildSpec], config: SupervisorConfig | None = None
+        self,
+        plan: Plan | Sequence[ChildSpec],
+        config: SupervisorConfig | None = None,
+        *,
+        logs: Path | None = None,
     ) -> None:
         self._config = config or SupervisorConfig()
+        self._logs = logs
         self._plan = plan if callable(plan) else lambda: plan
         self._children: dict[str, _Child] = {}
         self._num_signals = 0
@@ -116,23 +124,25 @@ class Supervisor:
         """Process ids of the children that run now, by name."""
         return {name: c.process.pid for name, c in self._children.items() if c.process}
 
-    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+    def run(self, until: Callable[[], bool] = lambda: False, *, may_restart: bool = True) -> None:
         """Until a signal, or until `until` says so, asked at every poll.
 
-        Raises ChildCannotStart.
+        Raises ChildCannotStart: a child said so by its exit code (EX_CONFIG), or it failed and
+        may not restart.
         """
         while not self.is_stopping and not until():
-            self.tend()
+            self.tend(may_restart=may_restart)
             time.sleep(self._config.poll_s)
 
-    def tend(self) -> None:
+    def tend(self, *, may_restart: bool = True) -> None:
         """Start whatever does not run and is due; ask to go whoever should not run any more."""
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
-                self._children[spec.name] = _Child(spec, self._config)
+                log = self._logs / f"{spec.name}.log" if self._logs else None
+                self._children[spec.name] = _Child(spec, self._config, log)
         for name, child in list(self._children.items()):
-            child.tend(time.monotonic(), planned.get(name))
+            child.tend(time.monotonic(), planned.get(name), may_restart)
             if child.process is None and name not in planned:
                 del self._children[name]
 
@@ -179,8 +189,9 @@ class _Child:
     kill_at: when its patience is up, while it has been asked to go.
     """
 
-    def __init__(self, spec: ChildSpec, config: SupervisorConfig) -> None:
+    def __init__(self, spec: ChildSpec, config: SupervisorConfig, log: Path | None) -> None:
         self.spec = spec
+        self._log = log
         self.process: subprocess.Popen[bytes] | None = None
         self._config = config
         self._backoff = Backoff(config)
@@ -192,10 +203,10 @@ class _Child:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def tend(self, now: float, planned: ChildSpec | None) -> None:
+    def tend(self, now: float, planned: ChildSpec | None, may_restart: bool) -> None:
         """One look at it. planned: what it should be; None: not there."""
         if self.process and not self.is_running:
-            self._note_end(self.process.returncode, now)
+            self._note_end(self.process.returncode, now, may_restart)
         if self.process and planned != self.spec and self._kill_at is None:
             self.terminate()
             self._kill_at = now + self.spec.leave_timeout_s
@@ -207,14 +218,17 @@ class _Child:
             if now >= self._due_at:
                 self._start(now)
 
-    def _note_end(self, returncode: int, now: float) -> None:
+    def _note_end(self, returncode: int, now: float, may_restart: bool) -> None:
         self.process = None
         if self._kill_at is not None:
             logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
             self._kill_at = None
             return
         if returncode == os.EX_CONFIG:
-            raise ChildCannotStart(self.spec.name)
+            raise ChildCannotStart(self.spec.name, "cannot start with these settings", self._log)
+        if returncode and not may_restart:
+            how = f"ended before it was ready ({_describe(returncode)})"
+            raise ChildCannotStart(self.spec.name, how, self._log)
         delay_s = self._backoff.next_delay_s(now - self._started_at)
         logger.warning(
             "%s ended (%s); again in %.1f s", self.spec.name, _describe(returncode), delay_s
@@ -243,14 +257,24 @@ class _Child:
 
     def _start(self, now: float) -> None:
         self._started_at = now
-        self.process = subprocess.Popen(
-            self.spec.command,
-            env=self.spec.environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=die_with_parent(os.getpid()),
-        )
+        with self._log.open("ab") if self._log else contextlib.nullcontext() as output:
+            self.process = subprocess.Popen(
+                self.spec.command,
+                env=self.spec.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )
         logger.info("%s started (process %d)", self.spec.name, self.process.pid)
+
+
+def _last_words(log: Path | None) -> str:
+    if log is None:
+        return "it says why above."
+    lines = log.read_text(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]
+    return "\n".join([f"{log} ends with:", *lines]) if lines else f"it wrote nothing to {log}."
 
 
 def _describe(returncode: int) -> str:

@@ -65,13 +65,34 @@ class Tokenizer:
             ids = self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones written out."""
+        return self._hf.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token as tokenizer.json writes it; None for an id that no token has."""
+        return self._hf.id_to_token(token_id)
+
+    @property
+    def description(self) -> dict[str, str]:
+        """Its special tokens by name, and its chat template."""
+        return self._chat_template.description
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The prompt of a chat, up to where the assistant speaks. Raises TemplateError."""
-        return self._chat_template.render(messages, tools)
+        return self._chat_template.render(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
+        return self._chat_template.render_open(messages)
 
 
 class Detokenizer:

@@ -31,7 +31,8 @@ WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_MS}
 
 _MAX_MS = 2**62
 _SUMS = (
-    "num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
 
@@ -57,10 +58,12 @@ class UsageSum:
     """What one group used, and what it is charged: corrections, credits and payments included.
 
     A dimension that is not grouped by is None. at_ms: where its day, hour or minute begins.
+    num_failed_requests: those answered with an error of ours, which num_requests leaves out.
     kept_mb_s: 10^6 bytes for a second.   cached_, completion_amount: parts of the amount.
     """
 
     num_requests: int = 0
+    num_failed_requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -139,7 +142,8 @@ def _rollup_rows(
         "kind": sums.kind,
     }
     values: dict[str, Any] = {name: sums[name] for name in _SUMS if name != "num_requests"}
-    values["num_requests"] = sa.case((sums.kind == "usage", sums.num_entries), else_=0)
+    num_served = sums.num_entries - sums.num_failed_requests
+    values["num_requests"] = sa.case((sums.kind == "usage", num_served), else_=0)
     query = _select(dimensions, sums.hour_ms, values, group_by)
     query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
     if which.tenant_ids is not None:
@@ -163,7 +167,8 @@ def _entry_rows(
     is_paid = entry.amount_nanousd > 0
     is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
     values: dict[str, Any] = {
-        "num_requests": sa.case((entry.kind == "usage", 1), else_=0),
+        "num_requests": sa.case((usage.is_failed.is_(False), 1), else_=0),
+        "num_failed_requests": sa.case((usage.is_failed.is_(True), 1), else_=0),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,

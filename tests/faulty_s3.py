@@ -23,9 +23,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from moto.server import ThreadedMotoServer
 
@@ -46,6 +47,8 @@ short: half of the body, as if that were all.   wrong_bytes: as long, every byte
 reset: RST instead of an answer.   empty: 200 without a body.   ignore_range: 200, all of it.
 """
 
+_UPLOAD_ID = re.compile("<UploadId>(.*?)</UploadId>")
+_BEGUN = re.compile("(<UploadId>(.*?)</UploadId>.*?<Initiated>)(.*?)(</Initiated>)", re.DOTALL)
 _OTHER_BYTES = bytes(255 - byte for byte in range(256))
 _UPSTREAM_TIMEOUT_S = 30.0
 _NOT_FORWARDED = {"connection", "expect", "host", "transfer-encoding"}
@@ -100,13 +103,18 @@ class _Server(ThreadingHTTPServer):
 
 
 class FaultyS3:
-    """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer."""
+    """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer.
+
+    begun_at: when each multipart upload was begun, by its id. Moto says 2010 of all of them, so a
+    sweep of old ones would end those that have just begun.
+    """
 
     def __init__(self, upstream: str, gate: Gate | None = None) -> None:
         self.upstream = upstream
         self.gate = gate
         self.delay_s = 0.0
         self.requests: list[Request] = []
+        self.begun_at: dict[str, str] = {}
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._let_go = threading.Event()
@@ -194,6 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, headers, answer = (
             refusal.answer() if refusal else self._ask(body, whole=kind == "ignore_range")
         )
+        answer = self._with_true_times(answer)
         got = len(answer) if self.command == "GET" and status < 300 else 0
         with self.proxy._lock:
             interval = self.headers.get("Range")
@@ -228,6 +237,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD" and length is not None:
             kept["Content-Length"] = length
         return response.status, kept, answer
+
+    def _with_true_times(self, answer: bytes) -> bytes:
+        """A list of multipart uploads with the times at which they were begun."""
+        if "uploads" not in parse_qs(urlsplit(self.path).query, keep_blank_values=True):
+            return answer
+        text, begun_at = answer.decode(), self.proxy.begun_at
+        if self.command == "POST" and (begun := _UPLOAD_ID.search(text)):
+            begun_at[begun[1]] = datetime.now(UTC).isoformat()
+        return _BEGUN.sub(lambda m: f"{m[1]}{begun_at[m[2]]}{m[4]}", text).encode()
 
     def _spoil(
         self, fault: Fault, status: int, headers: dict[str, str], answer: bytes

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from tests.gpu.__main__ import passes
 from tests.gpu.checks import CHECKS
 
@@ -15,6 +17,7 @@ HALVES = (
 """Checks by the start of their names: a process for each half, 20 s."""
 
 
+@pytest.mark.timeout(1800)  # a hang would be one: two minutes of a processor, on a busy machine
 def test_every_check_of_the_gpu_passes_dry():
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", "tests.gpu", "--dry", "--only")

@@ -43,7 +43,7 @@ def gpu_backend(
         from kernels.gpu.launch import capability
     except ModuleNotFoundError as missing:
         raise UnsupportedModel(
-            f"device cuda: there is no {missing.name} here; pip install 'chorale[gpu]'"
+            f"device cuda: there is no {missing.name} here; pip install 'chorale-llm[gpu]'"
         ) from None
     shard = ranks.shard if ranks else WHOLE
     check_count(torch.cuda.device_count(), shard)

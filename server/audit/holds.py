@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from server.audit.report import Finding, Scope, differences
 from server.ledger_tables import entries, holds, incidents, price_versions, usage_events
-from server.rating import TokenPrices, amount_nanousd
+from server.rating import TokenPrices, amount_nanousd, is_our_failure
 from server.receipt_rows import PAGE_SIZE
 
 _GRACE_MS = 60_000
@@ -19,6 +19,7 @@ _SAME = (
     "tenant_id", "key_id", "model", "adapter_id", "adapter_version", "adapter_digest",
     "price_version", "engine_id",
 )  # fmt: skip
+_END = ("finish_reason", "stop_cause", "completion_tokens")
 # What the settler found strange when it posted, and wrote down, is not found again.
 _KNOWN_AS = {
     "state": "hold_voided",
@@ -83,8 +84,8 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
 
 def _select_holds() -> sa.Select[Any]:
     usage, price, correction = usage_events.c, price_versions.c, entries.alias()
-    of_event = (*_SAME, "event_id", "hold_nanousd", "is_failed", "posted_at_ms")
-    columns = [usage[name].label(f"event_{name}") for name in of_event if name != "event_id"]
+    of_event = (*_SAME, *_END, "hold_nanousd", "is_failed", "posted_at_ms")
+    columns = [usage[name].label(f"event_{name}") for name in of_event]
     prices = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
     joined = holds.outerjoin(usage_events, usage.request_id == holds.c.request_id)
     joined = joined.join(price_versions, price.price_version == holds.c.price_version)
@@ -115,10 +116,10 @@ def _pairs(row: Row) -> dict[str, tuple[Any, Any]]:
     }
     if row["state"] == "posted":
         pairs["resolved_at_ms"] = (row["event_posted_at_ms"], row["resolved_at_ms"])
-    if row["failed_at_ms"] is None:
-        pairs["is_failed"] = (bool(row["event_is_failed"]), False)
-    else:
+    if row["failed_at_ms"] is not None:
         pairs["what failed is free"] = (True, is_free)
+    elif not is_our_failure(*(row[f"event_{name}"] for name in _END)):
+        pairs["is_failed"] = (bool(row["event_is_failed"]), False)
     return pairs
 
 

@@ -27,7 +27,8 @@ _DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
 _DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
 _SUMS = (
-    "num_entries", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
 
@@ -191,6 +192,7 @@ def _sums_of_entries(
     is_paid = sa.and_(entry.kind == "usage", entry.amount_nanousd > 0)
     is_kept = entry.kind.in_(KEPT_KINDS)
     values = (
+        sa.case((usage.is_failed, 1), else_=0),
         usage.prompt_tokens,
         usage.cached_tokens,
         usage.completion_tokens,

@@ -42,8 +42,9 @@ def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey 
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
+        before = client.request("GET", adapter_path(name))
         adapter = client.request("POST", adapter_path(name, "aliases", alias, "rollback"))
-    _say_meaning(name, alias, adapter)
+    _say_meaning(name, alias, adapter, before)
 
 
 def list_moves(
@@ -69,7 +70,12 @@ def as_share(canary: dict[str, int] | None) -> str | None:
     return f"{canary['percent']} % to {canary['version']}" if canary else None
 
 
-def _say_meaning(name: str, alias: str, adapter: dict[str, Any]) -> None:
+def _say_meaning(
+    name: str, alias: str, adapter: dict[str, Any], before: dict[str, Any] | None = None
+) -> None:
+    """before: the adapter as it was, where a split of its requests may have ended."""
     share = as_share(adapter["canaries"].get(alias))
     beside = f", {share}" if share else ""
-    say(f"{name}@{alias} is version {adapter['aliases'][alias]} now{beside}.")
+    ended = as_share(before["canaries"].get(alias)) if before and not share else None
+    note = f" Its split, {ended}, has ended." if ended else ""
+    say(f"{name}@{alias} is version {adapter['aliases'][alias]} now{beside}.{note}")

@@ -8,7 +8,7 @@ from server.cli import adapter_aliases, adapter_push, adapter_sharing
 from server.cli.adapter_aliases import as_share
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.passport import show_passport
-from server.cli.terminal import say, show_facts, show_json, show_table
+from server.cli.terminal import confirm, say, show_facts, show_json, show_table
 from server.cli.units import dollars, megabytes, moment
 
 app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
@@ -105,9 +105,16 @@ app.command("revoke")(adapter_sharing.revoke)
 
 @app.command("rm")
 def remove(
-    name: Name, version: Version = None, url: Url = DEFAULT_URL, api_key: ApiKey = None
+    name: Name,
+    version: Version = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
 ) -> None:
     """Delete an adapter with all its versions, or one version; `restore` brings it back."""
+    if not yes:
+        with_what = "" if version else " with all its versions and aliases"
+        confirm(f"Delete {_shown(name, version)}{with_what}?")
     with as_tenant(url, api_key) as client:
         client.request("DELETE", _path(name, version))
     say(f"{_shown(name, version)} is deleted; `restore` brings it back while the server keeps it.")

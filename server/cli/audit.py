@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from server.cli.beside import DatabaseUrl, open_beside
-from server.cli.connection import DEFAULT_DATA_DIR, DataDir, Json
+from server.cli.beside import DatabaseUrl, ServerDir, open_beside
+from server.cli.connection import DEFAULT_DATA_DIR, Json
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table, stderr
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def audit(
-    data_dir: DataDir = DEFAULT_DATA_DIR,
+    data_dir: ServerDir = DEFAULT_DATA_DIR,
     database_url: DatabaseUrl = None,
     since: Annotated[
         str | None, typer.Option(help="ISO date: row by row only what was posted since then.")

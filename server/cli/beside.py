@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT_S = 600.0
 """Nobody waits for a command; a gateway's own statements have 5 s."""
 
+ServerDir = Annotated[
+    Path,
+    typer.Option(
+        envvar="CHORALE_DATA_DIR",
+        help="The server's data directory: its settings, its database, its engines' journals.",
+    ),
+]
 DatabaseUrl = Annotated[
     str | None, typer.Option(help="Another database; without it the data directory's own.")
 ]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MODEL_NAME = "chorale-demo"
 _TENANTS = {"acme": ("json", "shout"), "globex": ("python", "pirate")}
+_LOGS = "logs"
 _ARENA_BYTES = 256 << 20
 _QUESTION = "What does a fox eat?"
 
@@ -40,14 +41,17 @@ def demo(
     started_at = time.monotonic()
     flags = {"model": str(folder / "model"), "model_name": _MODEL_NAME, "data_dir": data_dir}
     settings = load({**flags, "port": port, "arena_bytes": _ARENA_BYTES})
-    with start_serving(settings) as (supervisor, settings):
-        supervisor.run(until=Readiness(base_url(settings)))
+    with start_serving(settings, logs=_LOGS) as (supervisor, settings):
+        say(f"Starting engine and gateway; their logs are in {settings.data_dir / _LOGS}.")
+        supervisor.run(until=Readiness(base_url(settings)), may_restart=False)
         if not supervisor.is_stopping:
             made = _provision(settings, folder / "adapters")
             write_private(settings.data_dir / "demo.json", made)
+        if not supervisor.is_stopping:
             say(f"Ready after {time.monotonic() - started_at:.1f} s.")
             _show_what_to_paste(made)
         supervisor.run()
+        say("Stopping; Ctrl-C again kills.")
 
 
 def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:

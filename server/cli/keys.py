@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from server.cli.beside import DatabaseUrl, open_beside
+from server.cli.beside import DatabaseUrl, ServerDir, open_beside
 from server.cli.connection import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -124,7 +124,7 @@ def revoke(
 
 
 @app.command("reset-admin")
-def reset_admin(data_dir: DataDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None) -> None:
+def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None) -> None:
     """Make a new admin key, on the server's own machine; the old one is refused within 5 s."""
     from sqlalchemy.exc import DBAPIError
 
@@ -167,7 +167,8 @@ def _path(tenant: str | None) -> str:
 
 def _show_new(key: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show_json(key)
+        # First: the only thing that cannot be asked for again.
+        show_json({"api_key": key["api_key"], **key})
         return
     say(f"Key {key['key_id']}, shown only this once:")
     show(key["api_key"])

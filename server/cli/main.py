@@ -1,5 +1,7 @@
 """`chorale`: every command, and where it lives."""
 
+from typing import Annotated
+
 import typer
 
 from server.cli import (
@@ -16,7 +18,15 @@ from server.cli import (
     tenants,
     usage,
 )
-from server.cli.terminal import OneLineErrors
+from server.cli.terminal import OneLineErrors, show
+from server.version import VERSION
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        show(f"chorale {VERSION}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     name="chorale",
@@ -26,6 +36,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+@app.callback()
+def _chorale(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
 app.add_typer(tenants.app, name="tenants")

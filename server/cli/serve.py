@@ -1,6 +1,7 @@
 """`chorale serve`: engine, fetcher and gateway, until a signal."""
 
 import logging
+import shutil
 import sys
 import time
 import urllib.error
@@ -110,28 +111,45 @@ def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
 
 
 @contextmanager
-def start_serving(settings: "Settings") -> "Iterator[tuple[Supervisor, Settings]]":
-    """The three processes, stopped at the end, and the settings with what was derived."""
+def start_serving(
+    settings: "Settings", *, logs: str | None = None
+) -> "Iterator[tuple[Supervisor, Settings]]":
+    """The three processes, stopped at the end, and the settings with what was derived.
+
+    logs: the folder in the data directory that gets all they write, and what their supervisor does;
+    without it all is written to this process's own output.
+    """
     from server.admin_key import AdminKey
     from server.launch import ServeError, prepare, settle_settings
     from server.secrets_store import SecretError
     from server.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
-    logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s")
-    logging.getLogger("server").setLevel(logging.INFO)
     try:
         settings = settle_settings(settings)
         with lock_data_dir(settings.data_dir):
+            folder = _empty_folder(settings.data_dir / logs) if logs else None
+            _begin_log(folder and folder / "supervisor.log")
             children = prepare(settings)
             admin_key = AdminKey.load(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
-            with Supervisor(children) as supervisor:
+            with Supervisor(children, logs=folder) as supervisor:
                 yield supervisor, settings
     except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error
+
+
+def _empty_folder(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def _begin_log(file: Path | None) -> None:
+    logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s", filename=file)
+    logging.getLogger("server").setLevel(logging.INFO)
 
 
 def base_url(settings: "Settings") -> str:

@@ -63,7 +63,9 @@ def simulate(
     if json:
         show_json(found)
         return
-    show_table(_COLUMNS, [*found["data"], {"tenant": "all", **found["total"]}])
+    # Whoever is no tenant, as the engine's own canary is, has an id and no name.
+    lines = [{**line, "tenant": line["tenant"] or line["tenant_id"]} for line in found["data"]]
+    show_table(_COLUMNS, [*lines, {"tenant": "all", **found["total"]}])
 
 
 def _read_book(path: Path) -> Any:

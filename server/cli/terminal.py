@@ -33,6 +33,14 @@ class OneLineErrors(TyperGroup):
             raise typer.Exit(error.exit_code) from None
 
 
+def confirm(question: str) -> None:
+    """Ask before something is done. Raises CommandFailed: the answer is no, or nobody is there."""
+    if not sys.stdin.isatty():
+        raise CommandFailed("There is no terminal to ask for a yes; give --yes.", exit_code=2)
+    if not typer.confirm(question, err=True):
+        raise CommandFailed("Nothing was done.")
+
+
 def say(markup: str) -> None:
     """A line for the one who waits, on stderr."""
     stderr().print(markup, soft_wrap=True, highlight=False)

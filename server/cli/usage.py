@@ -51,7 +51,10 @@ AllTenants = Annotated[
     bool, typer.Option("--all-tenants", help="Of everybody, with the admin key.")
 ]
 
-_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "amount_usd")
+_SUMS = (
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "amount_usd",
+)  # fmt: skip
 
 
 @app.command("show")
@@ -94,8 +97,9 @@ def export_usage(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="A file; without it the export goes to stdout. What broke off lies beside it as "
-            ".part, and the same command goes on from there; parquet begins again."
+            help="A file; without it the export goes to stdout. What came whole before a failure "
+            "lies beside it as .part, and the same command goes on from there; parquet begins "
+            "again, and leaves nothing."
         ),
     ] = None,
     all_tenants: AllTenants = False,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from server.client.http import ApiRefused, Client, ClientError
 from server.client.patience import Patience
@@ -28,9 +28,19 @@ def download_export(
 
     params: the API's, without the format. Without a start it begins with the month in which it was
     asked for first. on_resume: told the entry that it goes on behind. Raises ClientError, OSError;
-    what came so far stays for the next time.
+    what can be continued stays for the next time, and nothing else does.
     """
     draft = _Draft(output, {"server": client.base_url, "path": path, "format": format, **params})
+    try:
+        _insist(draft, client, patience, on_resume)
+    finally:
+        draft.keep_if_resumable()
+
+
+def _insist(
+    draft: "_Draft", client: Client, patience: Patience, on_resume: Callable[[int], None]
+) -> None:
+    """Fetch until all is there. Raises the ClientError that will not pass."""
     failures = 0
     while True:
         size_bytes = draft.size_bytes()
@@ -63,11 +73,10 @@ class _Draft:
         """Everything behind what came whole."""
         note = self._read_note()
         asked = dict(self._asked)
-        path, format = asked.pop("path"), asked["format"]
+        path = asked.pop("path")
         del asked["server"]
         with self._path.open("a+b") as file:
-            file.seek(0)
-            whole = whole_part(file, format) if note["through"] else Whole()
+            whole = self._whole_part(file, note)
             file.truncate(whole.size_bytes)
             params = asked | {"start": note["start"]}
             if whole.entry_id is not None:
@@ -82,10 +91,22 @@ class _Draft:
 
     def discard(self) -> None:
         self._path.unlink(missing_ok=True)
+        self._note.unlink(missing_ok=True)
 
     def finish(self) -> None:
         self._path.rename(self._output)
-        self._note.unlink()
+
+    def keep_if_resumable(self) -> None:
+        """Discard what the next time would begin again, and what is left of a finished one."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                if self._whole_part(file, self._read_note()).entry_id is not None:
+                    return
+        self.discard()
+
+    def _whole_part(self, file: BinaryIO, note: dict[str, Any]) -> Whole:
+        file.seek(0)
+        return whole_part(file, self._asked["format"]) if note["through"] else Whole()
 
     def _read_note(self) -> dict[str, Any]:
         """Of the draft that is there, if it is of this export; otherwise a new one of none."""

@@ -18,7 +18,7 @@ class FormatUnavailable(Exception):
         self.format = format
         self.extra = extra
         super().__init__(
-            f"{format} needs a library that is not installed: pip install 'chorale[{extra}]'."
+            f"{format} needs a library that is not installed: pip install 'chorale-llm[{extra}]'."
         )
 
 

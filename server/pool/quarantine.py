@@ -40,5 +40,5 @@ class Quarantine:
 def fingerprint(request: AddRequest) -> str:
     """The same for requests that make the engine do the same."""
     digest = request.adapter.digest if request.adapter else None
-    shape = (request.tenant_id, digest, request.prompt_token_ids, request.sampling_params)
+    shape = (request.tenant_id, digest, request.prompts, request.sampling_params)
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

@@ -2,7 +2,6 @@
 
 import asyncio
 import functools
-import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Annotated, Any, TypeVar
@@ -172,9 +171,7 @@ async def _read(
 
 async def _replay(gateway: Gateway, identity: Identity, stored: StoredAnswer) -> Response:
     """Byte for byte what was answered then. It counts as a request, and takes no tokens."""
-    limits = [limit for limit in identity.limits if limit.metric == "requests"]
-    grant = await gateway.limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lease_ms=1)
-    gateway.limiter.settle(grant, 0)
+    grant = await admission.count_request(gateway, identity)
     headers = stored.headers | _limit_headers(gateway, grant) | {"idempotent-replayed": "true"}
     return TimedStream(stored.chunks(), status=stored.status, headers=headers, timeout_s=READING_S)
 

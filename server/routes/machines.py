@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from server.deps import GatewayDep
+from server.version import VERSION
 
 router = APIRouter(include_in_schema=False)
 
@@ -33,6 +34,12 @@ def page() -> HTMLResponse:
 def health() -> dict[str, str]:
     """The process answers."""
     return {"status": "ok"}
+
+
+@router.get("/version")
+def version() -> dict[str, str]:
+    """The release that this gateway is."""
+    return {"version": VERSION}
 
 
 @router.get("/ready")

@@ -18,20 +18,18 @@ router = APIRouter()
 async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
         own = [
-            _model(gateway, adapter.name, adapter.created_at_ms, identity.tenant_name)
+            _adapter(
+                gateway, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name
+            )
             for adapter in gateway.catalog.list_adapters(conn, identity.tenant_id)
             if adapter.latest and gateway.catalog.is_servable(adapter.latest)
         ]
         shared = grants.list_shared(conn, identity.tenant_id, gateway.base.base_revision)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return own + [
-            _model(
-                gateway,
-                f"{names[adapter.owner_id]}/{adapter.name}",
-                adapter.created_at_ms,
-                names[adapter.owner_id],
-            )
+            _adapter(gateway, model, model, adapter.created_at_ms, names[adapter.owner_id])
             for adapter in shared
+            for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
         ]
 
     adapters = await gateway.database.read(read)
@@ -45,21 +43,35 @@ async def get_model(model: str, gateway: GatewayDep, identity: InferenceKey) -> 
         if named is None:
             return _base(gateway)
         adapter = gateway.catalog.get_adapter(conn, named.owner_id, named.name)
-        return _model(gateway, model, adapter.created_at_ms, named.owner_name)
+        name = model.partition("@")[0]
+        return _adapter(gateway, model, name, adapter.created_at_ms, named.owner_name)
 
     return await gateway.database.read(read)
 
 
 def _base(gateway: Gateway) -> dict[str, Any]:
-    return {"id": gateway.base.model_id, "object": "model", "created": 0, "owned_by": "chorale"}
+    base = gateway.base
+    return _model(gateway, base.model_id, base.model_id, base.created_at_s, "chorale", None)
 
 
-def _model(gateway: Gateway, name: str, created_at_ms: int, owner: str) -> dict[str, Any]:
-    """parent: the base model it changes (vLLM's field)."""
+def _adapter(
+    gateway: Gateway, model: str, name: str, created_at_ms: int, owner: str
+) -> dict[str, Any]:
+    """model: as it was asked for, maybe with a version or an alias.   name: without either."""
+    base_id = gateway.base.model_id
+    return _model(gateway, model, name, created_at_ms // 1000, owner, base_id)
+
+
+def _model(
+    gateway: Gateway, model: str, root: str, created: int, owner: str, parent: str | None
+) -> dict[str, Any]:
+    """root, parent, max_model_len: vLLM's fields; parent is the base that an adapter changes."""
     return {
-        "id": name,
+        "id": model,
         "object": "model",
-        "created": created_at_ms // 1000,
+        "created": created,
         "owned_by": owner,
-        "parent": gateway.base.model_id,
+        "root": root,
+        "parent": parent,
+        "max_model_len": gateway.max_model_len or None,
     }

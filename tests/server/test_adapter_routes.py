@@ -142,6 +142,8 @@ def test_a_deleted_adapter_comes_back_as_it_was(acme):
     before = call(acme, GET, "/pirate")
     call(acme, DELETE, "/pirate")
     assert refused(acme, GET, "/pirate") == (404, "model_not_found")
+    told = acme.call("DELETE", "/v1/adapters/pirate").json()["error"]["message"]
+    assert told.startswith("The adapter 'pirate' does not exist")
     assert call(acme, POST, "/pirate/restore") == before
     assert refused(acme, POST, "/pirate/restore") == (409, "not_deleted")
 

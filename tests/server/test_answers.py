@@ -9,8 +9,8 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.messages import RequestOutput, TokenLogprobs
-from server.answers import Answer, Choice, Part, event, usage
-from server.logprobs import LogprobsText
+from server.answers import Answer, Choice, Part, ShownPrompt, event, usage
+from server.logprobs import LogprobsText, PromptLogprobs, extend
 
 EURO = "€".encode()
 VOCABULARY = [b"", b"a", b"b", EURO[:1], EURO[1:], b" cd", b"\xff"]
@@ -24,8 +24,15 @@ def make_output(*token_ids, logprobs=False, finish_reason=None, **fields):
     )  # fmt: skip
 
 
-def make_choice(is_chat=True, index=0, echo=""):
-    return Choice(index, VOCABULARY, is_chat, echo)
+def make_choice(is_chat=True, index=0, **prompt):
+    return Choice(index, VOCABULARY, is_chat, ShownPrompt(**prompt))
+
+
+def score(*token_ids):
+    """An output that only names logprobs of these tokens of the prompt."""
+    top = ((1, -0.5), (2, -0.7))
+    named = tuple(TokenLogprobs(logprob=dict(top).get(i, -3.0), top=top) for i in token_ids)
+    return RequestOutput(request_id="r", seq=0, prompt_logprobs=named)
 
 
 def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
@@ -61,10 +68,38 @@ def test_only_the_first_chunk_of_each_answer_has_a_role():
     ]
 
 
-def test_the_prompt_is_echoed_once_before_the_first_text():
-    choice = make_choice(is_chat=False, echo="say: ")
-    parts = [choice.take(make_output(1)), choice.take(make_output(2, finish_reason="stop"))]
-    assert [part.text for part in parts] == ["say: a", "b"]
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_prompt_is_echoed_once_before_the_first_text_with_its_logprobs(is_streamed):
+    logprobs = PromptLogprobs(VOCABULARY, [5, 1, 3], num_echoed=1, num_listed=2)
+    choice = make_choice(is_chat=False, echo=" cda\ufffd", token_ids=[5, 1, 3], logprobs=logprobs)
+    outputs = [score(1), score(3), make_output(2, logprobs=True), make_output(1, logprobs=True)]
+    parts = [choice.take(output) for output in outputs]
+    if is_streamed:
+        body, second = map(choice.chunk, parts[2:])
+        assert (body["text"], second["text"]) == (" cda\ufffdb", "a")
+        assert body["prompt_token_ids"] == [5, 1, 3]
+        assert "prompt_token_ids" not in second
+        extend(body["logprobs"], second["logprobs"])
+    else:
+        total = Part()
+        for part in parts:
+            total.append(part)
+        body = choice.whole(total)
+        assert body["text"] == " cda\ufffdba"
+        likely = {
+            "1": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+            "2": {"logprob": -0.7, "rank": 2, "decoded_token": "b"},
+        }
+        last = {"3": {"logprob": -3.0, "rank": None, "decoded_token": "\ufffd"}}
+        assert body["prompt_logprobs"] == [None, likely, last | likely]
+    assert body["logprobs"] == {
+        "tokens": [" cd", "a", "bytes:\\xe2", "b", "a"],
+        "token_logprobs": [None, -0.5, -3.0, -2.0, -1.0],
+        "top_logprobs": [
+            None, {"a": -0.5}, {"a": -0.5, "bytes:\\xe2": -3.0}, {"b": -1.0}, {"a": -1.0},
+        ],
+        "text_offset": [0, 3, 4, 5, 6],
+    }  # fmt: skip
 
 
 def test_chat_logprobs_have_exact_bytes_and_text_with_replacements():
@@ -91,9 +126,9 @@ def test_completion_logprobs_say_where_tokens_stand_and_name_the_chosen_one_too(
         [5, 3], [TokenLogprobs(logprob=-1.0, top=((1, -0.1),)), TokenLogprobs(logprob=-2.0)]
     )
     assert first == {
-        "tokens": [" cd", "\ufffd"],
+        "tokens": [" cd", "bytes:\\xe2"],
         "token_logprobs": [-1.0, -2.0],
-        "top_logprobs": [{"a": -0.1, " cd": -1.0}, {"\ufffd": -2.0}],
+        "top_logprobs": [{"a": -0.1, " cd": -1.0}, {"bytes:\\xe2": -2.0}],
         "text_offset": [0, 3],
     }
     # The character ends with its second token, so what follows stands one further.
@@ -101,10 +136,13 @@ def test_completion_logprobs_say_where_tokens_stand_and_name_the_chosen_one_too(
     assert more["text_offset"] == [3, 4]
 
 
-def test_pieces_of_characters_share_one_text_and_the_likeliest_has_it():
-    named = TokenLogprobs(logprob=-3.0, top=((3, -0.1), (1, -0.7)))
-    body = LogprobsText(VOCABULARY, is_chat=False).render([6], [named])
-    assert body["top_logprobs"] == [{"\ufffd": -0.1, "a": -0.7}]
+def test_no_likely_token_is_lost_where_two_have_one_text():
+    logprobs = LogprobsText([*VOCABULARY, b"a", b""], is_chat=False)
+    pieces = TokenLogprobs(logprob=-0.1, top=((6, -0.1), (3, -0.2), (4, -0.3)))
+    assert len(logprobs.render([6], [pieces])["top_logprobs"][0]) == 3
+    same = TokenLogprobs(logprob=-0.2, top=((7, -0.1), (1, -0.2), (8, -0.3), (0, -0.4)))
+    (named,) = logprobs.render([1], [same])["top_logprobs"]
+    assert named == {"token_id:7": -0.1, "a": -0.2, "": -0.3, "token_id:0": -0.4}
 
 
 def test_a_token_beyond_the_vocabulary_has_no_text():
@@ -119,11 +157,12 @@ def test_a_token_beyond_the_vocabulary_has_no_text():
 def test_a_stream_in_pieces_is_the_whole_answer(is_chat, pieces):
     outputs = [make_output(*ids, logprobs=True) for ids in pieces[:-1]]
     outputs.append(make_output(*pieces[-1], logprobs=True, finish_reason="length"))
-    streamed, whole, total = make_choice(is_chat), make_choice(is_chat), Part()
-    chunks = [streamed.chunk(streamed.take(output), with_token_ids=True) for output in outputs]
+    streamed, whole = (make_choice(is_chat, token_ids=[1]) for _ in range(2))
+    total = Part()
+    chunks = [streamed.chunk(streamed.take(output)) for output in outputs]
     for output in outputs:
         total.append(whole.take(output))
-    body = whole.whole(total, prompt_token_ids=[1])
+    body = whole.whole(total)
     texts = [c["delta"]["content"] if is_chat else c["text"] for c in chunks]
     assert "".join(texts) == (body["message"]["content"] if is_chat else body["text"])
     assert [i for c in chunks for i in c["token_ids"]] == body["token_ids"]
@@ -141,7 +180,7 @@ def test_the_official_client_reads_every_shape():
     counts = usage(final, 0, 1)
     for is_chat, kind in ((True, ChatCompletion), (False, Completion)):
         answer, choice = Answer.of("r", "m", is_chat, "abc", "flex"), make_choice(is_chat, index=3)
-        body = answer.whole([choice.whole(choice.take(final), None)], counts)
+        body = answer.whole([choice.whole(choice.take(final))], counts)
         read = kind.model_validate(body, strict=True)
         assert read.choices[0].index == 3
     assert read.choices[0].logprobs.tokens == ["a", " cd"]

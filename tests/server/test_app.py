@@ -11,7 +11,7 @@ from server.gateway import Gateway
 from server.routes import machines
 from server.settings import Settings
 
-OPEN = {"/", "/health", "/ready", "/metrics"}
+OPEN = {"/", "/health", "/ready", "/metrics", "/version"}
 
 
 class _NoMetrics:

@@ -1,12 +1,15 @@
 """What a gateway is made of, where its settings decide that."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from server.admin_key import AdminKey
+from server.app import create_app
 from server.assembly import assemble
+from server.database import Database
 from server.limiter.memory import MemoryLimiter
 from server.settings import Settings
 from tests.server.in_process import DEMO
@@ -40,3 +43,29 @@ def test_whether_limits_are_degraded_is_a_metric(
     assert b"\nchorale_limiter_degraded 1.0\n" in gateway.metrics.render()
     asyncio.run(gateway.engines.close())
     gateway.database.close()
+
+
+def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) -> None:
+    class Unreachable:
+        is_closed = False
+
+        async def start(self) -> None:
+            raise OSError("no such pool")
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    engines = Unreachable()
+    settings = Settings(model=str(DEMO), data_dir=tmp_path)
+    gateway = replace(assemble(settings, DEMO, AdminKey("admin")), engines=engines)
+    app = create_app(gateway)
+
+    async def run() -> None:
+        with pytest.raises(OSError, match="no such pool"):
+            async with app.router.lifespan_context(app):
+                pass
+
+    asyncio.run(run())
+    assert engines.is_closed
+    # Its lock is free, so the next one starts at once.
+    Database(settings.database_url, data_dir=tmp_path).close()

@@ -95,6 +95,18 @@ def test_a_prompt_is_what_transformers_makes_of_the_chat(name, chat, tools):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(chat=conversations().filter(lambda chat: len(chat) > 1 and chat[-1]["role"] == "assistant"))
+def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(name, chat):
+    def reference():
+        text = theirs(name).apply_chat_template(chat, tokenize=False, continue_final_message=True)
+        # A template that writes the message twice: theirs leaves its own mark there.
+        return None if "CONTINUE_FINAL_MESSAGE_TAG" in text else text
+
+    assert rendered(lambda: ours(name).render_open(chat)) == rendered(reference)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_ordinary_chat_is_rendered(name):
     chat = [{"role": "user", "content": "hi {{ 7 * 7 }}"}]
     assert "hi {{ 7 * 7 }}" in ours(name).render(chat)

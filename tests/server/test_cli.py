@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from server.version import VERSION
 from tests.server.fake_api import Api, fixed, is_one_line, make_run
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
@@ -18,6 +19,7 @@ def used(dimension, value, count):
     return {
         dimension: value,
         "num_requests": 3,
+        "num_failed_requests": 2,
         "prompt_tokens": count,
         "cached_tokens": 4,
         "completion_tokens": 5,
@@ -87,13 +89,13 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
 def test_a_table_in_a_pipe_keeps_a_row_on_one_line(run):
     result = run("usage", "show", "--group-by", "model")
     row = next(line for line in result.stdout.splitlines() if line.startswith("json"))
-    assert row.split() == ["json", "3", "12,345", "4", "5", "0.000012345"]
+    assert row.split() == ["json", "3", "2", "12,345", "4", "5", "0.000012345"]
 
 
 def test_a_table_of_usage_ends_with_its_total(run, api):
     lines = run("usage", "show", "--all-tenants").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["tenant", "ten_1", "ten_2", "total"]
-    assert lines[-1].split() == ["total", "6", "3", "8", "10", "0.000000003"]
+    assert lines[-1].split() == ["total", "6", "4", "3", "8", "10", "0.000000003"]
     run("usage", "show", "--group-by", "kind", "--group-by", "day")
     assert "group_by=kind&group_by=day" in api.asked()[-1][1]
 
@@ -184,6 +186,17 @@ def test_a_model_that_is_not_there_is_one_line_and_exit_1(run, tmp_path):
     assert result.exit_code == 1
     assert is_one_line(result.stderr, "There is no model '/no/such'")
     assert not (data_dir / "admin.key").exists()
+
+
+def test_the_version_is_said_and_nothing_else(run):
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"chorale {VERSION}\n")
+
+
+def test_the_audit_says_what_its_data_directory_is_for(run):
+    told = run("audit", "--help", terminal_width=200).stdout
+    assert "journals" in told
+    assert "admin.key" not in told
 
 
 def test_help_loads_nothing_heavy():

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -39,7 +42,8 @@ ANSWERS = {
     ("GET", "/v1/adapters/json/versions"): list_of(version_of(2), version_of(1)),
     ("GET", "/v1/adapters/json/aliases/prod/moves"): list_of(*MOVES),
     ("PUT", "/v1/adapters/json/aliases/prod"): (200, ADAPTER),
-    ("POST", "/v1/adapters/json/aliases/prod/rollback"): (200, ADAPTER),
+    ("POST", "/v1/adapters/json/aliases/prod/rollback"): (200, {**ADAPTER, "canaries": {}}),
+    ("POST", "/v1/adapters/json/aliases/latest/rollback"): (200, ADAPTER),
     ("PUT", "/v1/adapters/json/pin"): (200, {"id": "json", **PIN}),
     ("DELETE", "/v1/adapters/json/pin"): (200, {"id": "json", "removed": True}),
     ("PUT", "/v1/adapters/json/grants/ten_2"): (200, GRANT),
@@ -136,17 +140,16 @@ def test_a_search_and_deleted_versions_are_asked_of_the_server(run, api):
             ("PUT", "aliases/prod", {"version": 1, "canary": {"version": 2, "percent": 10}}),
             "json@prod is version 1 now, 10 % to 2.",
         ),
-        (
-            ("rollback", "json", "prod"),
-            ("POST", "aliases/prod/rollback", None),
-            "json@prod is version 1 now, 10 % to 2.",
-        ),
         (("pin", "json"), ("PUT", "pin", None), "3.1 MB at $0.00000155 an hour"),
         (("unpin", "json"), ("DELETE", "pin", None), "json is not pinned any more."),
         (("grant", "json", "ten_2"), ("PUT", "grants/ten_2", None), "globex may use json."),
         (("revoke", "json", "ten_2"), ("DELETE", "grants/ten_2", None), "globex may not use json."),
-        (("rm", "json"), ("DELETE", "", None), "json is deleted"),
-        (("rm", "json", "--version", "1"), ("DELETE", "versions/1", None), "json@1 is deleted"),
+        (("rm", "json", "--yes"), ("DELETE", "", None), "json is deleted"),
+        (
+            ("rm", "json", "--version", "1", "--yes"),
+            ("DELETE", "versions/1", None),
+            "json@1 is deleted",
+        ),
         (("restore", "json"), ("POST", "restore", None), "json is back."),
         (
             ("restore", "json", "--version", "1"),
@@ -161,6 +164,31 @@ def test_a_change_is_one_request_and_one_line(run, api, command, asked, sentence
     assert (result.exit_code, result.stdout) == (0, "")
     assert is_one_line(result.stderr, sentence)
     assert api.asked() == [(method, f"/v1/adapters/json/{path}".rstrip("/"), body)]
+
+
+def test_a_rollback_says_whether_it_ended_a_split(run):
+    split = run("rollback", "json", "prod")
+    assert is_one_line(split.stderr, "json@prod is version 1 now. Its split, 10 % to 2, has ended.")
+    assert is_one_line(run("rollback", "json", "latest").stderr, "json@latest is version 2 now.\n")
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(run, api):
+    refused = run("rm", "json")
+    assert refused.exit_code == 2
+    assert is_one_line(refused.stderr, "no terminal", "--yes")
+    assert api.requests == []
+
+
+@pytest.mark.parametrize(("answer", "exit_code", "num_requests"), [("n", 1, 0), ("y", 0, 1)])
+def test_what_a_terminal_answers_is_done(run, api, answer, exit_code, num_requests):
+    ours, terminal = os.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    command = (sys.executable, "-m", "server.cli.main", "adapters", "rm", "json", "--version", "1")
+    ended = subprocess.run(command, stdin=terminal, capture_output=True, text=True)
+    os.close(ours)
+    os.close(terminal)
+    assert (ended.returncode, len(api.requests)) == (exit_code, num_requests), ended.stderr
+    assert "Delete json@1?" in ended.stderr
 
 
 @pytest.mark.parametrize("option", [("--canary", "2"), ("--percent", "10")])

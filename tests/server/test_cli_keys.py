@@ -1,3 +1,4 @@
+import json
 import stat
 
 import pytest
@@ -67,6 +68,12 @@ def test_a_new_key_is_all_that_stands_on_stdout(run, command):
     result = run("keys", *command)
     assert result.stdout == "sk-secret\n"
     assert "only this once" in result.stderr
+
+
+def test_the_key_is_the_first_that_json_says_of_it(run):
+    made = json.loads(run("keys", "create", "--json").stdout)
+    assert made == NEW
+    assert next(iter(made)) == "api_key"
 
 
 def test_the_admin_key_is_replaced_on_the_servers_machine_and_that_is_audited(

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from tests.ports import free_port
 
 START_TIMEOUT_S = 60.0
+# What begins at the left: indented are the URLs, the commands and the program to paste.
+OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "Ctrl-C", "Stopping;"]
 
 
 @contextlib.contextmanager
@@ -77,6 +80,23 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
         assert second == first
         assert ask(second, second["tenants"][0], "json") == answers[1]
     log = data_dir.with_suffix(".log").read_text()
+    assert [line.split()[0] for line in log.splitlines() if line[:1].strip()] == OWN_LINES
+    requests = (data_dir / "logs" / "gateway.log").read_text()
+    assert '"route":"/v1/chat/completions"' in requests
+    polls = [line for line in requests.splitlines() if '"/ready"' in line]
+    assert polls
+    assert not [line for line in polls if "warning" in line]
     assert f"/#keys={','.join(tenant['api_key'] for tenant in first['tenants'])}" in log
     with pytest.raises(httpx.ConnectError):
         httpx.get(first["base_url"], trust_env=False)
+
+
+def test_a_port_that_is_taken_is_the_last_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = (sys.executable, "-m", "server.cli.main", "demo", "--port", port)
+        ended = subprocess.run(
+            (*command, "--data-dir", str(tmp_path)), capture_output=True, text=True
+        )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[-1].startswith(f"Error: Cannot listen on 127.0.0.1:{port}")

@@ -146,7 +146,7 @@ def test_no_error_of_another_module_is_without_a_status():
 
 
 def test_an_unknown_model_and_a_foreign_one_get_the_same_body():
-    foreign = foreign_errors.from_registry(registry_errors.AdapterNotFound(model="m"))
+    foreign = foreign_errors.from_registry(registry_errors.ModelNotFound(model="m"))
     assert error_body(foreign) == error_body(errors.model_not_found("m"))
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.client.exports import download_export
-from server.client.http import Client, ServerUnreachable
+from server.client.http import ApiRefused, Client, ServerUnreachable
 from server.client.patience import Patience
 from server.database import DEFAULT_FILE, Database
 from server.exports import csv_rows, focus
@@ -179,6 +179,28 @@ def test_patience_is_for_a_server_that_gets_nowhere(wholes, tmp_path):
     assert len(download(server, "jsonl", tmp_path / "usage.jsonl")) == 6
 
 
+@pytest.mark.parametrize(("format", "cuts"), [("parquet", [4000]), ("csv", [0]), ("csv", [300])])
+def test_a_failure_that_cannot_be_continued_leaves_nothing(wholes, tmp_path, format, cuts):
+    database, _ = wholes
+    with pytest.raises(ServerUnreachable):
+        download(Server(database, cuts * 9), format, tmp_path / "usage")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_what_the_server_refuses_or_a_key_interrupts_leaves_nothing(tmp_path, format):
+    for error in (httpx.Response(501), KeyboardInterrupt()):
+
+        def answer(_request, error=error):
+            if isinstance(error, httpx.Response):
+                return error
+            raise error
+
+        with pytest.raises((ApiRefused, KeyboardInterrupt)):
+            download(httpx.MockTransport(answer), format, tmp_path / "usage")
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_parquet_begins_again(wholes, tmp_path):
     database, _ = wholes
     server = Server(database, [4000])
@@ -259,4 +281,4 @@ def test_without_its_library_parquet_is_refused_with_what_to_install(product, mo
     ):
         error = acme.call(method, path, body).json()["error"]
         assert error["code"] == "format_unavailable"
-        assert "chorale[parquet]" in error["message"]
+        assert "chorale-llm[parquet]" in error["message"]

@@ -1,12 +1,16 @@
 import asyncio
 import contextlib
+from itertools import product
+from typing import get_args
 
 import pytest
 
+from engine.messages import AddRequest, RequestOutput, SamplingParams, StopCause
 from server import failures, ledger
 from server.database import LedgerUnavailable
 from server.failures import Failures
 from server.holds import get_hold
+from server.outcomes import failure_of
 from server.receipt_rows import iterate_receipts, select_receipts
 from tests.server.factories import (
     ENGINE,
@@ -17,6 +21,12 @@ from tests.server.factories import (
     make_hold,
     make_price,
 )
+from tests.server.test_pricing_differential import BROKEN
+
+MESSAGE = AddRequest(
+    request_id="r", tenant_id="ten_1", prompt_token_ids=(1,), token_lease=5, deadline_s=9,
+    sampling_params=SamplingParams(max_tokens=5),
+)  # fmt: skip
 
 
 class Away:
@@ -57,6 +67,23 @@ def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held):
     assert (receipt["is_failed"], receipt["amount_nanousd"]) == (True, 0)
     assert receipt["completion_tokens"] == 5
     assert held.read_sync(lambda c: get_hold(c, "r1")).state == "posted"
+
+
+def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(database):
+    """As its client was told: 5xx is ours, 400 is not."""
+    price, told = make_price(database), []
+    for seq, (cause, num_tokens) in enumerate(product(get_args(StopCause), (0, 5)), 1):
+        reason = "error" if cause in BROKEN or cause == "first_token_timeout" else "length"
+        ended = {"finish_reason": reason, "stop_cause": cause, "num_completion_tokens": num_tokens}
+        insert_holds(database, make_hold(price, f"r{seq}"))
+        settle(database, make_end(seq, f"r{seq}", **ended))
+        output = RequestOutput(request_id=f"r{seq}", seq=0, **ended)
+        told.append(failure_of(MESSAGE, output, prompt_param="messages"))
+    posted = receipts(database)
+    assert len(posted) == len(told)
+    for receipt, error in zip(posted, told, strict=True):
+        assert receipt["is_failed"] == (error is not None and error.status >= 500), receipt
+        assert (receipt["amount_nanousd"] == 0) == (error is not None), receipt
 
 
 def test_one_that_was_settled_already_is_reversed_once(held):

@@ -47,28 +47,43 @@ def token_ids(index: int) -> tuple[int, ...]:
 
 
 def answer_all(message: AddRequest) -> list[RequestOutput]:
-    """Three tokens for each answer, one by one and in turn; the last output has the counts."""
-    params, n = message.sampling_params, message.sampling_params.n
-    said = [(index, place) for place in range(3) for index in range(n)]
+    """Three tokens for each answer, one by one and in turn; the last output has the counts.
+
+    Before them logprobs of the prompts, where they are asked for: a piece for each.
+    """
+    params = message.sampling_params
+    said = [(index, place) for place in range(3) for index in range(message.num_answers)]
     outputs = []
+    if params.prompt_logprobs is not None:
+        outputs = [
+            RequestOutput(
+                request_id=message.request_id, seq=number, index=number * params.n,
+                prompt_logprobs=tuple(prompt_score(token) for token in prompt[1:]),
+            )
+            for number, prompt in enumerate(message.prompts)
+        ]  # fmt: skip
     for seq, (index, place) in enumerate(said):
         token = token_ids(index)[place]
         named = (TokenLogprobs(logprob=-0.5, top=((token, -0.5), (7, -1.5))),)
         outputs.append(
             RequestOutput(
                 request_id=message.request_id,
-                seq=seq,
+                seq=len(outputs),
                 index=index,
                 new_token_ids=(token,),
                 logprobs=None if params.logprobs is None else named,
                 finish_reason="length" if place == 2 else None,
                 stop_cause="max_tokens" if place == 2 else None,
-                num_prompt_tokens=len(message.prompt_token_ids),
+                num_prompt_tokens=message.num_prompt_tokens,
                 num_completion_tokens=seq + 1,
                 is_last=seq + 1 == len(said),
             )
         )
     return outputs
+
+
+def prompt_score(token: int) -> TokenLogprobs:
+    return TokenLogprobs(logprob=-token / 8, top=((7, -0.25), (token, -token / 8)))
 
 
 def end_at_once(**fields: Any) -> Script:
@@ -215,6 +230,113 @@ def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Produc
     assert chunks[-1]["usage"]["completion_tokens"] == 9
 
 
+def test_a_list_of_prompts_is_answered_by_index_under_one_hold(product: Product) -> None:
+    texts = ["Hello there", "You", "Good day to you"]
+    encode = product.gateway.tokenizer.encode
+    for prompt in (texts, [encode(text) for text in texts]):
+        body = product.text(prompt=prompt, n=2, echo=True, return_token_ids=True).json()
+        assert [choice["index"] for choice in body["choices"]] == list(range(6))
+        for index, choice in enumerate(body["choices"]):
+            assert choice["text"] == texts[index // 2] + product.words(token_ids(index))
+            assert choice["prompt_token_ids"] == encode(texts[index // 2])
+        (message,) = product.engines.asked
+        num_prompt_tokens = sum(len(encode(text)) for text in texts)
+        assert body["usage"]["prompt_tokens"] == num_prompt_tokens
+        assert (message.token_lease, message.sampling_params.n) == (6 * 9, 2)
+        hold = product.hold()
+        assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 6 * 9)
+        product.engines.asked.clear()
+
+
+def test_a_list_of_one_prompt_is_that_prompt(product: Product) -> None:
+    alone, listed = product.text(), product.text(prompt=[TEXT["prompt"]])
+    assert alone.json()["choices"] == listed.json()["choices"]
+
+
+def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> None:
+    options = {"continuous_usage_stats": True}
+    chunks = events(product.text(n=2, stream=True, stream_options=options))
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6]
+    assert all(
+        c["usage"]["total_tokens"] == c["usage"]["prompt_tokens"] + c["usage"]["completion_tokens"]
+        for c in chunks
+    )
+    options["include_usage"] = True
+    *chunks, last = events(product.chat(stream=True, stream_options=options))
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, stream: bool) -> None:
+    prompts = [[40, 41, 42], [50, 7]]
+    answer = product.text(prompt=prompts, echo=True, logprobs=1, stream=stream)
+    if stream:
+        chunks = events(answer)
+        firsts = [next(c for c in chunks if c["choices"][0]["index"] == i) for i in range(2)]
+        choices = [chunk["choices"][0] for chunk in firsts]
+    else:
+        choices = answer.json()["choices"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"][: len(prompt)] == [product.words([token]) for token in prompt]
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        for place, token in enumerate(prompt[1:], start=1):
+            assert logprobs["token_logprobs"][place] == -token / 8
+            # The prompt's token is there whether it is likely or not.
+            assert logprobs["top_logprobs"][place][product.words([token])] == (
+                -0.25 if token == 7 else -token / 8
+            )
+        assert choice["text"].startswith(product.words(prompt))
+        end = logprobs["text_offset"][len(prompt)]
+        assert end == len(product.words(prompt)), "the answer begins behind the echo"
+
+
+def test_logprobs_of_a_prompt_are_listed_by_token_id(product: Product) -> None:
+    product.engines.script = answer_all
+    body = product.text(prompt=[40, 41], prompt_logprobs=1).json()
+    shown = body["choices"][0]["prompt_logprobs"]
+    assert shown[0] is None
+    assert {i: entry["logprob"] for i, entry in shown[1].items()} == {"41": -41 / 8, "7": -0.25}
+    chat = product.chat(prompt_logprobs=0).json()
+    assert len(chat["prompt_logprobs"]) == len(product.engines.asked[-1].prompt_token_ids)
+    assert "prompt_logprobs" not in product.chat().json()
+
+
+def test_a_stream_begins_with_the_prompts_token_ids_where_ids_were_asked_for(
+    product: Product,
+) -> None:
+    for ask in (product.chat, product.text):
+        first, *rest = (c["choices"][0] for c in events(ask(stream=True, return_token_ids=True)))
+        assert first["prompt_token_ids"] == list(product.engines.asked[-1].prompt_token_ids)
+        assert not any("prompt_token_ids" in choice for choice in rest)
+
+
+def test_a_long_prompt_is_cut_to_its_last_tokens_on_request(product: Product) -> None:
+    ids = [40 + i % 50 for i in range(MAX_MODEL_LEN + 100)]
+    cut = product.text(prompt=ids, truncate_prompt_tokens=5, echo=True)
+    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-5:])
+    assert cut.json()["choices"][0]["text"].startswith(product.words(ids[-5:]))
+    product.text(prompt=ids, truncate_prompt_tokens=-1, max_tokens=9)
+    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-(MAX_MODEL_LEN - 9) :])
+    assert product.text(prompt=ids).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_last_message_of_the_assistant_is_continued_on_request(product: Product) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Good day"}]
+
+    def prompt(**changes: Any) -> str:
+        assert product.chat(messages=messages, **changes).status_code == 200
+        return product.words(product.engines.asked[-1].prompt_token_ids)
+
+    whole = prompt(add_generation_prompt=False)
+    assert prompt().startswith(whole), "without being asked, a new answer begins"
+    begun = prompt(continue_final_message=True)
+    assert begun.endswith("Good day")
+    assert whole.startswith(begun)
+    assert prompt(continue_final_message=True, add_generation_prompt=False) == begun
+
+
 def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(product: Product) -> None:
     answer = product.text(n=4, max_tokens=20)
     message = product.engines.asked[-1]
@@ -288,10 +410,12 @@ def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, pri
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"logit_bias": {"999999": 1}}, "logit_bias"),
-        ({"stop_token_ids": [999999]}, "stop_token_ids"),
+        ({"logit_bias": {"999999": 1}}, 'logit_bias["999999"]'),
+        ({"stop_token_ids": [999999]}, "stop_token_ids[0]"),
         ({"prompt": [999999]}, "prompt"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": [[7], []]}, "prompt"),
+        ({"prompt": [[7], [8] * MAX_MODEL_LEN]}, "prompt"),
+        ({"min_tokens": 10}, "min_tokens"),
         ({"n": 17}, "n"),
     ],
 )
@@ -312,8 +436,8 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(product: Product) -> N
     product.gateway = replace(product.gateway, base=smaller)
     for changes, param in (
         ({"prompt": [50]}, "prompt"),
-        ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids"),
-        ({"prompt": [49], "logit_bias": {"50": 1}}, "logit_bias"),
+        ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids[0]"),
+        ({"prompt": [49], "logit_bias": {"50": 1}}, 'logit_bias["50"]'),
     ):
         assert product.text(**changes).json()["error"]["param"] == param
     assert product.text(prompt=[49], stop_token_ids=[49]).status_code == 200

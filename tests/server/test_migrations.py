@@ -16,7 +16,16 @@ from server.ledger_tables import monthly_spend
 from server.receipt_rows import iterate_receipts, select_receipts
 from server.receipts import sha256_of
 from server.tables import api_keys
-from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
+from server.usage import sum_entries
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(database):
@@ -188,3 +197,17 @@ _OF_0003 = {
         {"at_ms": 2, "actor": "operator", "action": "key.create", "target": "user", "detail": ""},
     ],
 }  # fmt: skip
+
+
+def test_what_failed_in_an_older_release_is_counted_apart(database):
+    price = make_price(database)
+    insert_holds(database, *(make_hold(price, f"r{number}") for number in (1, 2, 3)))
+    broken = {"finish_reason": "error", "stop_cause": "engine_failure"}
+    ends = [make_end(1, "r1"), make_end(2, "r2", **broken), make_end(3, "r3", **broken)]
+    database.write_sync(lambda c: post(c, SIGNER, ENGINE, ends, NOW_MS))
+    before = database.read_sync(lambda c: sum_entries(c, 0, 2 * NOW_MS))
+    with database.engine.execution_options(chorale_writes=True).begin() as conn:
+        alembic.command.downgrade(migration_config(conn), "0004")
+    database.migrate()
+    assert database.read_sync(lambda c: sum_entries(c, 0, 2 * NOW_MS)) == before
+    assert (before[0].num_requests, before[0].num_failed_requests) == (1, 2)

@@ -11,6 +11,7 @@ from server.errors import ApiError
 from server.openai import ChatRequest, CompletionRequest, parse_request
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+TEXT_PART = {"type": "text", "text": "Hello."}
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
 
@@ -43,11 +44,89 @@ def test_a_parameter_that_is_not_served_is_refused_by_name(name):
         {"n": 1}, {"tools": []}, {"response_format": {"type": "text"}}, {"logprobs": False},
         {"presence_penalty": 0}, {"frequency_penalty": 0.0}, {"stop": None}, {"user": "u-1"},
         {"metadata": {"a": "b"}}, {"max_tokens": None}, {"audio": None}, {"stream_options": None},
+        {"skip_special_tokens": True}, {"add_generation_prompt": True}, {"use_beam_search": False},
+        {"continue_final_message": False}, {"length_penalty": 1.0}, {"min_tokens": 0},
+        {"logits_processors": []}, {"documents": []}, {"function_call": "none"},
+        {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": True},
+        {"logit_bias": {}}, {"stop": []}, {"stream_options": {}}, {"allowed_token_ids": []},
+        {"stream_options": {"include_usage": None, "anything": False}}, {"unheard_of": False},
+        {"chat_template_kwargs": {}}, {"web_search_options": None}, {"stop": False},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_value_that_asks_for_nothing_is_accepted(neutral):
     assert parse(HELLO | neutral).model == "m"
+
+
+def answer(**fields):
+    return HELLO["messages"] + [{"role": "assistant", "content": "Hello."} | fields]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"refusal": None}, {"tool_calls": None}, {"tool_calls": []}, {"annotations": []},
+        {"audio": None}, {"function_call": None}, {"name": None}, {"name": "bob"}, {"odd": {}},
+        {"content": [{"type": "text", "text": "Hello.", "annotations": [], "logprobs": None}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_can_be_sent_back(nothing):
+    message = parse(HELLO | {"messages": answer(**nothing)}).messages[1].plain()
+    assert message == {"role": "assistant", "content": "Hello."} | (
+        {"name": "bob"} if nothing == {"name": "bob"} else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"messages": answer(tool_calls=[{"id": "1"}])}, "messages[1].tool_calls"),
+        ({"messages": answer(refusal="No.")}, "messages[1].refusal"),
+        (
+            {
+                "messages": answer(
+                    content=[{"type": "text", "text": "a", "cache_control": {"a": 1}}]
+                )
+            },
+            "messages[1].content[0].cache_control",
+        ),
+        ({"stream_options": {"x" * 99: 1}}, "stream_options." + "x" * 64),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"length_penalty": True}, "length_penalty"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_what_is_not_served_is_refused_by_its_path(change, path):
+    with pytest.raises(ApiError) as error:
+        parse(HELLO | change)
+    assert (error.value.param, error.value.code) == (path, "unsupported_parameter")
+    assert f"'{path}' is not supported" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        ([5, 6], [[5, 6]]),
+        (["a", "b"], ["a", "b"]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ],
+)
+def test_a_prompt_is_a_text_or_token_ids_or_a_list_of_either(prompt, prompts):
+    assert parse(TEXT | {"prompt": prompt}, CompletionRequest).prompts == prompts
+
+
+def test_an_echo_has_as_many_logprobs_as_the_answer():
+    def asked(**fields):
+        return parse(TEXT | fields, CompletionRequest).sampling(0)
+
+    assert asked(echo=True, logprobs=3).prompt_logprobs == 3
+    assert asked(echo=True, logprobs=3, prompt_logprobs=5).prompt_logprobs == 5
+    assert asked(echo=True).prompt_logprobs is None
+    assert asked(logprobs=3).prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -71,10 +150,10 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral):
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"repetition_penalty": 10.1}, "repetition_penalty"),
         ({"min_p": 1.1}, "min_p"),
-        ({"logit_bias": {"7": 101}}, "logit_bias"),
-        ({"logit_bias": {"-7": 1}}, "logit_bias"),
-        ({"logit_bias": {"07": 1}}, "logit_bias"),
-        ({"logit_bias": {"model": 1}}, "logit_bias"),
+        ({"logit_bias": {"7": 101}}, 'logit_bias["7"]'),
+        ({"logit_bias": {"-7": 1}}, 'logit_bias["-7"]'),
+        ({"logit_bias": {"07": 1}}, 'logit_bias["07"]'),
+        ({"logit_bias": {"model": 1}}, 'logit_bias["model"]'),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"logit_bias": [7]}, "logit_bias"),
         ({"logprobs": 3}, "logprobs"),
@@ -86,6 +165,13 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral):
         ({"stop": [""]}, "stop"),
         ({"stop": "x" * 300}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": answer(), "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"temperature": False}, "temperature"),
     ],
     ids=str,
 )  # fmt: skip
@@ -99,8 +185,18 @@ def test_a_bad_value_names_its_place(change, param):
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"echo": True, "logprobs": 0}, "echo"),
+        ({"echo": True, "logprobs": 0, "stream": True, "n": 2}, "echo"),
         ({"prompt": [2**40]}, "prompt[0]"),
+        ({"prompt": [[3], [2**40]]}, "prompt[1][0]"),
+        ({"prompt": ["a", 7]}, "prompt[1]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": ["a"] * 9, "n": 15}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
     ],
     ids=str,
 )
@@ -112,10 +208,12 @@ def test_every_sampling_parameter_reaches_the_engine():
     values = {
         "n": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05,
         "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
-        "seed": 7, "stop_token_ids": [5], "ignore_eos": True,
+        "seed": 7, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
+        "allowed_token_ids": [3, 4], "prompt_logprobs": 1,
     }  # fmt: skip
     wanted = SamplingParams(
-        **values | {"stop_token_ids": (5,)}, max_tokens=9, stop=(b"END",), logprobs=4,
+        **values | {"stop_token_ids": (5,), "allowed_token_ids": (3, 4)},
+        max_tokens=9, stop=(b"END",), logprobs=4,
         logit_bias=((50, -100.0), (0, 1.5)),
     )  # fmt: skip
     given = values | {"stop": "END", "logit_bias": {"50": -100, "0": 1.5}}
@@ -132,14 +230,20 @@ def test_what_is_not_asked_for_changes_nothing():
     assert parse(TEXT | {"logprobs": 0}, CompletionRequest).sampling(9).logprobs == 0
 
 
-@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
-def test_a_token_id_that_nobody_has_is_refused_by_name(name):
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"logit_bias": {"3": 1, "100": 1}}, 'logit_bias["100"]'),
+        ({"stop_token_ids": [3, 100]}, "stop_token_ids[1]"),
+        ({"allowed_token_ids": [100]}, "allowed_token_ids[0]"),
+    ],
+)
+def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
     asked = parse(HELLO | {"logit_bias": {"99": 1}, "stop_token_ids": [99]})
     asked.check_token_ids(100)
-    other = {"logit_bias": {"100": 1}} if name == "logit_bias" else {"stop_token_ids": [3, 100]}
     with pytest.raises(ApiError) as error:
-        parse(HELLO | other).check_token_ids(100)
-    assert (error.value.status, error.value.param) == (400, name)
+        parse(HELLO | change).check_token_ids(100)
+    assert (error.value.status, error.value.param) == (400, place)
 
 
 def test_the_flexible_tier_waits_and_every_other_does_not():

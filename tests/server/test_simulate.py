@@ -269,13 +269,15 @@ def test_an_operator_asks_what_a_month_would_have_cost(product):
 
 def test_the_command_line_asks_for_one_kind_of_prices(monkeypatch, tmp_path):
     amounts = {name: "1.000000000" for name in ("actual_usd", "simulated_usd", "difference_usd")}
-    line = {"tenant": "acme", "kind": "usage", "num_entries": 3, **amounts}
-    answer = {"data": [line], "total": {"num_entries": 3, **amounts}}
+    line = {"tenant": "acme", "tenant_id": "ten_1", "kind": "usage", "num_entries": 3, **amounts}
+    own = {**line, "tenant": None, "tenant_id": "canary"}
+    answer = {"data": [line, own], "total": {"num_entries": 3, **amounts}}
     api = Api(fixed({("POST", "/admin/v1/billing/simulate"): (200, answer)}))
     run = make_run(api.url, monkeypatch, tmp_path)
     book = tmp_path / "book.json"
     book.write_text('{"plans": {"gold": {"prompt_nanousd": 1}}}')
-    assert "acme" in run("simulate", "--start", "2026-03-01", "--prompt-nanousd", "0").stdout
+    shown = run("simulate", "--start", "2026-03-01", "--prompt-nanousd", "0").stdout.splitlines()
+    assert [row.split()[0] for row in shown] == ["tenant", "acme", "canary", "all"]
     assert json.loads(run("simulate", "--price-version", "2", "--json").stdout) == answer
     run("simulate", "--book", str(book), "--tenant", "acme")
     sent = [json.loads(request.content) for request in api.requests]

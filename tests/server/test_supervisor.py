@@ -88,6 +88,25 @@ def test_a_child_that_says_it_cannot_start_ends_the_run_instead_of_starting_for_
         supervisor.run()
 
 
+WHY = "import sys; print('the disk is gone', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+
+
+@pytest.mark.parametrize("code", [os.EX_CONFIG, 1])
+def test_what_a_child_said_before_a_failed_start_is_said_at_the_end(tmp_path, code):
+    children = [make_child("engine", WHY, code), make_child("talker", "print('noise')")]
+    with (
+        Supervisor(children, FAST, logs=tmp_path) as supervisor,
+        pytest.raises(ChildCannotStart, match=r"(?s)engine.*engine\.log.*the disk is gone$"),
+    ):
+        supervisor.run(may_restart=False)
+
+
+def test_the_output_of_all_starts_of_a_child_is_in_its_file(tmp_path):
+    log = tmp_path / "child.log"
+    with Supervisor([make_child("child", WHY, 1)], FAST, logs=tmp_path) as supervisor:
+        run_until(supervisor, lambda: log.read_text().count("the disk is gone\n") >= 3)
+
+
 def test_the_pause_doubles_up_to_its_limit():
     backoff = Backoff(SupervisorConfig(first_delay_s=0.1, max_delay_s=10.0))
     delays = [backoff.next_delay_s(lived_s=0.0) for _ in range(9)]

@@ -168,7 +168,7 @@ def add_up(posted, start_ms, end_ms, group_by, which):
         total = groups[tuple(values[name] for name in group_by)]
         total["amount_nanousd"] += receipt["amount_nanousd"]
         if receipt["kind"] == "usage":
-            total["num_requests"] += 1
+            total["num_failed_requests" if receipt["is_failed"] else "num_requests"] += 1
             for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
                 total[name] += receipt[name]
             if receipt["amount_nanousd"]:
@@ -226,6 +226,13 @@ def test_what_is_used_is_in_the_sums_at_once(database):
     for count in range(1, 4):
         post_usage(database, price, {})
         assert sums(database, "ten_1")[0].num_requests == count
+
+
+def test_what_failed_by_our_fault_is_counted_apart(database):
+    broken = {"finish_reason": "error", "stop_cause": "adapter_loading"}
+    post_usage(database, make_price(database), {}, {}, broken, broken, broken)
+    [total] = sums(database, "ten_1")
+    assert (total.num_requests, total.num_failed_requests) == (2, 3)
 
 
 def test_a_tenants_sum_is_its_own(database):
