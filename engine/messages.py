@@ -220,7 +220,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one of a request's answers; its last one carries `finish_reason`.
+    """What one step added to one of a request's n answers; its last one carries `finish_reason`.
 
     seq: outputs of this request so far, from 0; a gap is an engine failure.
     index: which of the answers: those to the first prompt, then those to the next.
@@ -228,8 +228,8 @@ class RequestOutput:
     new_token_ids are certain: none of them can still become part of a stop string.
     logprobs: one for every new token, where they were asked for.
     prompt_logprobs: where they were asked for, of those tokens of the prompt that the step scored:
-    in order from the second on, each once, before the first new token; with the first answer to
-    the prompt only.
+    in order from the second on, each once, before the first new token. They come with the first
+    answer to each prompt only.
     num_completion_tokens: what is billed so far, all answers, stop token or string included.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: what the steps applied; None until one has.

@@ -268,9 +268,8 @@ class Scheduler:
         prompt = request.prompt
         if request.is_first and prompt.num_tokens_done == 0:
             prompt.num_cached_tokens = request.num_found_tokens
-        prompt.num_tokens_done = max(
-            prompt.num_tokens_done, min(row.end, request.num_prompt_tokens)
-        )
+        done = min(row.end, request.num_prompt_tokens)
+        prompt.num_tokens_done = max(prompt.num_tokens_done, done)
 
     def _note_adapter(self, group: RequestGroup, applied_digest: str | None) -> None:
         """What the step says it applied, which is what the customer is told."""

@@ -28,7 +28,6 @@ ALL_LINEAR = "all-linear"
 _UNSUPPORTED = frozenset(
     {
         "arrow_config",
-        "auto_mapping",
         "corda_config",
         "ensure_weight_tying",
         "fan_in_fan_out",
@@ -66,6 +65,7 @@ _READ = frozenset(
     {
         "alora_invocation_tokens",
         "alpha_pattern",
+        "auto_mapping",
         "base_model_name_or_path",
         "bias",
         "exclude_modules",
@@ -79,6 +79,14 @@ _READ = frozenset(
         "task_type",
         "use_rslora",
     }
+)
+# PEFT notes there what it wrapped, with or without a task. The last is a note of Unsloth's.
+_CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
+_TRAINED_ENDS = ("embed_tokens", "lm_head")
+ENDS_NOT_SERVED = (
+    "LoRA on embed_tokens and lm_head, or weights saved for them, is not served; train with "
+    "target_modules of attention and MLP only (such as q_proj, v_proj, down_proj), without "
+    "modules_to_save and trainable_token_indices, and save without embedding layers"
 )
 # The others (pissa, olora, corda, loftq, mica) move the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
@@ -157,6 +165,11 @@ def endings(module: str) -> Iterator[str]:
     return (".".join(parts[start:]) for start in reversed(range(len(parts))))
 
 
+def is_of_ends(name: str) -> bool:
+    """Whether a module or tensor is of the embedding or the head of a model."""
+    return any(part in _TRAINED_ENDS for part in name.split("."))
+
+
 def _matches(modules: frozenset[str] | ModulePattern, module: str) -> bool:
     if isinstance(modules, ModulePattern):
         return modules.matches_whole(module)
@@ -173,6 +186,8 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
         raise _unsupported("peft_type", config.get("peft_type"))
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _unsupported("task_type", config["task_type"])
+    if (mapping := config.get("auto_mapping")) and not _is_causal_lm(mapping):
+        raise _unsupported("auto_mapping", mapping)
     for key, value in config.items():
         if key in _UNSUPPORTED and value:
             raise _unsupported(key, value)
@@ -189,6 +204,13 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
         init is plain or (isinstance(init, str) and init == plain) for plain in _PLAIN_INITS
     ):
         raise _unsupported("init_lora_weights", init)
+
+
+def _is_causal_lm(mapping: object) -> bool:
+    """Whether an auto_mapping names the class of a language model and nothing else."""
+    if not isinstance(mapping, dict) or mapping.keys() - _CLASS_KEYS:
+        return False
+    return str(mapping.get("base_model_class")).endswith("ForCausalLM")
 
 
 def _rank(key: str, value: object) -> int:
@@ -260,9 +282,11 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
 
 
 def _unsupported(key: str, value: object) -> InvalidAdapter:
-    return InvalidAdapter(
-        code="unsupported_feature",
-        message=f"{key}={shown(str(value))} in {CONFIG_FILE} is not served; "
-        "train a plain LoRA for CAUSAL_LM without it.",
-        param=key,
-    )
+    what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
+    saved = value if key == "modules_to_save" and isinstance(value, list) else []
+    # Trained tokens are rows of the embedding.
+    if key == "trainable_token_indices" or any(is_of_ends(str(module)) for module in saved):
+        message = f"{what}: {ENDS_NOT_SERVED}."
+    else:
+        message = f"{what} is not served; train a plain LoRA for CAUSAL_LM without it."
+    return InvalidAdapter(code="unsupported_feature", message=message, param=key)

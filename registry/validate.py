@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, BinaryIO, Protocol
 
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.peft_config import CONFIG_FILE, PeftConfig, endings
+from registry.peft_config import CONFIG_FILE, ENDS_NOT_SERVED, PeftConfig, endings, is_of_ends
 from registry.peft_format import (
     ADAPTER_DTYPES,
     WEIGHTS_FILE,
@@ -164,6 +164,8 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
     """The modules that have tensors, in the base model's order. Raises on any other tensor."""
     found = set()
     for name, tensor in header.tensors.items():
+        if is_of_ends(name):
+            raise _fault("unsupported_feature", f"Tensor {shown(name)}: {ENDS_NOT_SERVED}")
         parts = split_lora_name(name)
         if parts is None:
             raise _fault(

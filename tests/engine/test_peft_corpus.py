@@ -72,6 +72,13 @@ SERVED = {
     "group size of a QALoRA that is off": {"qalora_group_size": 8},
     # PEFT keeps it to itself.
     "runtime": {"runtime_config": options.LoraRuntimeConfig(ephemeral_gpu_offload=True)},
+    # PEFT notes the class that it wrapped instead.
+    "no task": {"task_type": None},
+    "a task and the class": {
+        "auto_mapping": {
+            "base_model_class": "LlamaForCausalLM", "parent_library": "os", "unsloth_fixed": True
+        }
+    },
     # PEFT corrects it for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
 }  # fmt: skip
@@ -82,7 +89,12 @@ REFUSED = {
     "all biases": {"bias": "all"},
     "biases beside LoRA": {"bias": "lora_only"},
     "another task": {"task_type": "SEQ_CLS"},
-    "no task": {"auto_mapping": {"base_model_class": "X", "parent_library": "os"}},
+    "a class of another task": {
+        "auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}
+    },
+    "a mapping to code": {
+        "auto_mapping": {"base_model_class": "LlamaForCausalLM", "auto_map": "evil.py"}
+    },
     "saved head": {"modules_to_save": ["lm_head"]},
     "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
     "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
@@ -239,10 +251,28 @@ def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path
 
 
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize("others", [[], ["q_proj"]])
-def test_lora_outside_the_layers_is_refused_by_name(world, tmp_path, module, others):
-    write(world, tmp_path, {"target_modules": [module, *others]})
-    assert module in str(refusal(world, tmp_path))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda module: {"target_modules": [module]},
+        lambda module: {"target_modules": ["q_proj", module]},
+        lambda module: {"modules_to_save": [module]},
+        lambda module: {"trainable_token_indices": {module: [1]}},
+    ],
+)
+def test_what_changes_the_embedding_or_the_head_is_told_what_to_train_instead(
+    world, tmp_path, module, changes
+):
+    error = refusal(world, write(world, tmp_path, changes(module)))
+    assert error.code == "unsupported_feature"
+    assert module in str(error)
+    assert "LoRA on embed_tokens and lm_head, or weights saved for them, is not" in str(error)
+
+
+def test_an_embedding_that_was_saved_beside_lora_is_told_so_too(world, tmp_path):
+    model = peft.get_peft_model(world.fresh_model(), make_config({}))
+    model.save_pretrained(tmp_path, save_embedding_layers=True)
+    assert "or weights saved for them, is not served" in str(refusal(world, tmp_path))
 
 
 @pytest.mark.parametrize("method", METHODS)

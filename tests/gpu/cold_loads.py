@@ -12,7 +12,7 @@ from tests.gpu.models import make_form
 from tests.gpu.setting import Check, Setting
 
 _ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
-_DEADLINE_S = 120.0
+_DEADLINE_S = 900.0  # a hang; on a busy machine the dry run takes its time
 _MOST_ROUNDS = 20
 _LIMITS = {"max_model_len": 112, "max_num_batched_tokens": 96}  # the longest request has 102
 

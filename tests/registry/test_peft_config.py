@@ -86,7 +86,9 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("trainable_token_indices", [1]),
         ("target_parameters", ["experts"]),
         ("megatron_config", {"a": 1}),
-        ("auto_mapping", {"base_model_class": "LlamaForCausalLM"}),
+        ("auto_mapping", {"base_model_class": "LlamaForSequenceClassification"}),
+        ("auto_mapping", {"base_model_class": "LlamaForCausalLM", "code": "evil.py"}),
+        ("auto_mapping", ["LlamaForCausalLM"]),
         ("loftq_config", {"loftq_bits": 4}),
         ("corda_config", {"cache_file": "/etc/passwd"}),
         ("init_lora_weights", "pissa"),
@@ -123,6 +125,11 @@ def test_code_paths_and_other_unknown_keys_are_refused_by_name(key, value):
     error = refused(make_config(**{key: value}))
     assert error.code == "unknown_config_key"
     assert key in str(error)
+
+
+def test_the_class_that_was_wrapped_may_stand_for_the_task():
+    mapping = {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers.models"}
+    assert parse(task_type=None, auto_mapping=mapping) == parse()
 
 
 def test_how_an_adapter_was_initialised_is_nothing_to_serving():

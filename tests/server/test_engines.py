@@ -125,15 +125,18 @@ def test_a_long_prompt_goes_where_its_beginning_was_computed(pool):
     async def run():
         async with gateway(pool, "a", "b"):
             prompts = [tuple([first] * 4 * CHUNK_TOKENS) for first in range(5, 15)]
-            for turn in range(3):
-                for number, prompt in enumerate(prompts):
-                    message = make_message(f"r{turn}-{number}", 1, 1)
-                    message = replace(message, prompt_token_ids=(*prompt, turn + 1))
-                    name, _ = await pool.ask(message)
-                    assert homes.setdefault(number, name) == name
-            assert set(homes.values()) == {"a", "b"}
 
-    homes: dict[int, str] = {}
+            async def ask(turn, number):
+                message = make_message(f"r{turn}-{number}", 1, 1)
+                prompt = (*prompts[number], turn + 1)
+                return (await pool.ask(replace(message, prompt_token_ids=prompt)))[0]
+
+            # At once, so that they are spread; then one by one.
+            homes = await asyncio.gather(*(ask(0, number) for number in range(len(prompts))))
+            assert set(homes) == {"a", "b"}
+            for turn in (1, 2):
+                assert [await ask(turn, number) for number in range(len(prompts))] == homes
+
     asyncio.run(run())
 
 
