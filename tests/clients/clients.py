@@ -18,6 +18,7 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
+INSTALLED = [name for name, client in CLIENTS.items() if "recorded" not in client]
 TOTAL_S = 600
 CLIENT_S = 150
 _TORCH = ROOT / ".ci" / "install_torch.py"

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.clients import ROOT, Clients
+from tests.clients.clients import INSTALLED, ROOT, Clients
 from tests.clients.table import Table
 from tests.e2e.stack import Stack, running
 
 DEMO = ROOT / "demo"
+MAX_NUM_BATCHED_TOKENS = 64
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
     """The environments that the chosen tests need are made from here on."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
-    clients = Clients([spec.params["name"] for spec in specs if spec])
+    chosen = [spec.params["name"] for spec in specs if spec]
+    clients = Clients([name for name in INSTALLED if name in chosen])
     yield clients
     clients.close()
 
@@ -27,7 +29,7 @@ def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
 @pytest.fixture(scope="session")
 def server(clients: Clients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The demo's model and adapters; steps are small, so that prompts are prefilled in chunks."""
-    settings = {"model_name": "chorale-demo", "max_num_batched_tokens": 64}
+    settings = {"model_name": "chorale-demo", "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     with running(tmp_path_factory.mktemp("server"), DEMO / "model", **settings) as stack:
         tenant = stack.tenant("acme")
         for name in ("json", "shout"):

@@ -3,7 +3,6 @@
 from tests.clients.clients import CLIENTS, ROOT
 
 DOCUMENT = ROOT / "docs" / "clients.md"
-RECORDED = "vllm bench serve"
 _MARK = "<!-- From here on, make test-clients ARGS=--write-table writes this page. -->"
 _WORKS = "\n\n| client | packages | set up by | what works |\n|---|---|---|---|\n"
 _REFUSED = "\n\n| refused by design | status | `param` | message |\n|---|---|---|---|\n"
@@ -18,18 +17,22 @@ class Table:
         self._works = {row.split(" | ")[0][2:]: row for row in works.split("\n")}
         self._refused = refused.strip().split("\n")
 
-    def add(self, name: str, packages: list[str], setup: str, printed: list[str]) -> None:
+    def add(self, name: str, printed: list[str]) -> None:
         """What a client that ran to its end printed: lines `works: ...` and `refused: ...`."""
         said = {
             kind: [line.removeprefix(kind) for line in printed if line.startswith(kind)]
             for kind in ("works: ", "refused: ")
         }
-        pins = ", ".join(packages).replace("==", " ")
-        self._works[name] = f"| {name} | {pins} | {setup} | {', '.join(said['works: '])} |"
+        client = CLIENTS[name]
+        pins = ", ".join(client.get("npm") or client["pip"]).replace("==", " ")
+        pins += " (recorded)" if "recorded" in client else ""
+        self._works[name] = (
+            f"| {name} | {pins} | {client['setup']} | {', '.join(said['works: '])} |"
+        )
         self._refused = [f"| {cells} |" for cells in said["refused: "]] or self._refused
 
     def as_run(self) -> str:
         """The document with what was run; of a client that was not, what it says already."""
-        works = [self._works[name] for name in (*CLIENTS, RECORDED) if name in self._works]
+        works = [self._works[name] for name in CLIENTS if name in self._works]
         tables = _WORKS + "\n".join(works) + _REFUSED + "\n".join(self._refused)
         return f"{self._head}{_MARK}{tables}\n"
