@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
 INSTALLED = [name for name, client in CLIENTS.items() if "recorded" not in client]
 TOTAL_S = 600
-CLIENT_S = 150
+CLIENT_S = 200
 _TORCH = ROOT / ".ci" / "install_torch.py"
 # Nothing is asked of the internet.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
