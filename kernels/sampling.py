@@ -1,6 +1,6 @@
 """Choosing tokens from logits: the plain-torch meaning, which is also the CPU path.
 
-    bias -> repetition -> frequency and presence -> greedy, or
+    bias -> repetition -> frequency and presence -> restriction -> greedy, or
     temperature -> min_p -> top_k -> top_p -> one uniform number
 
 Each cut keeps the tokens whose probability is not below a floor, so equal tokens share their fate.
@@ -10,6 +10,8 @@ Every row's numbers come from that row only, by operations whose order its neigh
 import torch
 from torch.nn.functional import pad
 
+_BANNED = -1e30
+"""The logit of a token that cannot be chosen: its weight is 0, and it is finite, as all must be."""
 _GROUP = 128
 """Tokens whose highest is found first, 40 us a row of 131,072 tokens; `topk` over all takes 300."""
 _DEPTHS = (256, 4096)
@@ -56,6 +58,21 @@ def penalize_frequency(
     said, counts = positions.unique(return_counts=True)
     row = said // logits.shape[1]
     logits.view(-1)[said] -= counts * frequency[row] + presence[row]
+
+
+def restrict(
+    logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor, banned: torch.Tensor
+) -> None:
+    """Of `rows` nothing but what is allowed can be chosen, and nothing that is banned, in place.
+
+    logits: [B, vocab] float32.   rows: [..] int64.   allowed, banned: [..] int64, positions.
+    What is not finite stays so: it fails the row.
+    """
+    flat = logits.view(-1)
+    kept = flat[allowed]
+    logits.index_copy_(0, rows, logits[rows] * 0 + _BANNED)
+    flat[allowed] = kept
+    flat.index_copy_(0, banned, flat[banned] * 0 + _BANNED)
 
 
 # ---- sampling ----
