@@ -35,6 +35,7 @@ class ScheduledRow:
     scoring: None where no logprobs of the prompt are wanted.
     num_output_tokens: index of the token to choose (with the seed it decides the choice).
     adapter_start: the position from which on the adapter applies; those before are the base's.
+    banned_token_ids: cannot be chosen.
     prompt_token_ids, output_token_ids: what was before it, only where penalties need it; of the
     prompt every token once.
     """
@@ -54,6 +55,7 @@ class ScheduledRow:
     prompt_token_ids: tuple[int, ...] = ()
     output_token_ids: tuple[int, ...] = ()
     scoring: Scoring | None = None
+    banned_token_ids: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

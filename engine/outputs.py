@@ -7,6 +7,7 @@ from engine.messages import (
     FinishReason,
     LeaseLow,
     RequestOutput,
+    SamplingParams,
     StopCause,
     TokenLogprobs,
 )
@@ -64,13 +65,23 @@ class Outputs:
             request.group.first_token_at = self._clock()
         if logprobs is not None:
             request.held_logprobs.append(logprobs)
-        released, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
+        released, num_stop_bytes = [token_id], None
+        if len(request.output_token_ids) > request.params.min_tokens:
+            released, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
         ending = self._ending(request, token_id, num_stop_bytes)
         if not ending:
             self._announce_low_lease(request)
         if ending or released:
             self._emit(request, released, ending)
         return ending
+
+    def banned_token_ids(self, params: SamplingParams, num_output_tokens: int) -> tuple[int, ...]:
+        """Those that cannot follow so many tokens, because they would end the answer too early."""
+        if num_output_tokens >= params.min_tokens:
+            return ()
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        allowed = params.allowed_token_ids
+        return () if allowed and ending.issuperset(allowed) else tuple(ending)
 
     def add_prompt_logprobs(self, request: Request, named: Sequence[TokenLogprobs]) -> None:
         """Logprobs of its prompt's next tokens leave at once."""

@@ -1,7 +1,8 @@
 """One token for every row that is due one; a row's choice depends on nothing but itself.
 
 The order is vLLM's: logprobs are of the raw logits; then bias, repetition, frequency and presence
-penalties; then the likeliest token, or temperature, min_p, top_k and top_p before one is drawn.
+penalties; then what cannot be chosen is out; then the likeliest token, or temperature, min_p, top_k
+and top_p before one is drawn.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,7 @@ from kernels.sampling import (
     penalize_frequency,
     penalize_repetition,
     probabilities,
+    restrict,
     truncate,
 )
 
@@ -87,6 +89,28 @@ def _adjust(
         frequency = _floats(logits, (p.frequency_penalty for p in params))
         presence = _floats(logits, (p.presence_penalty for p in params))
         penalize_frequency(logits, _positions(logits, said)[0], frequency, presence)
+    restricted = [torch.tensor(places) for places in restrictions(rows, logits.shape[1])]
+    if any(map(len, restricted)):
+        restrict(logits, *(places.long().to(logits.device) for places in restricted))
+
+
+def restrictions(
+    rows: Sequence[ScheduledRow], vocab_size: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Rows that may choose some tokens only, and the positions of what is allowed and banned."""
+    limited: list[int] = []
+    allowed: list[int] = []
+    banned: list[int] = []
+    for number, row in enumerate(rows):
+        if row.sampling is not None and row.sampling.allowed_token_ids:
+            limited.append(number)
+            allowed += _known(number, row.sampling.allowed_token_ids, vocab_size)
+        banned += _known(number, row.banned_token_ids, vocab_size)
+    return limited, allowed, banned
+
+
+def _known(row: int, token_ids: Sequence[int], vocab_size: int) -> list[int]:
+    return [row * vocab_size + token for token in token_ids if 0 <= token < vocab_size]
 
 
 def _positions(

@@ -229,6 +229,10 @@ class Scheduler:
             pending = (PENDING_TOKEN,) * request.num_pending_tokens
             before = request.prompt.distinct_token_ids
             after = (*request.output_token_ids, *pending)
+        num_output_tokens = len(request.output_token_ids) + request.num_pending_tokens
+        banned: tuple[int, ...] = ()
+        if samples:
+            banned = self.outputs.banned_token_ids(request.params, num_output_tokens)
         generation = 0
         if request.adapter_key:
             generation, _ = self.adapters.tables(request.adapter_key)
@@ -244,10 +248,11 @@ class Scheduler:
             adapter_start=request.adapter_start,
             sampling=request.params if samples else None,
             seed=request.seed,
-            num_output_tokens=len(request.output_token_ids) + request.num_pending_tokens,
+            num_output_tokens=num_output_tokens,
             prompt_token_ids=before,
             output_token_ids=after,
             scoring=_scoring(request, start, start + num_tokens),
+            banned_token_ids=banned,
         )
 
     def _launch(self, batch: Batch, requests: list[Request]) -> None:

@@ -10,9 +10,9 @@ from engine.messages import TokenLogprobs
 from engine.sampler import name_tokens
 from kernels.elementwise import is_finite
 
-LOGITS_BYTES = 32 << 20
-"""Of the float32 logits that are held at once, whatever the length of the prompt: 64 positions of a
-vocabulary of 128k.
+LOGITS_BYTES = 16 << 20
+"""Of the float32 logits that are held at once, whatever the length of the prompt: 32 positions of a
+vocabulary of 128k. Larger buffers are mapped anew each time, which takes as long as a softmax.
 """
 
 
@@ -51,9 +51,9 @@ class ScoredTokens:
         return {number: named[span] for number, span in self.spans.items()}
 
 
-def chunks(num_tokens: int, vocab_size: int) -> list[slice]:
-    """So many tokens in parts whose logits take LOGITS_BYTES at most, or are those of one token."""
-    size = max(1, LOGITS_BYTES // (4 * vocab_size))
+def chunks(num_tokens: int, vocab_size: int, most_bytes: int = LOGITS_BYTES) -> list[slice]:
+    """So many tokens in parts whose logits take `most_bytes`, or are those of one token."""
+    size = max(1, most_bytes // (4 * vocab_size))
     return [slice(first, first + size) for first in range(0, num_tokens, size)]
 
 

@@ -21,7 +21,7 @@ class RequestObject(BaseModel):
     """An object of a request. Fields that it does not serve are refused, unless they ask for
     nothing: null, [], false and objects of nothing else do, or what `neutral` lists for the field.
 
-    neutral: documented defaults of fields that are not served.
+    neutral: documented defaults of fields that are not served; where none is given, it is false.
     labels: fields of the caller's own, accepted with any value; nothing depends on them.
     """
 
@@ -47,9 +47,11 @@ class RequestObject(BaseModel):
                 call_default_factory=True
             )
             return not (is_default and _is_empty(value))
-        if name in cls.neutral:
-            return not any(_is_equal(value, neutral) for neutral in cls.neutral[name])
-        return name not in cls.labels and not _is_empty(value)
+        neutral = cls.neutral.get(name, (False,))
+        if name in cls.labels or any(_is_equal(value, each) for each in neutral):
+            return False
+        # Where the default is true or 1, false asks for something; where there is none, all does.
+        return not neutral or not _is_empty(value) or (value is False and True in neutral)
 
 
 def parse_body(body: bytes, kind: type[_Object]) -> _Object:

@@ -23,8 +23,10 @@ def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel |
 
 
 @torch.inference_mode()
-def greedy(model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: int) -> list[int]:
-    """The next tokens, chosen one by one, up to and with the end token."""
+def greedy(
+    model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: int, **options: object
+) -> list[int]:
+    """The next tokens, chosen one by one, up to and with the end token. options: of `generate`."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids,
@@ -32,6 +34,6 @@ def greedy(model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: in
         max_new_tokens=max_tokens,
         do_sample=False,
         pad_token_id=0,
-        eos_token_id=0,
+        **{"eos_token_id": 0, **options},
     )
     return out[0, len(prompt) :].tolist()

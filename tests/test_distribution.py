@@ -14,7 +14,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 OURS = re.compile(r"chorale-llm\[([a-z0-9,]+)\]")
 # The other name before extras, before a version, or as what pip is to install; not in a path.
 STRANGERS = re.compile(
-    r"\bchorale(\[[a-z]|[=~>]=[0-9])|pip install [^\n#]*(?<![\w./-])chorale(?![\w./-])"
+    r"\bchorale(\\?\[[a-z]|[=~>]=[0-9])|pip install [^\n#]*(?<![\w./-])chorale(?![\w./-])"
 )
 
 

@@ -30,9 +30,10 @@ from lora.device import Event
 from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64
-_INTS_PER_SAMPLED_ROW = 16 + 2 * 1024
-"""Room for a row's parameters and its biases (1024 at most, server/openai.py); what grows with its
-tokens is counted apart.
+_INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
+"""Room for a row's parameters, its biases and the tokens that it may choose (1024 at most of each,
+server/openai.py), and those that would end it (64 and the model's own); what grows with its tokens
+is counted apart.
 """
 
 

@@ -14,7 +14,8 @@ import torch
 
 from engine.batch import ScheduledRow
 from engine.messages import SamplingParams, TokenLogprobs
-from engine.sampler import COLDEST, uniform
+from engine.sampler import COLDEST, restrictions, uniform
+from kernels.sampling import restrict
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
@@ -46,12 +47,14 @@ class SamplingInputs:
     """What the rows of a step ask for, on the host.
 
     choice, penalties: fields of SamplingWork and of PenaltyWork, `previous` apart; where nobody
-    has penalties or a bias, there are none.   told_rows: [n] int32, those that asked for logprobs.
+    has penalties or a bias, there are none.   restrictions: as engine.sampler has them, in this
+    order; none where nobody has any.   told_rows: [n] int32, those that asked for logprobs.
     """
 
     num_rows: int
     choice: Fields
     penalties: Fields
+    restrictions: Fields
     told_rows: npt.NDArray[np.int32]
     told: Told
 
@@ -69,6 +72,7 @@ class SamplingInputs:
             num_rows=len(rows),
             choice=_choice(rows, params, vocab_size),
             penalties=_penalties(rows, params, sources, vocab_size),
+            restrictions=_restrictions(rows, vocab_size),
             told_rows=np.array(told, dtype=np.int32),
             told=Told.of([params[i].logprobs or 0 for i in told], vocab_size),
         )
@@ -90,6 +94,11 @@ class SamplingInputs:
             return SamplingWork(**choice), None
         return SamplingWork(**choice), PenaltyWork(**penalties, previous=previous)
 
+    def restrictions_there(self, ints: torch.Tensor) -> list[torch.Tensor]:
+        """`restrictions`, of the packed ints on the device."""
+        work = self._views(ints)
+        return [work[name].long() for name in self.restrictions]
+
     def told_there(self, ints: torch.Tensor) -> torch.Tensor:
         """`told_rows`, of the packed ints on the device."""
         return self._views(ints)["told_rows"]
@@ -105,6 +114,7 @@ class SamplingInputs:
     def _fields(self) -> Iterator[tuple[str, Array]]:
         yield from self.choice.items()
         yield from self.penalties.items()
+        yield from self.restrictions.items()
         yield "told_rows", self.told_rows
 
 
@@ -145,6 +155,15 @@ def _penalties(
         "bias_tokens": np.concatenate([tokens for tokens, _ in bias]),
         "bias": np.concatenate([values for _, values in bias]),
     }
+
+
+def _restrictions(rows: Sequence[ScheduledRow], vocab_size: int) -> Fields:
+    places = dict(
+        zip(("limited", "allowed", "banned"), restrictions(rows, vocab_size), strict=True)
+    )
+    if not any(places.values()):
+        return {}
+    return {name: np.array(ints, dtype=np.int32) for name, ints in places.items()}
 
 
 def _seen(row: ScheduledRow, params: SamplingParams, vocab_size: int) -> tuple[Array, Array]:
@@ -245,6 +264,8 @@ def choose(
     raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
     if penalties is not None:
         ops.adjust_logits(logits, penalties)
+    if inputs.restrictions:
+        restrict(logits, *inputs.restrictions_there(ints))
     tokens[: inputs.num_rows] = ops.sample(logits, work)
     if raw is not None:
         tell(raw, tokens.index_select(0, told), inputs.told.depth, logprobs)

@@ -9,6 +9,9 @@ import torch
 from engine.gpu.sampler import Logprobs, Told, tell
 from engine.scoring import ScoredTokens, chunks
 
+LOGITS_BYTES = 64 << 20
+"""As engine.scoring's; the head's weights are read once for so many. Not measured yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoringInputs:
@@ -41,7 +44,7 @@ def score(
     finite: [T] int32.
     """
     indices, token_ids = ints.view(2, -1)
-    for part in chunks(len(indices), len(head)):
+    for part in chunks(len(indices), len(head), LOGITS_BYTES):
         own = indices[part]
         logits = (x[own] @ head.T).float()
         finite.index_put_((own,), finite[own] * logits.isfinite().all(dim=-1))

@@ -128,6 +128,7 @@ class World:
         for event in failed():
             assert event["stop_cause"] in causes
             assert (event["amount_nanousd"], event["completion_tokens"]) == (0, 0)
+            assert event["is_failed"]
 
 
 @pytest.fixture(scope="module")

@@ -229,6 +229,29 @@ TINY_CONFIG = {
 
 
 @RUNNERS
+def test_answers_of_a_least_length_and_of_some_tokens_only_are_those_of_transformers(
+    tmp_path, runner
+):
+    model_dir = save_model(tmp_path / "model")
+    core = build_core(model_dir, tmp_path / "engine", {}, **runner)
+    model, prompt = merged_model(model_dir, None), [5, 9, 17]
+    ending = greedy(model, prompt, 12)[1:6:2]
+    limits = {"min_tokens": 7, "stop_token_ids": tuple(ending)}
+    core.handle("gw", make_message("long", prompt=prompt, max_tokens=12, **limits))
+    # Nothing else is allowed: then the minimum gives way.
+    limits["allowed_token_ids"] = tuple(ending)
+    core.handle("gw", make_message("short", prompt=prompt, max_tokens=12, **limits))
+    allowed = {"ignore_eos": True, "allowed_token_ids": (250, 40, 7)}
+    core.handle("gw", make_message("few", prompt=prompt, max_tokens=9, **allowed))
+    outputs = run_until_idle(core)
+    expected = greedy(model, prompt, 12, min_new_tokens=7, eos_token_id=[0, *ending])
+    assert tokens_of(outputs["long"]) == expected != greedy(model, prompt, 12)
+    assert len(tokens_of(outputs["short"])) == 1
+    few = greedy(model, prompt, 9, prefix_allowed_tokens_fn=lambda *_: [7, 40, 250])
+    assert tokens_of(outputs["few"]) == few
+
+
+@RUNNERS
 def test_logprobs_are_the_models_own_and_reach_who_asked_for_them(tmp_path, runner):
     model_dir = save_model(tmp_path / "model")
     # Prompts in chunks beside decodes: a row that chooses a token is rarely where it was before.

@@ -17,13 +17,13 @@ VOCAB = 133
 CHI_SQUARE_9 = 27.88
 
 
-def make_row(*, prompt=(), output=(), seed=0, index=None, **sampling) -> ScheduledRow:
+def make_row(*, prompt=(), output=(), seed=0, index=None, banned=(), **sampling) -> ScheduledRow:
     return ScheduledRow(
         request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
         adapter_digest=None, adapter_generation=0,
         sampling=SamplingParams(max_tokens=9, **sampling), seed=seed,
         num_output_tokens=len(output) if index is None else index,
-        prompt_token_ids=tuple(prompt), output_token_ids=tuple(output),
+        prompt_token_ids=tuple(prompt), output_token_ids=tuple(output), banned_token_ids=banned,
     )  # fmt: skip
 
 
@@ -107,6 +107,25 @@ def test_a_rows_choice_depends_on_itself_only(given_rows, data):
     assert together == [alone[i][0][0] for i in order]
     for place, i in enumerate(order):
         assert logprobs.get(place) == alone[i][1].get(0)
+
+
+@given(
+    st.lists(st.sampled_from([0, 5, 7, 130, 10**6]), max_size=4),
+    st.lists(st.sampled_from([2, 5, 9, 10**6]), max_size=4),
+    any_params,
+    st.integers(0, 99),
+)
+@settings(max_examples=100, deadline=None)
+def test_nothing_is_chosen_but_what_is_allowed_and_not_banned(allowed, banned, params, seed):
+    params = {**params, "logit_bias": ((9, 50.0), (5, 100.0)), "repetition_penalty": 10.0}
+    limits = {"allowed_token_ids": tuple(allowed), "banned": tuple(banned)}
+    row = make_row(prompt=(2, 9, 7), seed=seed, **params, **limits)
+    logits, raw = make_logits(2, seed=seed), make_logits(2, seed=seed).log_softmax(-1)
+    (token, other), logprobs = choose(logits, [row, make_row(temperature=0.0)])
+    candidates = {t for t in allowed or range(VOCAB) if t < VOCAB} - set(banned)
+    assert token in candidates or not candidates
+    assert other == raw[1].argmax()
+    assert not logprobs or logprobs[0].logprob == raw[0, token]
 
 
 def test_the_same_seed_draws_the_same_and_the_position_matters():

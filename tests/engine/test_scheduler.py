@@ -424,6 +424,19 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
     assert finals[-1].num_completion_tokens == 3
 
 
+def test_a_stop_string_is_looked_for_behind_the_least_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC", b"D"), stop_token_ids=(9,), min_tokens=3))
+    banned, outputs = [], []
+    for token in b"BCDABC":
+        batch = scheduler.schedule()
+        banned.append(set(batch.rows[0].banned_token_ids))
+        outputs += scheduler.update(batch, StepTokens([token])).outputs
+    _, final = outputs[-1]
+    assert (final.stop_cause, final.num_completion_tokens) == ("stop_string", 6)
+    assert banned == [{0, 9}] * 3 + [set()] * 3
+
+
 def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))

@@ -185,7 +185,7 @@ def test_the_pools_folder_is_the_gateways_own_where_no_other_is_named(settings, 
 
 def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RayMissing, match=r"chorale\[ray\]"):
+    with pytest.raises(RayMissing, match=r"chorale-llm\[ray\]"):
         launch.prepare(settings)
 
 

@@ -22,13 +22,13 @@ MOST_ROWS = 9
 POISON = -(2**31)
 
 
-def make_row(*, prompt=(), output=(), seed=0, **params) -> ScheduledRow:
+def make_row(*, prompt=(), output=(), seed=0, banned=(), **params) -> ScheduledRow:
     return ScheduledRow(
         request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
         adapter_digest=None, adapter_generation=0,
         sampling=SamplingParams(max_tokens=9, **params), seed=seed,
         num_output_tokens=len(output), prompt_token_ids=tuple(prompt),
-        output_token_ids=tuple(output),
+        output_token_ids=tuple(output), banned_token_ids=banned,
     )  # fmt: skip
 
 
@@ -72,6 +72,8 @@ any_row = st.builds(
         st.integers(-3, VOCAB + 5) | st.just(2**40), st.floats(-20, 20, width=32), max_size=5
     ).map(lambda bias: tuple(bias.items())),
     logprobs=st.sampled_from([None, 0, 3, MOST_TOP_LOGPROBS]),
+    allowed_token_ids=st.sampled_from([(), (), (4, 4, 99, VOCAB), (7,)]),
+    banned=st.sampled_from([(), (4, 50, VOCAB)]),
 )
 
 
@@ -138,7 +140,9 @@ def test_of_equal_logprobs_the_lower_token_is_named_first():
 
 
 def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
-    rows = [make_row(logprobs=1, top_p=0.5, presence_penalty=1.0, output=(7,), seed=3)] * 3
+    row = make_row(logprobs=1, top_p=0.5, presence_penalty=1.0, output=(7,), seed=3)
+    limits = SamplingParams(max_tokens=9, logprobs=1, allowed_token_ids=(1, 2))
+    rows = [row, dataclasses.replace(row, sampling=limits, banned_token_ids=(7,)), row]
     for bad in (math.nan, math.inf, -math.inf):
         logits = make_logits(3)
         wanted = chosen(logits.clone(), rows)
