@@ -66,7 +66,7 @@ async def admit(gateway: Gateway, identity: Identity, asked: Asked) -> Admitted:
     request_id = uuid.uuid4().hex
     if not gateway.engines.is_ready:
         raise errors.engine_unavailable()
-    gateway.load.check(identity, asked.priority)
+    gateway.load.check(identity, asked.priority, asked.num_answers)
     resolved = await _resolve(gateway, identity, asked, request_id)
     if prompts.is_long(asked):
         await gateway.limiter.check(resolved.limits)

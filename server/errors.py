@@ -214,7 +214,7 @@ def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> Api
 
 def queue_share_exceeded(waiting: int, limit: int, *, retry_after_s: float) -> ApiError:
     message = (
-        f"{waiting} of your requests wait for their first token; the limit is {limit}. "
+        f"{waiting} of your answers wait for their first token; the limit is {limit}. "
         "Try again when some have begun."
     )
     return rate_limited(

@@ -45,8 +45,9 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
                 param = prompts.param_of(admitted.asked)
                 if failure := outcomes.failure_of(message, output, prompt_param=param):
                     raise failure
-                if not admitted.running.has_begun:
-                    gateway.load.begin(admitted.running)
+                has_begun = admitted.running.has_begun
+                gateway.load.begin(admitted.running, output.index)
+                if not has_begun:
                     waited_s = time.monotonic() - admitted.arrived_at
                     gateway.metrics.time_to_first_token.observe(waited_s)
                     gateway.first_tokens.note(waited_s)

@@ -48,12 +48,17 @@ class Load:
         self._looked_at = clock()
         self.is_draining = False
 
-    def check(self, identity: Identity, priority: int) -> None:
-        """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share."""
+    def check(self, identity: Identity, priority: int, num_answers: int = 1) -> None:
+        """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share.
+
+        A share is of answers, as the engines' queues are. Who has none waiting may always ask, also
+        for more at once than the share.
+        """
         if self.is_draining:
             raise errors.draining()
         limit = self._share_of(identity)
-        if (waiting := self._running.num_waiting(identity.tenant_id)) >= limit:
+        waiting = self._running.num_waiting(identity.tenant_id)
+        if waiting and waiting + num_answers > limit:
             raise errors.queue_share_exceeded(
                 waiting, limit, retry_after_s=self.wait_s(waiting) or 1.0
             )
@@ -83,12 +88,12 @@ class Load:
         self._pass_time()
         self._running.add(request)
 
-    def begin(self, request: RunningRequest) -> None:
-        """Its first token is here."""
+    def begin(self, request: RunningRequest, index: int = 0) -> None:
+        """The first token of one of its answers is here."""
         self._pass_time()
         if not request.is_cold and not request.has_begun:
             self._first_tokens += 1
-        self._running.begin(request)
+        self._running.begin(request, index)
 
     def remove(self, request: RunningRequest) -> None:
         self._pass_time()

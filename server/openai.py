@@ -128,6 +128,11 @@ class _Request(RequestObject):
         """How many of the likeliest tokens to name beside the chosen one; None for none at all."""
 
     @property
+    def num_answers(self) -> int:
+        """To all of its prompts."""
+        return self.n
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """How many of the likeliest tokens the engine is to name at each place of the prompt."""
         return self.prompt_logprobs
@@ -294,6 +299,10 @@ class CompletionRequest(_Request):
         return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
 
     @property
+    def num_answers(self) -> int:
+        return self.n * len(self.prompts)
+
+    @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
@@ -306,7 +315,7 @@ class CompletionRequest(_Request):
 
     def check(self) -> None:
         super().check()
-        if self.n * len(self.prompts) > _MAX_ANSWERS:
+        if self.num_answers > _MAX_ANSWERS:
             raise errors.invalid_request(
                 f"n: {self.n} answers to each of {len(self.prompts)} prompts are more than "
                 f"{_MAX_ANSWERS}; send fewer prompts in a request.",

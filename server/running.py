@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, eq=False)
@@ -11,7 +11,7 @@ class RunningRequest:
 
     wanted_tokens: completion tokens that it may come to, all answers together.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
-    engine: the name of the one that has it.
+    engine: the name of the one that has it.   begun: which of its answers have a first token.
     is_cancelled: its tenant asked to end it, maybe before the engine had it.
     """
 
@@ -21,8 +21,12 @@ class RunningRequest:
     wanted_tokens: int
     is_cold: bool
     engine: str = ""
-    has_begun: bool = False
+    begun: set[int] = field(default_factory=set)
     is_cancelled: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.begun)
 
 
 class Running:
@@ -50,7 +54,7 @@ class Running:
         return self._answers[engine]
 
     def num_waiting(self, tenant_id: str) -> int:
-        """A tenant's requests without a first token, whatever they wait for."""
+        """A tenant's answers without a first token, whatever they wait for."""
         return self._waiting[tenant_id]
 
     def get(self, request_id: str, tenant_id: str) -> RunningRequest | None:
@@ -64,13 +68,17 @@ class Running:
     def add(self, request: RunningRequest) -> None:
         self._requests[request.request_id] = request
         self._count_answers(request, 1)
-        self._count(request, 1)
+        self._count_waiting(request, request.num_answers)
+        self._num_queued += not request.is_cold
 
-    def begin(self, request: RunningRequest) -> None:
-        """Its first token is here. The second time is nothing."""
-        if not request.has_begun:
-            request.has_begun = True
-            self._count(request, -1)
+    def begin(self, request: RunningRequest, index: int = 0) -> None:
+        """The first token of one of its answers is here. The second time is nothing."""
+        if index in request.begun:
+            return
+        if not request.has_begun and not request.is_cold:
+            self._num_queued -= 1
+        request.begun.add(index)
+        self._count_waiting(request, -1)
 
     def move(self, request: RunningRequest, engine: str) -> None:
         """One that is here, to another engine."""
@@ -83,17 +91,16 @@ class Running:
         if self._requests.pop(request.request_id, None) is None:
             return
         self._count_answers(request, -1)
-        if not request.has_begun:
-            self._count(request, -1)
+        self._count_waiting(request, len(request.begun) - request.num_answers)
+        if not request.has_begun and not request.is_cold:
+            self._num_queued -= 1
 
     def _count_answers(self, request: RunningRequest, sign: int) -> None:
         self._answers[request.engine] += sign * request.num_answers
         if not self._answers[request.engine]:
             del self._answers[request.engine]
 
-    def _count(self, request: RunningRequest, step: int) -> None:
+    def _count_waiting(self, request: RunningRequest, step: int) -> None:
         self._waiting[request.tenant_id] += step
         if not self._waiting[request.tenant_id]:
             del self._waiting[request.tenant_id]
-        if not request.is_cold:
-            self._num_queued += step

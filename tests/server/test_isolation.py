@@ -66,7 +66,7 @@ ANSWER = "1234"
 
 FOR_ALL = {
     "GET /", "GET /health", "GET /ready", "GET /metrics", "GET /openapi.json", "HEAD /openapi.json",
-    "GET /v1/receipts/keys",
+    "GET /v1/receipts/keys", "GET /version",
 }  # fmt: skip
 # Nobody's id in them: what a tenant has, and what it wants checked.
 ABOUT_THE_CALLER = {
@@ -82,8 +82,12 @@ ABOUT_THE_CALLER = {
 FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
 # Every key may ask how it is limited, and is told what was set, not what it has.
 FOR_ANY_KEY = {"GET /v1/limits"}
+# Of the base model, which is everybody's.
+ABOUT_THE_MODEL = {"GET /tokenizer_info"}
 OPENS = "POST /v1/adapters/{name}/uploads"
-NAMED_IN_BODY = {"POST /v1/chat/completions", "POST /v1/completions"}
+NAMED_IN_BODY = {
+    "POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize",
+}  # fmt: skip
 SCOPE = {
     "receipts": USAGE_READ, "statements": USAGE_READ, "usage": USAGE_READ,
     "organization": USAGE_READ, "balance": USAGE_READ, "keys": ADMIN, "audit-log": ADMIN,
@@ -91,11 +95,12 @@ SCOPE = {
     "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
     "GET adapters": ADAPTERS_READ,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
+    "tokenize": INFERENCE, "detokenize": INFERENCE, "tokenizer_info": INFERENCE,
 }  # fmt: skip
 
 OPERATOR = [route for route in ROUTES if " /admin/v1/" in route]
-TENANT = [route for route in ROUTES if " /v1/" in route and route not in FOR_ALL]
-NAMING = [route for route in TENANT if route not in ABOUT_THE_CALLER and route != OPENS]
+TENANT = [route for route in ROUTES if route not in FOR_ALL and route not in OPERATOR]
+NAMING = [r for r in TENANT if r not in ABOUT_THE_CALLER | ABOUT_THE_MODEL | {OPENS}]
 
 # ---- what there is, of a tenant called acme ----
 
@@ -139,6 +144,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "PUT /v1/usage/exports/{format}": {"interval": "day"},
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "POST /v1/completions": {"prompt": "x"},
+    "POST /tokenize": {"prompt": "x"},
+    "POST /detokenize": {"tokens": [40]},
     "POST /admin/v1/tenants": {"name": "new"},
     "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
     "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
@@ -359,7 +366,7 @@ def scope_of(route: str) -> str:
     Raises KeyError for one of which it is not said.
     """
     method, _, path = route.partition(" ")
-    first = path.split("/")[2]
+    first = path.removeprefix("/v1").split("/")[1]
     return SCOPE.get(f"{method} {first}") or SCOPE[first]
 
 
@@ -455,7 +462,8 @@ def test_methods_that_are_not_served_say_nothing_about_ids(world: World) -> None
         for path in {route.partition(" ")[2] for route in NAMING}
         for method in METHODS
         for kind in [kind_of(f"POST {path}")]
-        if f"{method} {path}" not in ROUTES
+        # A HEAD is a GET.
+        if f"{method.replace('HEAD', 'GET')} {path}" not in ROUTES
     ]
 
     def ask(subjects: dict[str, str]) -> list[Answer]:

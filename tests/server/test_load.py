@@ -49,9 +49,11 @@ class World:
         self.load.begin(request)
         self.load.remove(request)
 
-    def refusal(self, caller: Caller | None = None, priority: int = 0) -> ApiError | None:
+    def refusal(
+        self, caller: Caller | None = None, priority: int = 0, num_answers: int = 1
+    ) -> ApiError | None:
         try:
-            self.load.check(caller or Caller(), priority)
+            self.load.check(caller or Caller(), priority, num_answers)
         except ApiError as error:
             return error
         return None
@@ -129,6 +131,21 @@ def test_the_smallest_share_is_one_request() -> None:
     assert world.refusal(Caller(max_queue_share=0.01)) is not None
 
 
+def test_a_list_of_prompts_takes_as_much_of_a_share_as_it_has_answers() -> None:
+    world = World(max_queued=8)
+    share = Caller(max_queue_share=0.5)
+    assert world.refusal(share, num_answers=20) is None, "nobody is refused for ever"
+    request = RunningRequest("list", "ten_1", 3, 10, is_cold=False)
+    world.load.add(request)
+    assert world.refusal(share) is None
+    assert world.refusal(share, num_answers=2) is not None
+    world.load.begin(request, 2)
+    world.load.begin(request, 2)
+    assert world.refusal(share, num_answers=2) is None
+    world.load.remove(request)
+    assert world.running.num_waiting("ten_1") == 0
+
+
 def test_while_draining_nobody_is_admitted_and_told_to_try_elsewhere() -> None:
     world = World()
     world.load.is_draining = True
@@ -149,13 +166,13 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
     removed: set[str] = set()
     for number, (what, which) in enumerate(steps):
         if what in ("add", "cold"):
-            request = RunningRequest(f"r{number}", f"ten_{which % 2}", 1, 1, what == "cold")
+            request = RunningRequest(f"r{number}", f"ten_{which % 2}", 1 + which, 1, what == "cold")
             requests.append(request)
             running.add(request)
         elif which < len(requests):
             request = requests[which]
             if what == "begin" and request.request_id not in removed:
-                running.begin(request)
+                running.begin(request, number % request.num_answers)
             elif what == "remove":
                 removed.add(request.request_id)
                 running.remove(request)
@@ -164,7 +181,8 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
         assert sorted(running) == sorted(r.request_id for r in there)
         assert running.num_queued == sum(not r.is_cold for r in waiting)
         for tenant in ("ten_0", "ten_1"):
-            assert running.num_waiting(tenant) == sum(r.tenant_id == tenant for r in waiting)
+            left = [r.num_answers - len(r.begun) for r in there if r.tenant_id == tenant]
+            assert running.num_waiting(tenant) == sum(left)
             for request in requests:
                 found = running.get(request.request_id, tenant)
                 assert (found is not None) == (request in there and request.tenant_id == tenant)
