@@ -4,6 +4,7 @@ import importlib
 import re
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from server.version import VERSION
@@ -38,9 +39,9 @@ def test_what_is_to_be_installed_is_ours() -> None:
 
 def _text_files() -> Iterator[Path]:
     """Every file of the checkout that .gitignore does not name."""
-    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()}
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     for top in ROOT.iterdir():
-        if top.name not in ignored | {".git"}:
+        if not any(fnmatch(top.name, pattern) for pattern in [*ignored, ".git"]):
             for path in [top, *top.rglob("*")]:
                 if path.is_file() and path.suffix not in (".pyc", ".safetensors", ".png"):
                     yield path
