@@ -340,7 +340,7 @@ def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
 class TextToTokenize(RequestObject):
     """What `/tokenize` takes, if not messages. Its fields are vLLM's."""
 
-    model: str | None = None
+    model: _Key = None
     prompt: _Text
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -349,7 +349,7 @@ class TextToTokenize(RequestObject):
 class ChatToTokenize(Chat):
     """What `/tokenize` takes, if messages; a rendered chat has its special tokens already."""
 
-    model: str | None = None
+    model: _Key = None
     add_special_tokens: Literal[False] = False
     return_token_strs: bool = False
 
@@ -357,5 +357,5 @@ class ChatToTokenize(Chat):
 class TokensToDecode(RequestObject):
     """What `/detokenize` takes."""
 
-    model: str | None = None
+    model: _Key = None
     tokens: _TokenIds
