@@ -118,7 +118,7 @@ def test_models_are_the_base_and_the_tenants_own(client: openai.OpenAI, tenant: 
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"n": 17}, 400, "n"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
-        ({"logit_bias": {"999999": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, 400, 'logit_bias["999999"]'),
         ({"service_tier": "priority"}, 400, "service_tier"),
         ({"temperature": 3}, 400, "temperature"),
         ({"max_tokens": 100_000}, 400, "messages"),

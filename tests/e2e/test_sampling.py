@@ -145,4 +145,4 @@ def test_the_official_client_gets_n_answers_with_logprobs(demo_stack) -> None:
 def test_a_token_id_beyond_the_vocabulary_is_refused_by_name(tiny: TinyWorld) -> None:
     body = {"model": "base", "prompt": PROMPT, "logit_bias": {"99999": 1}}
     refused = tiny.tenant.http.post("/v1/completions", json=body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logit_bias")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, 'logit_bias["99999"]')

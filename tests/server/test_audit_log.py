@@ -28,6 +28,7 @@ __all__ = ["empty", "filled", "world"]  # the fixtures of what there is
 MANAGES = ("PUT", "POST", "PATCH", "DELETE")
 # They change nobody's settings; what comes of an upload is told when it is published.
 MANAGE_NOTHING = {
+    "POST /tokenize", "POST /detokenize",
     "POST /v1/chat/completions", "POST /v1/completions",
     "POST /v1/chat/completions/{answer_id}/cancel",
     "POST /v1/adapters:validate", "POST /admin/v1/billing/simulate",
