@@ -66,7 +66,7 @@ def measure(setup: dict[str, Any], prompt_logprobs: int | None) -> dict[str, flo
 
 
 def _score(core: Any, request_id: str, tokens: tuple[int, ...], prompt_logprobs: int | None) -> int:
-    """How many logprobs came."""
+    """Run one request to its end, and count the logprobs that come."""
     params = SamplingParams(max_tokens=0, prompt_logprobs=prompt_logprobs)
     message = AddRequest(
         request_id=request_id, tenant_id="bench", prompt_token_ids=tokens, sampling_params=params,

@@ -73,7 +73,7 @@ class Admission:
         return self._advance_adapter(request)
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:
-        """The others of n answers find in the cache what the first computes of their prompt."""
+        """Whether the first of n answers computes the prompt; then others will find it cached."""
         if not self.config.prefix_caching or prompt.num_tokens_done == len(prompt.token_ids):
             return False
         return prompt.answers[0].finish_reason is None

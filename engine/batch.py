@@ -8,7 +8,7 @@ from engine.records import RequestProgress
 from engine.request import RequestGroup
 
 BAD_LOGITS = -1
-"""What a runner gives for a row whose logits are not finite: that request fails, nobody else."""
+"""Stands for the token of a row whose logits are not finite: that request fails, no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ScheduledRow:
 
     @property
     def end(self) -> int:
-        """The position behind its tokens."""
+        """The position that follows the row's last token."""
         return self.start + len(self.token_ids)
 
 

@@ -20,7 +20,7 @@ from engine.messages import SamplingParams
 from engine.segments import Tables
 
 _CHOSEN = SamplingParams(max_tokens=1)
-"""Of a row whose token the first rank chooses; how is nothing to the others."""
+"""Tells a rank that a row chooses a token; only the first rank chooses, and knows how."""
 
 _NOT_SCORED = Scoring(0, (), 0)
 

@@ -52,7 +52,7 @@ class KVCache:
         return (alive[0],) * num_dead + tuple(alive)
 
     def take_cached(self, request: Request) -> None:
-        """Begin after the longest cached prefix of what need not be computed."""
+        """Let the request begin behind the longest cached prefix of its reusable tokens."""
         if not self.prefix_caching or request.block_ids or request.swapped:
             return
         most = request.num_reusable_tokens // self.layout.block_size

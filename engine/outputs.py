@@ -76,7 +76,7 @@ class Outputs:
         return ending
 
     def banned_token_ids(self, params: SamplingParams, num_output_tokens: int) -> tuple[int, ...]:
-        """Those that cannot follow so many tokens, because they would end the answer too early."""
+        """Tokens that cannot be chosen because they would end the answer before `min_tokens`."""
         if num_output_tokens >= params.min_tokens:
             return ()
         ending = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
@@ -84,7 +84,7 @@ class Outputs:
         return () if allowed and ending.issuperset(allowed) else tuple(ending)
 
     def add_prompt_logprobs(self, request: Request, named: Sequence[TokenLogprobs]) -> None:
-        """Logprobs of its prompt's next tokens leave at once."""
+        """Send the logprobs of the prompt's next tokens at once."""
         request.num_scored_tokens += len(named)
         self._emit(request, [], None, tuple(named))
 

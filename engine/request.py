@@ -218,14 +218,14 @@ class Request:
 
     @property
     def num_tokens_to_score(self) -> int:
-        """Tokens of the prompt whose logprobs are still wanted: never the first one's."""
+        """How many tokens of the prompt still need a logprob; the first token never has one."""
         if self.params.prompt_logprobs is None or not self.is_first:
             return 0
         return self.num_prompt_tokens - 1 - self.num_scored_tokens
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Its first tokens, as far as known keys and values serve as well as computing them.
+        """How many of its first tokens may be taken from the cache instead of being computed.
 
         The last token is asked for what follows it, and so is everything before a token that is
         still to be scored.

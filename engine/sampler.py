@@ -97,7 +97,7 @@ def _adjust(
 def restrictions(
     rows: Sequence[ScheduledRow], vocab_size: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Rows that may choose some tokens only, and the positions of what is allowed and banned."""
+    """The rows that may choose some tokens only, and the positions of allowed and banned tokens."""
     limited: list[int] = []
     allowed: list[int] = []
     banned: list[int] = []
@@ -157,7 +157,7 @@ def _draw(
 def name_tokens(
     logprobs: torch.Tensor, token_ids: Sequence[int], top_counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """The logprobs of a token and of so many likeliest ones, row by row.
+    """For each row, the logprob of its token and of the likeliest tokens, as many as it asked for.
 
     logprobs: [rows, vocab].
     """

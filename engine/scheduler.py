@@ -116,7 +116,7 @@ class Scheduler:
         return None
 
     def _add_prompt(self, group: RequestGroup, prompt: Prompt, seed: int) -> None:
-        """Queue its n answers."""
+        """Queue n answers to the prompt."""
         message, params = group.message, group.message.sampling_params
         group.prompts.append(prompt)
         for place in range(params.n):
@@ -290,7 +290,7 @@ class Scheduler:
         tokens: StepTokens,
         result: StepResult,
     ) -> None:
-        """What a row came to, for the journal and for whoever waits for it."""
+        """Take what a row computed: note it for the journal, and send it to who waits for it."""
         token_id = tokens.token_ids[number]
         is_token = token_id is not None and token_id != BAD_LOGITS
         result.progress.append(
@@ -364,7 +364,7 @@ class Scheduler:
 
 
 def _scoring(request: Request, start: int, end: int) -> Scoring | None:
-    """What of its prompt is scored by computing its tokens [start, end)."""
+    """The prompt tokens that get a logprob when the request's tokens [start, end) are computed."""
     num_top, first = request.params.prompt_logprobs, max(start, request.num_scored_tokens)
     end = min(end, request.num_prompt_tokens - 1)
     if num_top is None or not request.num_tokens_to_score or first >= end:

@@ -11,8 +11,9 @@ from engine.sampler import name_tokens
 from kernels.elementwise import is_finite
 
 LOGITS_BYTES = 16 << 20
-"""Of the float32 logits that are held at once, whatever the length of the prompt: 32 positions of a
-vocabulary of 128k. Larger buffers are mapped anew each time, which takes as long as a softmax.
+"""The size of the float32 logits that are held at once, whatever the length of the prompt: 32
+positions of a vocabulary of 128k. A larger buffer is mapped anew each time, which takes as long as
+a softmax.
 """
 
 
@@ -32,7 +33,7 @@ class ScoredTokens:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], firsts: Sequence[int]) -> "ScoredTokens":
-        """firsts: where each row's tokens start."""
+        """What these rows score.   firsts: where each row's tokens start in the step."""
         indices: list[int] = []
         token_ids: list[int] = []
         top_counts: list[int] = []
@@ -47,12 +48,12 @@ class ScoredTokens:
         return cls(indices, token_ids, top_counts, spans)
 
     def by_row(self, named: Sequence[TokenLogprobs]) -> dict[int, Sequence[TokenLogprobs]]:
-        """named: one for each of the tokens."""
+        """Logprobs by row number.   named: one for each scored token, in their order."""
         return {number: named[span] for number, span in self.spans.items()}
 
 
 def chunks(num_tokens: int, vocab_size: int, most_bytes: int = LOGITS_BYTES) -> list[slice]:
-    """So many tokens in parts whose logits take `most_bytes`, or are those of one token."""
+    """Parts of `num_tokens` whose logits take at most `most_bytes`; each has at least one token."""
     size = max(1, most_bytes // (4 * vocab_size))
     return [slice(first, first + size) for first in range(0, num_tokens, size)]
 

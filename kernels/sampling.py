@@ -13,7 +13,8 @@ from torch.nn.functional import pad
 _BANNED = -1e30
 """The logit of a token that cannot be chosen: its weight is 0, and it is finite, as all must be."""
 _GROUP = 128
-"""Tokens whose highest is found first, 40 us a row of 131,072 tokens; `topk` over all takes 300."""
+"""How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
+`topk` over all of them takes 300."""
 _DEPTHS = (256, 4096)
 """How many likeliest tokens are looked at before a whole vocabulary is sorted: bench/LOG.md."""
 
@@ -63,7 +64,7 @@ def penalize_frequency(
 def restrict(
     logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor, banned: torch.Tensor
 ) -> None:
-    """Of `rows` nothing but what is allowed can be chosen, and nothing that is banned, in place.
+    """Let `rows` choose allowed tokens only, and no row a banned one; `logits` change in place.
 
     logits: [B, vocab] float32.   rows: [..] int64.   allowed, banned: [..] int64, positions.
     What is not finite stays so: it fails the row.

@@ -116,7 +116,7 @@ class AdapterNotFound(NotFound):
 
 
 class ModelNotFound(AdapterNotFound):
-    """The same of a request's `model`, which may be meant for the base model."""
+    """A request's `model` is unknown: it names no adapter of the caller's, nor the base model."""
 
     def __init__(self, *, model: str) -> None:
         NotFound.__init__(

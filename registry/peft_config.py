@@ -166,7 +166,7 @@ def endings(module: str) -> Iterator[str]:
 
 
 def is_of_ends(name: str) -> bool:
-    """Whether a module or tensor is of the embedding or the head of a model."""
+    """Whether a module or tensor belongs to a model's embedding or head."""
     return any(part in _TRAINED_ENDS for part in name.split("."))
 
 

@@ -56,7 +56,7 @@ class ShownPrompt:
 
 
 class Choice:
-    """One of a request's answers as it comes."""
+    """One of a request's answers, put into OpenAI's words output by output."""
 
     def __init__(
         self, index: int, vocabulary: Sequence[bytes], is_chat: bool, prompt: ShownPrompt
@@ -119,7 +119,7 @@ class Choice:
         return self.prompt.logprobs.listed if self.prompt.logprobs else None
 
     def _behind_prompt(self, part: Part) -> Part:
-        """The part with what is echoed before it."""
+        """The part with the echoed prompt before it."""
         echoed = self.prompt.logprobs.echoed if self.prompt.logprobs else None
         if echoed is None:
             return replace(part, text=self.prompt.echo + part.text)

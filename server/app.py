@@ -114,7 +114,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """What was started is ended in the opposite order, also when a later start or end fails."""
+    """Start the gateway's parts, and end them in the opposite order, even if one of them fails."""
     gateway: Gateway = app.state.gateway
     async with AsyncExitStack() as ends:
         ends.callback(gateway.database.close)
@@ -132,7 +132,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _working(gateway: Gateway) -> AsyncIterator[None]:
-    """What the gateway does beside answering; at the end requests come to theirs, and are paid."""
+    """Run the gateway's background work; on the way out, let requests finish and be paid."""
     settling = asyncio.create_task(gateway.settler.run())
     tasks = [
         asyncio.create_task(work)

@@ -180,7 +180,7 @@ async def _void(gateway: Gateway, request_id: str) -> None:
 
 
 def _choices(gateway: Gateway, admitted: Admitted) -> list[Choice]:
-    """One for each answer: n to the first prompt, n to the next."""
+    """A Choice for each answer: n for the first prompt, then n for the next."""
     vocabulary, is_chat = gateway.tokenizer.vocabulary, admitted.answer.is_chat
     shown = [
         _shown(admitted.asked, n, ids, vocabulary) for n, ids in enumerate(admitted.message.prompts)
@@ -192,8 +192,8 @@ def _choices(gateway: Gateway, admitted: Admitted) -> list[Choice]:
 def _shown(
     asked: Asked, number: int, token_ids: Sequence[int], vocabulary: Sequence[bytes]
 ) -> ShownPrompt:
-    """What answers show of the prompt with this number: for an echo the text that was sent, or that
-    of its tokens where these were sent, or some were cut off.
+    """What answers show of a prompt. An echo is the text that was sent; where token ids were sent,
+    or some were cut off, it is the text of the tokens.
     """
     echo, num_echoed = "", None
     if isinstance(asked, CompletionRequest) and asked.echo:

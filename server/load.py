@@ -51,8 +51,8 @@ class Load:
     def check(self, identity: Identity, priority: int, num_answers: int = 1) -> None:
         """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share.
 
-        A share is of answers, as the engines' queues are. Who has none waiting may always ask, also
-        for more at once than the share.
+        A share counts answers, as the engines' queues do. A tenant with none waiting may always
+        ask, even for more at once than its share.
         """
         if self.is_draining:
             raise errors.draining()
@@ -89,7 +89,7 @@ class Load:
         self._running.add(request)
 
     def begin(self, request: RunningRequest, index: int = 0) -> None:
-        """The first token of one of its answers is here."""
+        """Note the first token of one of its answers."""
         self._pass_time()
         if not request.is_cold and not request.has_begun:
             self._first_tokens += 1

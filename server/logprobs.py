@@ -9,7 +9,7 @@ from server.tokenizer import Detokenizer
 
 
 class LogprobsText:
-    """Of one answer, piece by piece: one entry for every token that is counted.
+    """The logprobs of one answer, piece by piece: one entry for every token that is counted.
 
     A token that ends the answer is among them, as is what a stop string cut off: so the entries
     stay beside `token_ids`. vocabulary: token id -> bytes.   num_characters: of an echoed prompt,
@@ -83,7 +83,7 @@ class LogprobsText:
 
 
 class PromptLogprobs:
-    """Of one prompt, piece by piece, for as many of the likeliest tokens as each shape asks.
+    """The logprobs of one prompt, piece by piece, in the shapes that were asked for.
 
     echoed: in the shape of completions, to stand before those of the answer.
     listed: vLLM's `prompt_logprobs`. None where it was not asked for.
@@ -112,7 +112,7 @@ class PromptLogprobs:
             self.listed = [None]
 
     def take(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Those of the tokens that follow."""
+        """Add the logprobs of the next tokens."""
         start, self._num_taken = self._num_taken, self._num_taken + len(logprobs)
         token_ids = self._token_ids[start : self._num_taken]
         if self.echoed is not None:
@@ -122,7 +122,7 @@ class PromptLogprobs:
             self.listed += map(self._by_id, token_ids, logprobs)
 
     def _by_id(self, token_id: int, named: TokenLogprobs) -> dict[str, Any]:
-        """rank: null for a token that is not among the likeliest."""
+        """vLLM's entry for one token; its rank is null if it is not among the likeliest."""
         ranks = {likely: place for place, (likely, _) in enumerate(named.top, start=1)}
         shown = {token_id: named.logprob, **dict(named.top[: self._num_listed])}
         return {
@@ -141,8 +141,8 @@ def bytes_of(vocabulary: Sequence[bytes], token_id: int) -> bytes:
 
 
 def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
-    """A token's text; of a piece of a character its bytes, as OpenAI writes them: no other token
-    has the same.
+    """A token's text, or its bytes as OpenAI writes them if it is a piece of a character, so that
+    no two such tokens look the same.
     """
     data = bytes_of(vocabulary, token_id)
     try:

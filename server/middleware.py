@@ -133,9 +133,10 @@ class _Exchange:
 
 
 def _level(status: int | None, template: str | None) -> str:
-    """A 503 is as it should be, and worth a look; no answer is what the client wanted, or a 500.
+    """The log level for an answer: an error for a 500, a warning for any other 5xx.
 
-    Who asks whether it is ready is told so, and is warned by the answer.
+    A 503 of `/ready` is no warning: whoever polls it waits for just that to end. Without a status
+    the client left before the answer.
     """
     if status == 500:
         return "error"

@@ -20,9 +20,9 @@ _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
 _MAX_MESSAGES = 2048
 _MAX_CHOICES = 16
-"""Answers to one prompt."""
+"""The most answers to one prompt (`n`)."""
 _MAX_ANSWERS = 128
-"""Answers of one request: so many prompts, if each is answered once."""
+"""The most answers of one request, and so the most prompts in a list."""
 _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
 _MAX_KEY_CHARACTERS = 512
@@ -125,11 +125,11 @@ class _Request(RequestObject):
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens to name beside the chosen one; None for none at all."""
+        """How many of the likeliest tokens to name beside the chosen one; None for no logprobs."""
 
     @property
     def num_answers(self) -> int:
-        """To all of its prompts."""
+        """How many answers the request gets, to all of its prompts together."""
         return self.n
 
     @property
@@ -185,7 +185,7 @@ class _Request(RequestObject):
                 raise errors.unknown_token_id(vocabulary_size, param=param)
 
     def check_max_tokens(self, max_tokens: int) -> None:
-        """max_tokens: of each answer, as the context leaves them. Raises ApiError."""
+        """Raises ApiError if min_tokens is more.   max_tokens: the limit of each answer."""
         if self.min_tokens > max_tokens:
             raise errors.invalid_request(
                 f"min_tokens: it may be at most {max_tokens}, the most that may be generated.",
@@ -269,7 +269,7 @@ class ChatRequest(Chat, _Request):
 
 
 def _form(prompt: Any) -> str:
-    """Which of its four forms a prompt has, by its first entry: faults are told of that one."""
+    """The form of a prompt, judged by its first entry; errors then speak of that form only."""
     if not isinstance(prompt, list):
         return "a text"
     first = prompt[0] if prompt else 0
@@ -308,7 +308,7 @@ class CompletionRequest(_Request):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """An echo has logprobs as the answer has."""
+        """How many the engine is to name; an echo needs as many as the answer does."""
         if not self.echo or self.logprobs is None:
             return self.prompt_logprobs
         return max(self.logprobs, self.prompt_logprobs or 0)

@@ -12,7 +12,7 @@ from server.errors import ApiError
 from server.json_text import check_json
 
 _MAX_SHOWN_CHARACTERS = 64
-"""How much of a name of the caller's own an error repeats."""
+"""How many characters of a client's own name an error repeats."""
 
 _Object = TypeVar("_Object", bound="RequestObject")
 
@@ -91,7 +91,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_equal(value: Any, neutral: Any) -> bool:
-    """Equal, and a bool only to a bool."""
+    """Whether they are equal; a bool equals only a bool, never 0 or 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """From its admission to the end of its answer.
+    """A request between its admission and the end of its last answer.
 
     wanted_tokens: completion tokens that it may come to, all answers together.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
@@ -72,7 +72,7 @@ class Running:
         self._num_queued += not request.is_cold
 
     def begin(self, request: RunningRequest, index: int = 0) -> None:
-        """The first token of one of its answers is here. The second time is nothing."""
+        """Note the first token of one of its answers; a second call for it does nothing."""
         if index in request.begun:
             return
         if not request.has_begun and not request.is_cold:

@@ -81,7 +81,7 @@ class SupervisorConfig:
 class Supervisor:
     """`with Supervisor(plan) as supervisor: supervisor.run()`.
 
-    plan: or the children themselves, where they are always the same. They start in its order, and
+    plan: the children that should run, or a function that says which. They start in this order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
     logs: a folder for what they write, a file each; None: they write where this process does.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through here,
@@ -125,7 +125,7 @@ class Supervisor:
         return {name: c.process.pid for name, c in self._children.items() if c.process}
 
     def run(self, until: Callable[[], bool] = lambda: False, *, may_restart: bool = True) -> None:
-        """Until a signal, or until `until` says so, asked at every poll.
+        """Tend the children until a signal comes, or until `until` says so at a poll.
 
         Raises ChildCannotStart: a child said so by its exit code (EX_CONFIG), or it failed and
         may not restart.

@@ -75,7 +75,7 @@ class Tokenizer:
 
     @property
     def description(self) -> dict[str, str]:
-        """Its special tokens by name, and its chat template."""
+        """The tokenizer's special tokens by name, and its chat template."""
         return self._chat_template.description
 
     def render(

@@ -170,7 +170,7 @@ class GpuRunner:
         num_prefill_items: int,
         take: Callable[[torch.Tensor], None] = lambda _: None,
     ) -> Callable[[], None]:
-        """take: what else is done with what the head is applied to, of all tokens."""
+        """take: called with the last hidden states of all tokens, before the head is applied."""
         inputs = self.builder.views(shape, self._ints, num_prefill_items)
         return lambda: take(self.model.run(inputs, self.kv, self.out))
 
@@ -228,7 +228,7 @@ class GpuRunner:
         return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
 
     def _scoring(self, plan: StepPlan) -> ScoringInputs:
-        """As _sampling."""
+        """The scoring inputs of a batch; of no rows where another rank is the first."""
         scored = plan.scored if self.model.is_first else ScoredTokens.of((), ())
         return ScoringInputs.of(scored, self.model.config.vocab_size)
 

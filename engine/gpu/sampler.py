@@ -27,7 +27,7 @@ Fields = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who is told logprobs. top_counts: of how many of the likeliest tokens, each of them."""
+    """The rows that are told logprobs.   top_counts: how many likeliest tokens each is told."""
 
     top_counts: Sequence[int]
 
@@ -95,12 +95,12 @@ class SamplingInputs:
         return SamplingWork(**choice), PenaltyWork(**penalties, previous=previous)
 
     def restrictions_there(self, ints: torch.Tensor) -> list[torch.Tensor]:
-        """`restrictions`, of the packed ints on the device."""
+        """The part of the packed ints on the device that holds `restrictions`."""
         work = self._views(ints)
         return [work[name].long() for name in self.restrictions]
 
     def told_there(self, ints: torch.Tensor) -> torch.Tensor:
-        """`told_rows`, of the packed ints on the device."""
+        """The part of the packed ints on the device that holds `told_rows`."""
         return self._views(ints)["told_rows"]
 
     def _views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -207,7 +207,7 @@ class Logprobs:
 
     @classmethod
     def empty(cls, most: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
-        """most: that are told.   make: as `torch.empty`, of a size and a dtype."""
+        """Room for at most `most` rows.   make: takes a size and a dtype, as `torch.empty` does."""
         num_tops = most * MOST_TOP_LOGPROBS
         return cls(
             make(most, dtype=torch.float32),
@@ -223,12 +223,12 @@ class Logprobs:
         return [part for part in parts if len(part)]
 
     def behind(self, count: int, depth: int) -> "Logprobs":
-        """Room for others, behind so many that are told."""
+        """The same room without the first `count` places, for rows that are told after those."""
         tops = count * depth
         return Logprobs(self.chosen[count:], self.top_values[tops:], self.top_ids[tops:])
 
     def read(self, told: Told) -> list[TokenLogprobs]:
-        """In host memory. Of a row without a token it means nothing."""
+        """The logprobs as the host's objects; an entry for a row without a token means nothing."""
         shape = len(told.top_counts), told.depth
         chosen = self.chosen[: shape[0]].tolist()
         values = self.top_values[: shape[0] * shape[1]].view(shape).tolist()
@@ -272,7 +272,7 @@ def choose(
 
 
 def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:
-    """Into `logprobs`, of tokens and of so many likeliest ones; nothing waits for the device.
+    """Write the logprobs of tokens and of the `depth` likeliest ones; nothing waits for the device.
 
     raw: [told, vocab] logprobs.   tokens: [told].
     """

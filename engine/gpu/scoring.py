@@ -10,7 +10,8 @@ from engine.gpu.sampler import Logprobs, Told, tell
 from engine.scoring import ScoredTokens, chunks
 
 LOGITS_BYTES = 64 << 20
-"""As engine.scoring's; the head's weights are read once for so many. Not measured yet."""
+"""The size of the float32 logits that are held at once. The head's weights are read once for each
+such chunk; the best size has not been measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ def score(
     logprobs: Logprobs,
     finite: torch.Tensor,
 ) -> None:
-    """Logprobs of the scored tokens into `logprobs`; 0 into `finite` before bad logits.
+    """Write the scored tokens' logprobs, and 0 into `finite` at each position with bad logits.
 
     x: [T, hidden], of all tokens.   head: [vocab, hidden].   ints: `tokens`, on the device.
     finite: [T] int32.

@@ -73,7 +73,7 @@ def as_share(canary: dict[str, int] | None) -> str | None:
 def _say_meaning(
     name: str, alias: str, adapter: dict[str, Any], before: dict[str, Any] | None = None
 ) -> None:
-    """before: the adapter as it was, where a split of its requests may have ended."""
+    """Tell what the alias means now.   before: the adapter before a change that may end a split."""
     share = as_share(adapter["canaries"].get(alias))
     beside = f", {share}" if share else ""
     ended = as_share(before["canaries"].get(alias)) if before and not share else None

@@ -116,7 +116,7 @@ def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
 def start_serving(
     settings: "Settings", *, logs: str | None = None
 ) -> "Iterator[tuple[Supervisor, Settings]]":
-    """The three processes, stopped at the end, and the settings with what was derived.
+    """Run the three processes until the block ends. Settings are given back with what was derived.
 
     logs: the folder in the data directory that gets all they write, and what their supervisor does;
     without it all is written to this process's own output.

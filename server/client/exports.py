@@ -97,7 +97,7 @@ class _Draft:
         self._path.rename(self._output)
 
     def keep_if_resumable(self) -> None:
-        """Discard what the next time would begin again, and what is left of a finished one."""
+        """Delete the draft unless the next attempt can go on from it."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 if self._whole_part(file, self._read_note()).entry_id is not None:

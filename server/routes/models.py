@@ -57,7 +57,7 @@ def _base(gateway: Gateway) -> dict[str, Any]:
 def _adapter(
     gateway: Gateway, model: str, name: str, created_at_ms: int, owner: str
 ) -> dict[str, Any]:
-    """model: as it was asked for, maybe with a version or an alias.   name: without either."""
+    """An adapter's entry.   model: as it was asked for.   name: without version or alias."""
     base_id = gateway.base.model_id
     return _model(gateway, model, name, created_at_ms // 1000, owner, base_id)
 

@@ -141,7 +141,7 @@ def world(
             patch.setenv(name, value)
         with running(
             tmp_path_factory.mktemp("faulty"), tiny_model, storage=f"s3://{BUCKET}/{PREFIX}",
-            environment=environment, fetch_timeout_s=FETCH_TIMEOUT_S, first_token_timeout_s=20.0,
+            environment=environment, fetch_timeout_s=FETCH_TIMEOUT_S, first_token_timeout_s=50.0,
         ) as stack:  # fmt: skip
             loras = tmp_path_factory.mktemp("loras")
             yield World(stack, s3, tiny_adapters["alpha"], loras)

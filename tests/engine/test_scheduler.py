@@ -9,12 +9,9 @@ from hypothesis import given, settings
 from hypothesis.strategies import booleans, composite, integers, sampled_from
 
 from engine.batch import BAD_LOGITS, StepTokens
-from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
 from engine.request import PENDING_TOKEN
-from lora.errors import Failure
 from tests.engine.fakes import (
     LAYOUT,
-    FakeClock,
     FakeLoader,
     expected_prompt_logprobs,
     expected_tokens,
@@ -250,44 +247,6 @@ def test_a_long_prefill_does_not_stop_decodes():
         scheduler.update(batch, tokens_for(batch))
 
 
-def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
-    loader = FakeLoader(at_once=False)
-    scheduler = make_scheduler(loader=loader)
-    scheduler.add("gw", make_message("cold", adapter=make_adapter()))
-    scheduler.add("gw", make_message("warm"))
-    assert [row.request_id for row in scheduler.schedule().rows] == ["warm"]
-
-
-def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
-    loader = FakeLoader()
-    bad, good = make_adapter("bad"), make_adapter("good")
-    loader.failures[bad.object_key, "disk"] = Failure("missing", "no such object")
-    core = make_core(tmp_path, make_scheduler(loader=loader))
-    for name, adapter in (("r1", bad), ("r2", good), ("r3", None), ("r4", bad)):
-        core.handle("gw", make_message(name, adapter=adapter))
-    outputs = run_until_idle(core)
-    for name in ("r1", "r4"):
-        assert outputs[name][-1].stop_cause == "adapter_missing"
-        assert outputs[name][-1].error == "no such object"
-        assert outputs[name][-1].retry_after_s is None
-    assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
-
-
-def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
-    """Not that too many wait: and when to ask again."""
-    clock, loader = FakeClock(), FakeLoader(at_once=False)
-    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
-    message = make_message(adapter=make_adapter())
-    core.handle("gw", replace(message, first_token_timeout_s=5.0))
-    core.step()
-    clock.now += 5.0
-    final = run_until_idle(core)["r1"][-1]
-    assert (final.stop_cause, final.retry_after_s) == ("adapter_loading", 1.0)
-    loader.finish()
-    core.step()
-    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "it was dropped"
-
-
 def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
     """Here a runner that applied nothing says so."""
     core = make_core(tmp_path)
@@ -304,71 +263,6 @@ def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
     assert {output.adapter_digest for _, output in outputs} == {None}
 
 
-def test_a_passing_failure_is_tried_again_later(tmp_path):
-    clock, loader = FakeClock(), FakeLoader()
-    adapter = make_adapter()
-    loader.failures[adapter.object_key, "disk"] = Failure("unavailable", "503 from the store")
-    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
-    core.handle("gw", make_message("r1", adapter=adapter))
-    assert run_until_idle(core)["r1"][-1].stop_cause == "adapter_loading"
-    loader.failures.clear()
-    clock.now += 10
-    core.handle("gw", make_message("r2", adapter=adapter))
-    assert run_until_idle(core)["r2"][-1].finish_reason == "length"
-
-
-def test_what_can_never_fit_is_refused_by_name(tmp_path):
-    loader = FakeLoader()
-    huge = make_adapter("huge")
-    loader.slabs[huge.object_key] = 64
-    core = make_core(tmp_path, make_scheduler(num_slabs=64, loader=loader))
-    core.handle("gw", make_message(adapter=huge))
-    final = run_until_idle(core)["r1"][-1]
-    assert (final.stop_cause, final.error) == (
-        "adapter_too_large",
-        "the adapter does not fit into the arena",
-    )
-
-
-def test_joined_loads_fetch_once():
-    loader = FakeLoader(at_once=False)
-    scheduler = make_scheduler(loader=loader)
-    for i in range(5):
-        scheduler.add("gw", make_message(f"r{i}", adapter=make_adapter()))
-        scheduler.adapters.poll()
-        scheduler.schedule()
-    assert loader.num_fetches == 1
-
-
-def test_an_adapter_in_use_is_never_evicted(tmp_path):
-    """Two adapters of 4 slabs in an arena that holds one of them beside the KV."""
-    loader = FakeLoader()
-    first, second = make_adapter("first"), make_adapter("second")
-    loader.slabs = {first.object_key: 4, second.object_key: 4}
-    core = make_core(tmp_path, make_scheduler(num_slabs=8, loader=loader))
-    core.handle("gw", make_message("r1", adapter=first, max_tokens=30))
-    core.handle("gw", make_message("r2", adapter=second, max_tokens=3))
-    while not core.scheduler.queues.running:
-        core.step()
-    while (
-        core.scheduler.queues.running
-        and next(iter(core.scheduler.queues.running)).request_id == "r1"
-    ):
-        assert core.adapters.is_ready(first.object_key)
-        core.step()
-    assert tokens_of(run_until_idle(core)["r2"])
-
-
-def test_the_queue_has_a_limit():
-    scheduler = make_scheduler(max_waiting=2)
-    answers = [scheduler.add("gw", make_message(f"r{i}")) for i in range(3)]
-    assert answers == [None, None, "queue_full"]
-
-
-def test_a_prompt_beyond_the_context_is_refused():
-    assert make_scheduler().add("gw", make_message(prompt_len=256)) == "prompt_too_long"
-
-
 def test_bad_logits_fail_their_own_request_only():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message("bad"))
@@ -379,92 +273,6 @@ def test_bad_logits_fail_their_own_request_only():
     assert outputs["bad"].finish_reason == "error"
     assert outputs["bad"].error == "the logits are not finite"
     assert outputs["good"].finish_reason is None
-
-
-@pytest.mark.parametrize(
-    ("sampling", "cause", "count"),
-    [
-        ({}, "max_tokens", 8),
-        ({"max_tokens": 2}, "max_tokens", 2),
-        ({"token_lease": 3}, "budget", 3),
-        ({"stop_token_ids": (105,)}, "stop_token", 6),
-    ],
-)
-def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(**sampling))
-    ended = []
-    for token in range(100, 120):
-        batch = scheduler.schedule()
-        if not batch.rows:
-            break
-        ended = scheduler.update(batch, StepTokens([token])).ended
-    assert ended[0].stop_cause == cause
-    assert len(ended[0].output_token_ids) == count
-
-
-def test_eos_ends_a_request_unless_it_is_ignored():
-    for ignore, reason in ((False, "stop"), (True, None)):
-        scheduler = make_scheduler()
-        scheduler.add("gw", make_message(ignore_eos=ignore))
-        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([0])).outputs
-        assert output.finish_reason == reason
-
-
-def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC",)))
-    finals = []
-    for token in b"ABCD":
-        batch = scheduler.schedule()
-        if batch.rows:
-            finals += [o for _, o in scheduler.update(batch, StepTokens([token])).outputs]
-    assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
-    assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", 2)
-    assert finals[-1].num_completion_tokens == 3
-
-
-def test_a_stop_string_is_looked_for_behind_the_least_tokens():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC", b"D"), stop_token_ids=(9,), min_tokens=3))
-    banned, outputs = [], []
-    for token in b"BCDABC":
-        batch = scheduler.schedule()
-        banned.append(set(batch.rows[0].banned_token_ids))
-        outputs += scheduler.update(batch, StepTokens([token])).outputs
-    _, final = outputs[-1]
-    assert (final.stop_cause, final.num_completion_tokens) == ("stop_string", 6)
-    assert banned == [{0, 9}] * 3 + [set()] * 3
-
-
-def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
-    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([66])).outputs
-    assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
-
-
-def test_a_low_lease_is_announced_and_extending_it_goes_on():
-    scheduler = make_scheduler(max_model_len=512)
-    scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
-    low: list[LeaseLow] = []
-    for count in range(1, 101):
-        result = scheduler.update(scheduler.schedule(), StepTokens([7]))
-        low += [message for _, message in result.leases_low]
-        if count == 20:
-            scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=100))
-    assert [m.num_completion_tokens for m in low] == [6, 36]
-    assert result.ended[0].stop_cause == "budget"
-    assert len(result.ended[0].output_token_ids) == 100
-
-
-def test_a_request_past_its_deadline_is_ended():
-    clock = FakeClock()
-    scheduler = make_scheduler(clock=clock)
-    scheduler.add("gw", make_message(deadline_s=5.0))
-    clock.now += 5.0
-    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([])).outputs
-    assert output.stop_cause == "deadline"
 
 
 def test_a_lost_gateway_frees_everything_it_had():
@@ -498,125 +306,6 @@ def test_an_arena_too_small_for_one_request_is_refused_at_start():
 def test_the_fake_depends_on_the_adapter():
     assert fake_token([1, 2], None) != fake_token([1, 2], make_adapter().digest)
     assert LAYOUT.block_size == 16
-
-
-def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
-    clock = FakeClock()
-    core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))
-    core.handle("gw", make_message("runs", max_tokens=100))
-    core.handle("gw", replace(make_message("waits"), first_token_timeout_s=5.0))
-    core.step()
-    clock.now += 5.0
-    ((_, message),) = core.step()
-    final = next(o for o in message.outputs if o.request_id == "waits")
-    assert (final.finish_reason, final.stop_cause) == ("error", "first_token_timeout")
-    assert "runs" in core.scheduler.groups
-
-
-def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
-    scheduler = make_scheduler(max_waiting=3)
-    assert scheduler.add("gw", make_message("r1", n=4)) == "queue_full"
-    core = make_core(tmp_path, scheduler)
-    core.handle("gw", make_message("r2", prompt_len=20, max_tokens=5, n=3))
-    final = run_until_idle(core)["r2"][-1]
-    assert (final.num_prompt_tokens, final.num_completion_tokens) == (20, 15)
-    assert final.is_last
-
-
-PROMPTS = [list(range(1, length + 1)) for length in (40, 7, 33)]
-
-
-def make_list(n=1, max_tokens=5, **options):
-    """A request with a list of three prompts; the third begins with the first one's blocks."""
-    message = make_message("list", prompt=PROMPTS[0], n=n, max_tokens=max_tokens, **options)
-    more = tuple(map(tuple, PROMPTS[1:]))
-    return replace(message, more_prompts=more, token_lease=3 * n * max_tokens)
-
-
-@pytest.mark.parametrize("adapter", [None, make_adapter()])
-def test_each_prompt_of_a_list_is_answered_as_it_is_alone(tmp_path, adapter):
-    core = make_core(tmp_path, max_num_batched_tokens=16, num_slabs=12)
-    core.handle("gw", make_list(n=2, adapter=adapter))
-    outputs = run_until_idle(core)["list"]
-    for index in range(6):
-        alone = make_message(prompt=PROMPTS[index // 2], max_tokens=5, adapter=adapter)
-        answer = tokens_of([o for o in outputs if o.index == index])
-        assert answer == expected_tokens(alone)
-    assert [o.seq for o in outputs] == list(range(len(outputs)))
-    final = outputs[-1]
-    assert (final.num_prompt_tokens, final.num_completion_tokens) == (80, 30)
-    (record,) = core.journal.read(0, 10).records
-    assert (record.num_prompt_tokens, record.num_completion_tokens) == (80, 30)
-    assert record.num_cached_tokens == final.num_cached_tokens
-
-
-def test_what_one_prompt_of_a_list_finds_of_another_is_cached(tmp_path):
-    core = make_core(tmp_path, max_num_seqs=1, prefix_caching=True)
-    core.handle("gw", make_list())
-    assert run_until_idle(core)["list"][-1].num_cached_tokens == 32
-
-
-def test_a_list_is_refused_whole():
-    scheduler = make_scheduler(max_waiting=5)
-    assert scheduler.add("gw", make_list(n=2)) == "queue_full"
-    too_long = replace(make_list(), more_prompts=((1,), (1,) * 256))
-    assert scheduler.add("gw", too_long) == "prompt_too_long"
-    assert not scheduler.has_work
-
-
-def test_one_seed_gives_each_prompt_of_a_list_the_answers_that_it_has_alone():
-    scheduler = make_scheduler(prefix_caching=False, max_num_batched_tokens=256)
-    scheduler.add("gw", make_list(n=2, seed=5))
-    seeds = [row.seed for row in sorted(scheduler.schedule().rows, key=lambda row: row.index)]
-    assert seeds[:2] == seeds[2:4] == seeds[4:]
-    assert seeds[0] == 5 != seeds[1]
-    scheduler = make_scheduler(prefix_caching=False, max_num_batched_tokens=256)
-    scheduler.add("gw", make_list(n=2))
-    assert len({row.seed for row in scheduler.schedule().rows}) == 6
-
-
-def test_a_lease_is_shared_by_the_answers_in_equal_parts(tmp_path):
-    core = make_core(tmp_path)
-    core.handle("gw", make_message("r1", max_tokens=9, n=2, token_lease=11))
-    outputs = run_until_idle(core)["r1"]
-    assert [len(tokens_of([o for o in outputs if o.index == i])) for i in (0, 1)] == [5, 5]
-    assert outputs[-1].stop_cause == "budget"
-
-
-def test_one_answers_bad_logits_fail_its_request():
-    scheduler = make_scheduler(prefix_caching=False)
-    scheduler.add("gw", make_message("r1", n=2))
-    batch = scheduler.schedule()
-    result = scheduler.update(batch, StepTokens([7, BAD_LOGITS]))
-    finals = [o for _, o in result.outputs if o.finish_reason]
-    assert [o.finish_reason for o in finals] == ["error", "error"]
-    assert finals[-1].is_last
-    (ended,) = result.ended
-    assert (ended.finish_reason, ended.num_completion_tokens) == ("error", 1)
-
-
-def test_every_answer_of_a_seed_has_a_seed_of_its_own():
-    scheduler = make_scheduler(prefix_caching=False)
-    scheduler.add("gw", make_message("r1", n=3, seed=5))
-    seeds = [row.seed for row in scheduler.schedule().rows]
-    assert seeds[0] == 5
-    assert len(set(seeds)) == 3
-
-
-def test_logprobs_leave_with_their_tokens():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC",), logprobs=0, max_tokens=4))
-    outputs = []
-    for number, token in enumerate(b"ABAD"):
-        named = {0: TokenLogprobs(logprob=-float(number))}
-        result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
-        outputs += [output for _, output in result.outputs]
-    assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (68,)]
-    assert [[entry.logprob for entry in o.logprobs] for o in outputs] == [
-        [0.0],
-        [-1.0, -2.0],
-        [-3.0],
-    ]
 
 
 def test_a_row_knows_the_history_only_where_penalties_need_it():
@@ -655,27 +344,6 @@ def test_what_was_scheduled_past_an_end_is_dropped():
     assert not result.outputs
     assert not result.progress
     assert scheduler.arena.num_free == scheduler.arena.num_slabs
-
-
-def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():
-    scheduler = make_scheduler(max_sum_ranks_per_step=24)
-    for i in range(4):
-        scheduler.add("gw", make_message(f"r{i}", max_tokens=50, adapter=make_adapter(f"a{i}", 8)))
-    for _ in range(5):
-        scheduler.adapters.poll()
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
-    assert len(batch.adapters) == 3
-    scheduler.add("gw", make_message("joins", adapter=make_adapter("a0", 8)))
-    scheduler.add("gw", make_message("base"))
-    assert {"joins", "base"} <= {row.request_id for row in scheduler.schedule().rows}
-
-
-def test_an_adapter_above_the_sum_of_ranks_runs_alone(tmp_path):
-    core = make_core(tmp_path, max_sum_ranks_per_step=24)
-    core.handle("gw", make_message("small", adapter=make_adapter("small", 8)))
-    core.handle("gw", make_message("large", adapter=make_adapter("large", 256)))
-    assert run_until_idle(core)["large"][-1].finish_reason == "length"
 
 
 def test_blocks_behind_the_sliding_window_are_given_back(tmp_path):
@@ -718,14 +386,3 @@ def test_a_preempted_request_waits_for_its_step_and_no_more_than_needed_give_way
         name = message.request_id
         got = [output for output in early if output.request_id == name] + outputs[name]
         assert tokens_of(got) == expected_tokens(message)
-
-
-def test_what_was_held_back_for_a_stop_string_leaves_with_the_end():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC",), max_tokens=2))
-    outputs = []
-    for token in b"AB":
-        result = scheduler.update(scheduler.schedule(), StepTokens([token]))
-        outputs += [output for _, output in result.outputs]
-    assert [o.new_token_ids for o in outputs] == [(65,), (66,)]
-    assert outputs[-1].stop_cause == "max_tokens"

@@ -1,0 +1,153 @@
+"""Who may run: queues with limits, adapters that have to be there, sums of ranks."""
+
+from dataclasses import replace
+
+from lora.errors import Failure
+from tests.engine.fakes import (
+    FakeClock,
+    FakeLoader,
+    make_adapter,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+    tokens_for,
+    tokens_of,
+)
+
+
+def test_the_queue_has_a_limit():
+    scheduler = make_scheduler(max_waiting=2)
+    answers = [scheduler.add("gw", make_message(f"r{i}")) for i in range(3)]
+    assert answers == [None, None, "queue_full"]
+
+
+def test_a_prompt_beyond_the_context_is_refused():
+    assert make_scheduler().add("gw", make_message(prompt_len=256)) == "prompt_too_long"
+
+
+def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
+    loader = FakeLoader(at_once=False)
+    scheduler = make_scheduler(loader=loader)
+    scheduler.add("gw", make_message("cold", adapter=make_adapter()))
+    scheduler.add("gw", make_message("warm"))
+    assert [row.request_id for row in scheduler.schedule().rows] == ["warm"]
+
+
+def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
+    loader = FakeLoader()
+    bad, good = make_adapter("bad"), make_adapter("good")
+    loader.failures[bad.object_key, "disk"] = Failure("missing", "no such object")
+    core = make_core(tmp_path, make_scheduler(loader=loader))
+    for name, adapter in (("r1", bad), ("r2", good), ("r3", None), ("r4", bad)):
+        core.handle("gw", make_message(name, adapter=adapter))
+    outputs = run_until_idle(core)
+    for name in ("r1", "r4"):
+        assert outputs[name][-1].stop_cause == "adapter_missing"
+        assert outputs[name][-1].error == "no such object"
+        assert outputs[name][-1].retry_after_s is None
+    assert {outputs[name][-1].finish_reason for name in ("r2", "r3")} == {"length"}
+
+
+def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
+    """Not that too many wait: and when to ask again."""
+    clock, loader = FakeClock(), FakeLoader(at_once=False)
+    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
+    message = make_message(adapter=make_adapter())
+    core.handle("gw", replace(message, first_token_timeout_s=5.0))
+    core.step()
+    clock.now += 5.0
+    final = run_until_idle(core)["r1"][-1]
+    assert (final.stop_cause, final.retry_after_s) == ("adapter_loading", 1.0)
+    loader.finish()
+    core.step()
+    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "it was dropped"
+
+
+def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
+    clock = FakeClock()
+    core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))
+    core.handle("gw", make_message("runs", max_tokens=100))
+    core.handle("gw", replace(make_message("waits"), first_token_timeout_s=5.0))
+    core.step()
+    clock.now += 5.0
+    ((_, message),) = core.step()
+    final = next(o for o in message.outputs if o.request_id == "waits")
+    assert (final.finish_reason, final.stop_cause) == ("error", "first_token_timeout")
+    assert "runs" in core.scheduler.groups
+
+
+def test_a_passing_failure_is_tried_again_later(tmp_path):
+    clock, loader = FakeClock(), FakeLoader()
+    adapter = make_adapter()
+    loader.failures[adapter.object_key, "disk"] = Failure("unavailable", "503 from the store")
+    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
+    core.handle("gw", make_message("r1", adapter=adapter))
+    assert run_until_idle(core)["r1"][-1].stop_cause == "adapter_loading"
+    loader.failures.clear()
+    clock.now += 10
+    core.handle("gw", make_message("r2", adapter=adapter))
+    assert run_until_idle(core)["r2"][-1].finish_reason == "length"
+
+
+def test_what_can_never_fit_is_refused_by_name(tmp_path):
+    loader = FakeLoader()
+    huge = make_adapter("huge")
+    loader.slabs[huge.object_key] = 64
+    core = make_core(tmp_path, make_scheduler(num_slabs=64, loader=loader))
+    core.handle("gw", make_message(adapter=huge))
+    final = run_until_idle(core)["r1"][-1]
+    assert (final.stop_cause, final.error) == (
+        "adapter_too_large",
+        "the adapter does not fit into the arena",
+    )
+
+
+def test_joined_loads_fetch_once():
+    loader = FakeLoader(at_once=False)
+    scheduler = make_scheduler(loader=loader)
+    for i in range(5):
+        scheduler.add("gw", make_message(f"r{i}", adapter=make_adapter()))
+        scheduler.adapters.poll()
+        scheduler.schedule()
+    assert loader.num_fetches == 1
+
+
+def test_an_adapter_in_use_is_never_evicted(tmp_path):
+    """Two adapters of 4 slabs in an arena that holds one of them beside the KV."""
+    loader = FakeLoader()
+    first, second = make_adapter("first"), make_adapter("second")
+    loader.slabs = {first.object_key: 4, second.object_key: 4}
+    core = make_core(tmp_path, make_scheduler(num_slabs=8, loader=loader))
+    core.handle("gw", make_message("r1", adapter=first, max_tokens=30))
+    core.handle("gw", make_message("r2", adapter=second, max_tokens=3))
+    while not core.scheduler.queues.running:
+        core.step()
+    while (
+        core.scheduler.queues.running
+        and next(iter(core.scheduler.queues.running)).request_id == "r1"
+    ):
+        assert core.adapters.is_ready(first.object_key)
+        core.step()
+    assert tokens_of(run_until_idle(core)["r2"])
+
+
+def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():
+    scheduler = make_scheduler(max_sum_ranks_per_step=24)
+    for i in range(4):
+        scheduler.add("gw", make_message(f"r{i}", max_tokens=50, adapter=make_adapter(f"a{i}", 8)))
+    for _ in range(5):
+        scheduler.adapters.poll()
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    assert len(batch.adapters) == 3
+    scheduler.add("gw", make_message("joins", adapter=make_adapter("a0", 8)))
+    scheduler.add("gw", make_message("base"))
+    assert {"joins", "base"} <= {row.request_id for row in scheduler.schedule().rows}
+
+
+def test_an_adapter_above_the_sum_of_ranks_runs_alone(tmp_path):
+    core = make_core(tmp_path, max_sum_ranks_per_step=24)
+    core.handle("gw", make_message("small", adapter=make_adapter("small", 8)))
+    core.handle("gw", make_message("large", adapter=make_adapter("large", 256)))
+    assert run_until_idle(core)["large"][-1].finish_reason == "length"

@@ -1,0 +1,120 @@
+"""What leaves for whom: where an answer ends, and what is held back until it is certain."""
+
+import pytest
+
+from engine.batch import StepTokens
+from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
+from tests.engine.fakes import FakeClock, make_message, make_scheduler
+
+
+@pytest.mark.parametrize(
+    ("sampling", "cause", "count"),
+    [
+        ({}, "max_tokens", 8),
+        ({"max_tokens": 2}, "max_tokens", 2),
+        ({"token_lease": 3}, "budget", 3),
+        ({"stop_token_ids": (105,)}, "stop_token", 6),
+    ],
+)
+def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(**sampling))
+    ended = []
+    for token in range(100, 120):
+        batch = scheduler.schedule()
+        if not batch.rows:
+            break
+        ended = scheduler.update(batch, StepTokens([token])).ended
+    assert ended[0].stop_cause == cause
+    assert len(ended[0].output_token_ids) == count
+
+
+def test_eos_ends_a_request_unless_it_is_ignored():
+    for ignore, reason in ((False, "stop"), (True, None)):
+        scheduler = make_scheduler()
+        scheduler.add("gw", make_message(ignore_eos=ignore))
+        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([0])).outputs
+        assert output.finish_reason == reason
+
+
+def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC",)))
+    finals = []
+    for token in b"ABCD":
+        batch = scheduler.schedule()
+        if batch.rows:
+            finals += [o for _, o in scheduler.update(batch, StepTokens([token])).outputs]
+    assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
+    assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", 2)
+    assert finals[-1].num_completion_tokens == 3
+
+
+def test_a_stop_string_is_looked_for_behind_the_least_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC", b"D"), stop_token_ids=(9,), min_tokens=3))
+    banned, outputs = [], []
+    for token in b"BCDABC":
+        batch = scheduler.schedule()
+        banned.append(set(batch.rows[0].banned_token_ids))
+        outputs += scheduler.update(batch, StepTokens([token])).outputs
+    _, final = outputs[-1]
+    assert (final.stop_cause, final.num_completion_tokens) == ("stop_string", 6)
+    assert banned == [{0, 9}] * 3 + [set()] * 3
+
+
+def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
+    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([66])).outputs
+    assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
+
+
+def test_what_was_held_back_for_a_stop_string_leaves_with_the_end():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC",), max_tokens=2))
+    outputs = []
+    for token in b"AB":
+        result = scheduler.update(scheduler.schedule(), StepTokens([token]))
+        outputs += [output for _, output in result.outputs]
+    assert [o.new_token_ids for o in outputs] == [(65,), (66,)]
+    assert outputs[-1].stop_cause == "max_tokens"
+
+
+def test_logprobs_leave_with_their_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"BC",), logprobs=0, max_tokens=4))
+    outputs = []
+    for number, token in enumerate(b"ABAD"):
+        named = {0: TokenLogprobs(logprob=-float(number))}
+        result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
+        outputs += [output for _, output in result.outputs]
+    assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (68,)]
+    assert [[entry.logprob for entry in o.logprobs] for o in outputs] == [
+        [0.0],
+        [-1.0, -2.0],
+        [-3.0],
+    ]
+
+
+def test_a_low_lease_is_announced_and_extending_it_goes_on():
+    scheduler = make_scheduler(max_model_len=512)
+    scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
+    low: list[LeaseLow] = []
+    for count in range(1, 101):
+        result = scheduler.update(scheduler.schedule(), StepTokens([7]))
+        low += [message for _, message in result.leases_low]
+        if count == 20:
+            scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=100))
+    assert [m.num_completion_tokens for m in low] == [6, 36]
+    assert result.ended[0].stop_cause == "budget"
+    assert len(result.ended[0].output_token_ids) == 100
+
+
+def test_a_request_past_its_deadline_is_ended():
+    clock = FakeClock()
+    scheduler = make_scheduler(clock=clock)
+    scheduler.add("gw", make_message(deadline_s=5.0))
+    clock.now += 5.0
+    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([])).outputs
+    assert output.stop_cause == "deadline"

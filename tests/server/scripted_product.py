@@ -1,0 +1,197 @@
+"""The gateway's application around an engine that says what the test wants it to say."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+
+from engine.errors import EngineAwayError
+from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
+from registry.ref import AdapterRef
+from server.admin_key import AdminKey
+from server.app import create_app
+from server.assembly import assemble
+from server.database import DEFAULT_FILE
+from server.gateway import Gateway
+from server.keys import create_key
+from server.ledger_tables import holds
+from server.limiter.memory import MemoryLimiter
+from server.prices import ensure_price
+from server.settings import Settings
+from tests.server.factories import NOW_MS, make_tenant
+
+DEMO = Path(__file__).parents[2] / "demo" / "model"
+MAX_MODEL_LEN = 512
+CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
+
+Script = Callable[[AddRequest], Sequence[RequestOutput | Exception]]
+
+
+def token_ids(index: int) -> tuple[int, ...]:
+    """What the engine says in its index-th answer."""
+    return tuple(range(40 + 10 * index, 43 + 10 * index))
+
+
+def answer_all(message: AddRequest) -> list[RequestOutput]:
+    """Three tokens for each answer, one by one and in turn; the last output has the counts.
+
+    Before them logprobs of the prompts, where they are asked for: a piece for each.
+    """
+    params = message.sampling_params
+    said = [(index, place) for place in range(3) for index in range(message.num_answers)]
+    outputs = []
+    if params.prompt_logprobs is not None:
+        outputs = [
+            RequestOutput(
+                request_id=message.request_id, seq=number, index=number * params.n,
+                prompt_logprobs=tuple(prompt_score(token) for token in prompt[1:]),
+            )
+            for number, prompt in enumerate(message.prompts)
+        ]  # fmt: skip
+    for seq, (index, place) in enumerate(said):
+        token = token_ids(index)[place]
+        named = (TokenLogprobs(logprob=-0.5, top=((token, -0.5), (7, -1.5))),)
+        outputs.append(
+            RequestOutput(
+                request_id=message.request_id,
+                seq=len(outputs),
+                index=index,
+                new_token_ids=(token,),
+                logprobs=None if params.logprobs is None else named,
+                finish_reason="length" if place == 2 else None,
+                stop_cause="max_tokens" if place == 2 else None,
+                num_prompt_tokens=message.num_prompt_tokens,
+                num_completion_tokens=seq + 1,
+                is_last=seq + 1 == len(said),
+            )
+        )
+    return outputs
+
+
+def prompt_score(token: int) -> TokenLogprobs:
+    return TokenLogprobs(logprob=-token / 8, top=((7, -0.25), (token, -token / 8)))
+
+
+def end_at_once(**fields: Any) -> Script:
+    """The engine ends the request before any token."""
+
+    def script(message: AddRequest) -> list[RequestOutput]:
+        return [RequestOutput(request_id=message.request_id, seq=0, is_last=True, **fields)]
+
+    return script
+
+
+@dataclass
+class ScriptedEngines:
+    """Follows its script, and remembers what it was asked. away: those of `names` that have gone,
+    as a request finds out there.
+    """
+
+    script: Script = answer_all
+    names: tuple[str, ...] = ("engine",)
+    away: frozenset[str] = frozenset()
+    is_ready: bool = True
+    asked: list[AddRequest] = field(default_factory=list)
+    welcome: Welcome = field(
+        default_factory=lambda: Welcome(
+            engine_id="engine-1", epoch=1, base_revision="b" * 64, max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=8, device="fake", dtype="float32",
+        )
+    )  # fmt: skip
+
+    max_model_len = MAX_MODEL_LEN
+
+    @property
+    def welcomes(self) -> tuple[Welcome, ...]:
+        return (self.welcome,) if self.is_ready else ()
+
+    def route(self, message: AddRequest, besides: str | None = None) -> str:
+        for name in self.names:
+            if name != besides:
+                return name
+        raise EngineAwayError("no engine is ready")
+
+    def engine_id(self, name: str) -> str:
+        return f"id of {name}"
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str) -> None:
+        raise AssertionError("the base model needs no adapter")
+
+    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(message)
+        if name in self.away:
+            raise EngineAwayError("the engine leaves")
+        for said in self.script(message):
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+
+@dataclass
+class Product:
+    """The gateway's application with one tenant, called without a socket."""
+
+    gateway: Gateway
+    engines: ScriptedEngines
+    api_key: str
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        async def call() -> httpx.Response:
+            transport = httpx.ASGITransport(create_app(self.gateway))
+            headers = {"authorization": f"Bearer {self.api_key}"}
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://gateway", headers=headers
+            ) as client:
+                return await client.post(f"/v1/{path}", json=body)
+
+        return asyncio.run(call())
+
+    def chat(self, **changes: Any) -> httpx.Response:
+        return self.post("chat/completions", CHAT | changes)
+
+    def text(self, **changes: Any) -> httpx.Response:
+        return self.post("completions", TEXT | changes)
+
+    def words(self, ids: Sequence[int]) -> str:
+        return b"".join(self.gateway.tokenizer.vocabulary[i] for i in ids).decode()
+
+    def hold(self) -> sa.Row[Any]:
+        """The newest."""
+        request_id = self.engines.asked[-1].request_id
+        query = sa.select(holds).where(holds.c.request_id == request_id)
+        return self.gateway.database.write_sync(lambda conn: conn.execute(query).one())
+
+
+@contextlib.contextmanager
+def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
+    """migrated: a SQLite database with the tables of today."""
+    shutil.copy(migrated, data_dir / DEFAULT_FILE)
+    settings = Settings(
+        model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12
+    )
+    engines = ScriptedEngines()
+    built = assemble(settings, DEMO, AdminKey("admin"))
+    # Its clock stands still, or limits would refill while a test runs.
+    gateway = replace(built, engines=engines, limiter=MemoryLimiter(lambda: NOW_MS))
+    gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    tenant = make_tenant(gateway.database, tokens_per_minute=1000)
+    api_key = gateway.database.write_sync(
+        lambda conn: create_key(conn, tenant.tenant_id, "a key", gateway.pepper, now_ms=NOW_MS)[1]
+    )
+    yield Product(gateway, engines, api_key)
+    gateway.database.close()
+    asyncio.run(built.engines.close())
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
