@@ -51,7 +51,7 @@ class Edge:
             return
         exchange = _Exchange(scope, send, self._metrics)
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # answered alike, but for the body
+            scope = {**scope, "method": "GET"}  # answered alike; the server drops the body
         trace: list[str] | None = None
         try:
             if "\0" in scope["path"] or b"%00" in scope["query_string"]:
@@ -99,8 +99,6 @@ class _Exchange:
             self.status = message["status"]
             self._metrics.requests.labels(self._scope["method"], self.status).inc()
             message["headers"] = self._headed(message["headers"])
-        elif self._scope["method"] == "HEAD":
-            message = {**message, "body": b""}
         await self._send(message)
 
     def _headed(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

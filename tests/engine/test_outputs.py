@@ -63,6 +63,12 @@ def test_a_stop_string_is_looked_for_behind_the_least_tokens():
     assert banned == [{0, 9}] * 3 + [set()] * 3
 
 
+def test_an_answer_of_tokens_that_all_would_end_it_may_end_before_the_least_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(allowed_token_ids=(0, 9), stop_token_ids=(9,), min_tokens=3))
+    assert scheduler.schedule().rows[0].banned_token_ids == ()
+
+
 def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))

@@ -43,11 +43,13 @@ def test_every_answer_of_a_seed_has_a_seed_of_its_own():
     assert len(set(seeds)) == 3
 
 
-def test_a_lease_is_shared_by_the_answers_in_equal_parts(tmp_path):
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_lease_is_shared_by_the_answers_to_all_prompts_in_equal_parts(tmp_path, n):
     core = make_core(tmp_path)
-    core.handle("gw", make_message("r1", max_tokens=9, n=2, token_lease=11))
-    outputs = run_until_idle(core)["r1"]
-    assert [len(tokens_of([o for o in outputs if o.index == i])) for i in (0, 1)] == [5, 5]
+    core.handle("gw", replace(make_list(n, max_tokens=9), token_lease=3 * n * 5 + 2))
+    outputs = run_until_idle(core)["list"]
+    answers = [tokens_of([o for o in outputs if o.index == i]) for i in range(3 * n)]
+    assert [len(answer) for answer in answers] == [5] * 3 * n
     assert outputs[-1].stop_cause == "budget"
 
 

@@ -141,6 +141,7 @@ class Product:
 
     gateway: Gateway
     engines: ScriptedEngines
+    tenant_id: str
     api_key: str
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -186,7 +187,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     api_key = gateway.database.write_sync(
         lambda conn: create_key(conn, tenant.tenant_id, "a key", gateway.pepper, now_ms=NOW_MS)[1]
     )
-    yield Product(gateway, engines, api_key)
+    yield Product(gateway, engines, tenant.tenant_id, api_key)
     gateway.database.close()
     asyncio.run(built.engines.close())
 

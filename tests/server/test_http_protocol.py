@@ -103,6 +103,14 @@ def test_a_head_that_is_too_large_is_a_431(sent: list[bytes]) -> None:
         assert refusal(address, *sent) == (431, "head_too_large")
 
 
+def test_nothing_follows_the_head_of_an_answer_to_head() -> None:
+    asked = HEAD.replace(b"GET", b"HEAD") + b"\r\n" + HEAD + b"connection: close\r\n\r\n"
+    with serving() as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(asked)
+        _, _, behind = received(connection).partition(b"\r\n\r\n")
+    assert behind.startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("sent", [[], [b"GET"], [HEAD], [b"\r\n"]])
 def test_a_head_that_does_not_come_is_a_408(sent: list[bytes]) -> None:
     with serving(head_timeout_s=0.02) as address:

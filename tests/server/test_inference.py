@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.budgets import Budget, set_budget
 from server.pool.quarantine import fingerprint
 from server.prices import ensure_price
 from server.rating import amount_nanousd
@@ -72,6 +73,19 @@ def test_a_list_of_prompts_is_answered_by_index_under_one_hold(product: Product)
         hold = product.hold()
         assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 6 * 9)
         product.engines.asked.clear()
+
+
+def test_a_hard_budget_has_to_pay_for_a_token_of_each_prompt_of_a_list(product: Product) -> None:
+    prompts, database = [[40, 41], [50], [60]], product.gateway.database
+    price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    needed = amount_nanousd(4, 0, 3, price)
+    for amount, status in ((needed - 1, 429), (needed, 200)):
+        budget = Budget(
+            tenant_id=product.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=amount
+        )
+        database.write_sync(lambda conn, budget=budget: set_budget(conn, budget, now_ms=NOW_MS))
+        assert product.text(prompt=prompts).status_code == status
+    assert product.hold().token_lease == 3
 
 
 def test_a_list_of_one_prompt_is_that_prompt(product: Product) -> None:
