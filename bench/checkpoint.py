@@ -64,24 +64,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "wide": {
-        "hidden_size": 64,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 65536,
-        "max_position_embeddings": 32768,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-    },
 }
+# A small model with as large a head as full-size ones have, and room for long prompts.
+SHAPES["wide"] = SHAPES["tiny"] | {"vocab_size": 65536, "max_position_embeddings": 32768}
 STACKS = (*SHAPES, "demo")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """adapters: name -> folder, as PEFT writes one."""
+    """A checkpoint on disk.   adapters: name -> folder, as PEFT writes one."""
 
     model_dir: Path
     adapters: dict[str, Path]

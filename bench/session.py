@@ -31,6 +31,7 @@ class Ask:
     due_s: float = 0.0
     tenant_id: str = "bench"
     adapter: AdapterRef | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class _Answer:
     sent_s: float
     chunk_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    num_scored: int = 0
     end_s: float | None = None
     error: str | None = None
 
@@ -62,7 +64,10 @@ class Session:
             adapter=ask.adapter,
             prompt_token_ids=ask.prompt_token_ids,
             sampling_params=SamplingParams(
-                max_tokens=ask.max_tokens, temperature=0.0, ignore_eos=True
+                max_tokens=ask.max_tokens,
+                temperature=0.0,
+                ignore_eos=True,
+                prompt_logprobs=ask.prompt_logprobs,
             ),
             token_lease=ask.max_tokens,
             deadline_s=_FOREVER_S,
@@ -86,6 +91,10 @@ class Session:
         """Generated so far for the request that was sent as number `index`."""
         return len(self._answers[index].token_ids)
 
+    def num_scored(self, index: int) -> int:
+        """Prompt tokens of request number `index` whose logprobs have come."""
+        return self._answers[index].num_scored
+
     def outcomes(self) -> list[Outcome]:
         """In the order of sending."""
         return [_outcome(index, answer) for index, answer in enumerate(self._answers)]
@@ -99,6 +108,7 @@ class Session:
 
     def _note_output(self, output: RequestOutput, now_s: float) -> None:
         answer = self._answers[int(output.request_id)]
+        answer.num_scored += len(output.prompt_logprobs or ())
         if output.new_token_ids:
             answer.chunk_s.append(now_s)
             answer.token_ids += output.new_token_ids

@@ -98,7 +98,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepTokens:
-    """What a runner chose in a step.
+    """The tokens that a runner chose in a step.
 
     token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
     logprobs: by row number, for rows that asked for them.
@@ -114,7 +114,7 @@ class StepTokens:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step came to: outputs by gateway, and what the journal must know first."""
+    """The outputs of a step by gateway, and what the journal must know before they leave."""
 
     step: int
     outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)

@@ -28,7 +28,7 @@ _DIGEST = struct.Struct("<4q")
 
 
 class BatchEncoder:
-    """Of the first rank.   tables: of adapters in its arena, by key."""
+    """Encodes batches on the first rank.   tables: finds an adapter's place in its arena by key."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -69,7 +69,7 @@ class BatchEncoder:
 
 
 def decode(numbers: Sequence[int]) -> Batch:
-    """What another rank computes. An adapter's key and generation are its placement's number."""
+    """Decode a batch on another rank, where a placement's number is adapter key and generation."""
     return _Reader(numbers).batch()
 
 

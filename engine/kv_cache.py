@@ -46,7 +46,7 @@ class KVCache:
         return max(0, wanted - have)
 
     def row_blocks(self, request: Request) -> tuple[int, ...]:
-        """Its blocks by position; for the dead ones any of its own, since nobody looks there."""
+        """The request's blocks by position; any stands for a dead one, since nobody looks there."""
         num_dead = request.num_dead_blocks
         alive = request.block_ids[num_dead:]
         return (alive[0],) * num_dead + tuple(alive)
@@ -73,9 +73,7 @@ class KVCache:
         request.block_ids += blocks
 
     def settle(self, request: Request) -> None:
-        """Its computed tokens became more: what is full can be found, what no layer sees is given
-        back.
-        """
+        """Publish the blocks that have become full, and give back those that no layer sees now."""
         if not request.block_ids:
             return
         if self.prefix_caching:
@@ -97,7 +95,7 @@ class KVCache:
         return is_swapped
 
     def give_back(self, request: Request) -> None:
-        """Its blocks; what it had computed in them is lost to it, unless it was swapped."""
+        """Give back the request's blocks; what it had computed is lost unless it was swapped."""
         self._release(request, request.num_dead_blocks, len(request.block_ids))
         request.block_ids, request.num_published_blocks = [], 0
         if not request.swapped:
@@ -105,13 +103,13 @@ class KVCache:
             request.num_restarts += 1
 
     def forget(self, request: Request) -> None:
-        """It has ended: its blocks, and its places in the swap space."""
+        """Give back the blocks and swap places of a request that has ended."""
         self.give_back(request)
         self.swap.free(request.swapped)
         request.swapped = []
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """requests: all that have not ended."""
+        """Assert that every block has the owners it counts.   requests: all that have not ended."""
         requests = list(requests)
         held = Counter(b for r in requests for b in r.block_ids[r.num_dead_blocks :])
         self.pool.check_integrity(held)
@@ -135,7 +133,7 @@ class KVCache:
         request.num_published_blocks = num_full
 
     def _bury(self, request: Request, num_dead: int) -> None:
-        """Its first `num_dead` blocks are seen by no token that is still to come."""
+        """Give back its first `num_dead` blocks, which no token that is still to come can see."""
         behind = slice(request.num_dead_blocks, num_dead)
         self._release(request, request.num_dead_blocks, num_dead)
         request.block_ids[behind] = [_DEAD] * len(request.block_ids[behind])
@@ -162,7 +160,7 @@ class KVCache:
             self.pool.release(request.block_ids[max(first, start) : last], claim, reload_s)
 
     def _hashes(self, request: Request, num_blocks: int) -> list[bytes]:
-        """Of its first blocks, each computed once."""
+        """Hashes of the request's first blocks, each computed once."""
         hashes, size = request.block_hashes, self.layout.block_size
         start = request.adapter_start
         # With the start: the same tokens may be prompt here and generated there, where a second

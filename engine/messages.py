@@ -253,6 +253,11 @@ class RequestOutput:
     retry_after_s: float | None = None
     is_last: bool = False
 
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether it carries logprobs of the prompt, and nothing of an answer yet."""
+        return not self.new_token_ids and self.finish_reason is None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutputs:

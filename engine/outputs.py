@@ -1,4 +1,4 @@
-"""What sampled tokens mean: which may leave, which end an answer, and the messages they become."""
+"""Turns sampled tokens into messages: which tokens may leave, and which end an answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Outputs:
         self._leases_low: list[tuple[str, LeaseLow]] = []
 
     def take(self) -> tuple[list[tuple[str, RequestOutput]], list[tuple[str, LeaseLow]]]:
-        """By gateway, since the last call."""
+        """Take the outputs and low leases since the last call, each with its gateway."""
         taken = self._outputs, self._leases_low
         self._outputs, self._leases_low = [], []
         return taken
@@ -142,7 +142,7 @@ class Outputs:
 
     @staticmethod
     def _logprobs(request: Request, count: int) -> tuple[TokenLogprobs, ...] | None:
-        """Of the tokens that leave: they were held back together."""
+        """Take the logprobs of the tokens that leave, which were held back together with them."""
         if request.params.logprobs is None:
             return None
         return tuple(request.held_logprobs.popleft() for _ in range(count))

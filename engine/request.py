@@ -41,9 +41,9 @@ class Prompt:
 
 @dataclass(eq=False)
 class RequestGroup:
-    """What one AddRequest asked for: answers, each a `Request`, under one hold and one number.
+    """All answers that one AddRequest asked for, each a `Request`, under one hold and one id.
 
-    applied_digest: of the adapter that the steps report.
+    applied_digest: the digest of the adapter that the steps say they applied.
     """
 
     gateway_id: str
@@ -180,7 +180,7 @@ class Request:
 
     @property
     def adapter_key(self) -> str | None:
-        """By which the adapter manager knows it: the tenant's own object."""
+        """The adapter manager's key: the tenant's own object in the store."""
         adapter = self.group.message.adapter
         return adapter.object_key if adapter else None
 
@@ -242,7 +242,7 @@ class Request:
 
     @property
     def token_lease(self) -> int:
-        """Its equal part of what the hold covers."""
+        """Completion tokens that this answer may use: an equal part of what the hold covers."""
         return self.message.token_lease // self.message.num_answers
 
     @property

@@ -277,7 +277,7 @@ class Scheduler:
         prompt.num_tokens_done = max(prompt.num_tokens_done, done)
 
     def _note_adapter(self, group: RequestGroup, applied_digest: str | None) -> None:
-        """What the step says it applied, which is what the customer is told."""
+        """Note the adapter that the step says it applied, which is what the customer is told."""
         if applied_digest is not None:
             assert applied_digest == group.digest, "another adapter was applied"
             group.applied_digest = applied_digest
@@ -319,7 +319,7 @@ class Scheduler:
             self._put_away(request)
 
     def _note_speed(self, launched: "Launched") -> None:
-        """What preemption would cost is told by steps that are mostly prefill."""
+        """Learn from steps that are mostly prefill what preemption would cost."""
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
         self._finished_at = now

@@ -14,7 +14,8 @@ _BANNED = -1e30
 """The logit of a token that cannot be chosen: its weight is 0, and it is finite, as all must be."""
 _GROUP = 128
 """How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
-`topk` over all of them takes 300."""
+`topk` over all of them takes 300.
+"""
 _DEPTHS = (256, 4096)
 """How many likeliest tokens are looked at before a whole vocabulary is sorted: bench/LOG.md."""
 

@@ -189,7 +189,7 @@ class NothingToRollBack(Conflict):
 
 
 class VersionDeleted(Conflict):
-    """What the alias meant before its last move was deleted meanwhile."""
+    """The version that an alias should return to was deleted meanwhile."""
 
     code = "version_deleted"
 
@@ -216,7 +216,7 @@ class NotDeleted(Conflict):
 
 
 class RetentionOver(Conflict):
-    """It was deleted too long ago. what: an adapter's name, or a version as name@3."""
+    """It was deleted too long ago to be restored. what: an adapter's name, or name@3."""
 
     code = "retention_over"
 

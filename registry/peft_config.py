@@ -160,7 +160,7 @@ class PeftConfig:
 
 
 def endings(module: str) -> Iterator[str]:
-    """What a list may call a module: "q_proj", "self_attn.q_proj", up to its whole name."""
+    """The names that a list may give a module: "q_proj", "self_attn.q_proj", up to the whole."""
     parts = module.split(".")
     return (".".join(parts[start:]) for start in reversed(range(len(parts))))
 

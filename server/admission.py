@@ -53,7 +53,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """What the model's name means. adapter: None for the base.   limits: all that apply."""
+    """A model's name, resolved. adapter: None for the base.   limits: all that apply."""
 
     adapter: AdapterRef | None
     price: Price

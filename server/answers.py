@@ -32,7 +32,7 @@ class Part:
     stop_cause: str | None = None
 
     def append(self, other: "Part") -> None:
-        """What comes after."""
+        """Add the part that follows this one."""
         self.text += other.text
         self.token_ids += other.token_ids
         self.finish_reason = other.finish_reason
@@ -69,7 +69,7 @@ class Choice:
         self._is_first_chunk = True
 
     def take(self, output: RequestOutput) -> Part:
-        """What an output adds."""
+        """The part that an output adds to the answer."""
         is_final = output.finish_reason is not None
         text = self._detokenizer.push(
             output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
@@ -142,7 +142,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What every object of one request's answer carries."""
+    """The answer to one request, and the fields that each of its objects carries."""
 
     request_id: str
     model: str

@@ -212,9 +212,10 @@ def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> Api
     return ApiError(429, message, type="insufficient_quota", code=code, headers=headers)
 
 
-def queue_share_exceeded(waiting: int, limit: int, *, retry_after_s: float) -> ApiError:
+def queue_share_exceeded(waiting: int, asked: int, limit: int, *, retry_after_s: float) -> ApiError:
     message = (
-        f"{waiting} of your answers wait for their first token; the limit is {limit}. "
+        f"{waiting} of your answers wait for their first token and this request asks for {asked} "
+        f"more; the limit is {limit}. "
         "Try again when some have begun."
     )
     return rate_limited(
@@ -296,7 +297,7 @@ def internal_error() -> ApiError:
 
 
 def adapter_loading(retry_after_s: float | None = None) -> ApiError:
-    """It may still come. retry_after_s: None where the engine cannot say."""
+    """An adapter is still on its way. retry_after_s: None where the engine cannot say."""
     message = (
         "The adapter is not loaded yet. Send the request again after the time in Retry-After. "
         "Nothing was billed."

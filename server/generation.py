@@ -45,12 +45,8 @@ async def outputs(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[Reques
                 param = prompts.param_of(admitted.asked)
                 if failure := outcomes.failure_of(message, output, prompt_param=param):
                     raise failure
-                has_begun = admitted.running.has_begun
-                gateway.load.begin(admitted.running, output.index)
-                if not has_begun:
-                    waited_s = time.monotonic() - admitted.arrived_at
-                    gateway.metrics.time_to_first_token.observe(waited_s)
-                    gateway.first_tokens.note(waited_s)
+                if output.index not in admitted.running.begun and not output.is_of_prompt:
+                    _begin(gateway, admitted, output.index)
                 if output.is_last:
                     _learn(gateway, admitted, output)
                     logs.note(
@@ -113,7 +109,7 @@ async def events(
             while True:
                 choice = choices[output.index]
                 part = choice.take(output)
-                if output.new_token_ids or output.finish_reason:  # else it is of the prompt alone
+                if not output.is_of_prompt:
                     if asked.counts_usage:
                         usage = {"usage": answers.counts(output)}
                     yield answers.event(answer.chunk(choice.chunk(part)) | usage)
@@ -128,8 +124,17 @@ async def events(
     yield answers.DONE
 
 
+def _begin(gateway: Gateway, admitted: Admitted, index: int) -> None:
+    """Note an answer's first token; the first of all is what the client has waited for."""
+    if not admitted.running.has_begun:
+        waited_s = time.monotonic() - admitted.arrived_at
+        gateway.metrics.time_to_first_token.observe(waited_s)
+        gateway.first_tokens.note(waited_s)
+    gateway.load.begin(admitted.running, index)
+
+
 async def _at_engines(gateway: Gateway, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
-    """At its engine; at another, when that one has gone or leaves and never had it."""
+    """Outputs of the request's engine, or of another if that one has gone and never had it."""
     for moves_left in reversed(range(_MAX_MOVES + 1)):
         logs.note(engine=admitted.running.engine)
         try:
@@ -161,14 +166,14 @@ async def _move(gateway: Gateway, admitted: Admitted) -> None:
 
 
 def _used_tokens(gateway: Gateway, output: RequestOutput) -> int:
-    """What counts against the limits: a cached prompt token as much as the settings say."""
+    """Tokens that count against the limits; a cached one counts as much as the settings say."""
     cached = output.num_cached_tokens
     counted = math.ceil(cached * gateway.settings.cached_token_weight)
     return output.num_prompt_tokens - cached + counted + output.num_completion_tokens
 
 
 def _learn(gateway: Gateway, admitted: Admitted, final: RequestOutput) -> None:
-    """Of answers that ended by themselves, how long they were."""
+    """Learn how long answers are that ended by themselves."""
     if admitted.asked.asked_tokens is None and final.finish_reason in ("stop", "length"):
         tokens = final.num_completion_tokens // admitted.message.num_answers
         gateway.learned_tokens.learn(admitted.message.tenant_id, tokens)

@@ -14,7 +14,7 @@ from server.auth import Identity
 from server.running import Running, RunningRequest
 
 _HALF_LIFE_S = 10.0
-"""Of what is known about the speed, in seconds of a queue that is not empty."""
+"""Half of what is known about the speed is forgotten after so many seconds of a waiting queue."""
 _MIN_FIRST_TOKENS = 4.0
 """Fewer, weighted by age, say nothing."""
 _PATIENCE_OF_BATCH = 0.5
@@ -22,9 +22,9 @@ _PATIENCE_OF_BATCH = 0.5
 
 
 class Load:
-    """What runs and waits here, and whether there is room for one more.
+    """Decides whether there is room for one more request, by what runs and waits here.
 
-    max_queued: requests of all tenants without a first token, at the engines that there are now.
+    max_queued: the most answers of all tenants that may wait, at the engines that there are now.
     max_wait_s: the first-token timeout: who would wait longer is refused instead.   default_share:
     of max_queued, for a tenant that has no other.
     """
@@ -48,7 +48,7 @@ class Load:
         self._looked_at = clock()
         self.is_draining = False
 
-    def check(self, identity: Identity, priority: int, num_answers: int = 1) -> None:
+    def check(self, identity: Identity, priority: int, num_answers: int) -> None:
         """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share.
 
         A share counts answers, as the engines' queues do. A tenant with none waiting may always
@@ -60,14 +60,14 @@ class Load:
         waiting = self._running.num_waiting(identity.tenant_id)
         if waiting and waiting + num_answers > limit:
             raise errors.queue_share_exceeded(
-                waiting, limit, retry_after_s=self.wait_s(waiting) or 1.0
+                waiting, num_answers, limit, retry_after_s=self.wait_s(waiting) or 1.0
             )
         patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority else 1.0)
         if (wait_s := self.wait_s(self._running.num_queued + 1)) > patience_s:
             raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
     def explain(self, identity: Identity) -> dict[str, float]:
-        """What `GET /v1/limits` says of a tenant's share of the queue."""
+        """A tenant's share of the queue, as `GET /v1/limits` tells it."""
         waiting = self._running.num_waiting(identity.tenant_id)
         limit = self._share_of(identity)
         return {
@@ -78,7 +78,7 @@ class Load:
         }
 
     def wait_s(self, num_queued: int) -> float:
-        """How long the last of so many would wait for its first token; 0 while nothing is known."""
+        """Seconds until the last of these answers has a first token; 0 while nothing is known."""
         self._pass_time()
         if self._first_tokens < _MIN_FIRST_TOKENS:
             return 0.0
@@ -88,10 +88,10 @@ class Load:
         self._pass_time()
         self._running.add(request)
 
-    def begin(self, request: RunningRequest, index: int = 0) -> None:
+    def begin(self, request: RunningRequest, index: int) -> None:
         """Note the first token of one of its answers."""
         self._pass_time()
-        if not request.is_cold and not request.has_begun:
+        if not request.is_cold and index not in request.begun:
             self._first_tokens += 1
         self._running.begin(request, index)
 
@@ -104,7 +104,7 @@ class Load:
         return max(1, math.floor(share * self._max_queued()))
 
     def _pass_time(self) -> None:
-        """What is known grows old only while somebody waits: an idle hour says nothing."""
+        """Let knowledge grow old, but only while somebody waits: an idle hour says nothing."""
         now = self._clock()
         elapsed_s, self._looked_at = now - self._looked_at, now
         if self._running.num_queued:

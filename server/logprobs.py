@@ -50,7 +50,7 @@ class LogprobsText:
         }
 
     def _likeliest(self, token_id: int, named: TokenLogprobs) -> dict[str, float]:
-        """By text, the chosen token always among them."""
+        """Logprobs of the likeliest tokens by text; the chosen token is always among them."""
         chosen = unique_text(self._vocabulary, token_id)
         found: dict[str, float] = {}
         for likely, logprob in named.top:

@@ -1,4 +1,4 @@
-"""What every request and every answer has, whatever the route: ids, headers, a log line, a 500.
+"""Gives every request and answer its ids, headers and log line, and a 500 where it is due.
 
 Pure ASGI and one layer, so that streams pass untouched: 8 us of a processor a request, of which
 ids and the count are 5, and 9 us of the log's thread for its line.
@@ -115,7 +115,7 @@ class _Exchange:
         return (time.perf_counter() - self._began_s) * 1000
 
     def line(self, template: str | None) -> dict[str, Any]:
-        """What the log says of it: ids and figures alone."""
+        """The log line of the exchange: ids and figures alone."""
         return {
             "at": self._at_s,
             "level": _level(self.status, template),

@@ -65,7 +65,7 @@ class _Message(RequestObject):
     name: _Key = None
 
     def plain(self) -> dict[str, str]:
-        """As chat templates want it."""
+        """The message as chat templates want it."""
         text = self.content
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
@@ -82,7 +82,7 @@ _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
 class _Request(RequestObject):
-    """What both kinds of completion share."""
+    """The fields that both kinds of completion share."""
 
     neutral = _NEUTRAL
     labels = frozenset({"metadata"})
@@ -115,7 +115,7 @@ class _Request(RequestObject):
 
     @property
     def request_key(self) -> str | None:
-        """What requests that belong together share: they get one version of a weighted alias."""
+        """The key of requests that belong together, which get one version of a weighted alias."""
         return self.prompt_cache_key or self.safety_identifier or self.user
 
     @property
@@ -156,7 +156,7 @@ class _Request(RequestObject):
         return "flex" if self.service_tier == "flex" else "default"
 
     def check(self) -> None:
-        """What fields alone do not say. Raises ApiError."""
+        """Check what no field says alone. Raises ApiError."""
         if len(self._stops) > _MAX_STOPS or any(
             not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
         ):
@@ -193,7 +193,7 @@ class _Request(RequestObject):
             )
 
     def sampling(self, max_tokens: int) -> SamplingParams:
-        """As the engine wants it."""
+        """The sampling parameters as the engine wants them."""
         return SamplingParams(
             max_tokens=max_tokens,
             n=self.n,
@@ -338,7 +338,7 @@ def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
 
 
 class TextToTokenize(RequestObject):
-    """What `/tokenize` takes, if not messages. Its fields are vLLM's."""
+    """The body of `/tokenize` with a text. Its fields are vLLM's."""
 
     model: _Key = None
     prompt: _Text
@@ -347,7 +347,7 @@ class TextToTokenize(RequestObject):
 
 
 class ChatToTokenize(Chat):
-    """What `/tokenize` takes, if messages; a rendered chat has its special tokens already."""
+    """The body of `/tokenize` with messages; a rendered chat has its special tokens already."""
 
     model: _Key = None
     add_special_tokens: Literal[False] = False
@@ -355,7 +355,7 @@ class ChatToTokenize(Chat):
 
 
 class TokensToDecode(RequestObject):
-    """What `/detokenize` takes."""
+    """The body of `/detokenize`."""
 
     model: _Key = None
     tokens: _TokenIds

@@ -46,7 +46,7 @@ class Running:
 
     @property
     def num_queued(self) -> int:
-        """Those that wait for their turn; not for an adapter."""
+        """Answers of all tenants that wait for their turn, not for an adapter."""
         return self._num_queued
 
     def num_at(self, engine: str) -> int:
@@ -69,16 +69,12 @@ class Running:
         self._requests[request.request_id] = request
         self._count_answers(request, 1)
         self._count_waiting(request, request.num_answers)
-        self._num_queued += not request.is_cold
 
-    def begin(self, request: RunningRequest, index: int = 0) -> None:
+    def begin(self, request: RunningRequest, index: int) -> None:
         """Note the first token of one of its answers; a second call for it does nothing."""
-        if index in request.begun:
-            return
-        if not request.has_begun and not request.is_cold:
-            self._num_queued -= 1
-        request.begun.add(index)
-        self._count_waiting(request, -1)
+        if index not in request.begun:
+            request.begun.add(index)
+            self._count_waiting(request, -1)
 
     def move(self, request: RunningRequest, engine: str) -> None:
         """One that is here, to another engine."""
@@ -87,13 +83,11 @@ class Running:
         self._count_answers(request, 1)
 
     def remove(self, request: RunningRequest) -> None:
-        """Its answer has ended, or never began. The second time is nothing."""
+        """Forget a request that has ended or never began; a second call does nothing."""
         if self._requests.pop(request.request_id, None) is None:
             return
         self._count_answers(request, -1)
         self._count_waiting(request, len(request.begun) - request.num_answers)
-        if not request.has_begun and not request.is_cold:
-            self._num_queued -= 1
 
     def _count_answers(self, request: RunningRequest, sign: int) -> None:
         self._answers[request.engine] += sign * request.num_answers
@@ -104,3 +98,5 @@ class Running:
         self._waiting[request.tenant_id] += step
         if not self._waiting[request.tenant_id]:
             del self._waiting[request.tenant_id]
+        if not request.is_cold:
+            self._num_queued += step

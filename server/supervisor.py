@@ -65,7 +65,7 @@ class ChildSpec:
 
 
 Plan = Callable[[], Sequence[ChildSpec]]
-"""Who should run now, in the order of their start, each name once."""
+"""Says who should run now, in the order of their start, each name once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +184,7 @@ class Backoff:
 
 
 class _Child:
-    """What runs under one name: a process and its successors.
+    """A process under one name, and its successors.
 
     kill_at: when its patience is up, while it has been asked to go.
     """
@@ -245,7 +245,7 @@ class _Child:
             self.process.terminate()
 
     def kill(self) -> None:
-        """It and whatever it started."""
+        """Kill the child and whatever it started."""
         if self.process is None:
             return
         if self.is_running:
@@ -284,7 +284,7 @@ def _describe(returncode: int) -> str:
 
 
 def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
-    """What a child does first, so that the kernel kills it with its supervisor; only Linux can."""
+    """A function that a child begins with, so that Linux kills it together with its supervisor."""
     if sys.platform != "linux":
         return None
     # Loaded here: between fork and exec nothing may be imported.

@@ -121,7 +121,7 @@ class GpuRunner:
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 
     def _most_ints(self, vocab: int, num_swap_slots: int) -> int:
-        """Of a step, its transfers and its sampling: a token that was seen, and how often."""
+        """The most ints that a step sends to the device; a token that was seen takes two."""
         per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
         sampling = self.limits.max_num_seqs * per_row
         scoring = aligned(2 * self.limits.max_num_batched_tokens)
@@ -152,7 +152,7 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Of every shape of a step of decodes. Before the first step."""
+        """Capture a graph for every shape of a step of decodes, before the first step."""
         memory = self._slots[0].memory
 
         def capture(shape: StepShape) -> "partial[None]":
@@ -170,7 +170,7 @@ class GpuRunner:
         num_prefill_items: int,
         take: Callable[[torch.Tensor], None] = lambda _: None,
     ) -> Callable[[], None]:
-        """take: called with the last hidden states of all tokens, before the head is applied."""
+        """A step's computation.   take: gets what the head is applied to, of all tokens."""
         inputs = self.builder.views(shape, self._ints, num_prefill_items)
         return lambda: take(self.model.run(inputs, self.kv, self.out))
 
@@ -222,13 +222,13 @@ class GpuRunner:
             self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
     def _sampling(self, rows: Sequence[ScheduledRow], sources: Sequence[int]) -> SamplingInputs:
-        """Of the rows that choose a token, where the first rank is this one."""
+        """The sampling inputs of rows that choose a token; of none where another rank is first."""
         if not self.model.is_first:
             rows, sources = (), ()
         return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
 
     def _scoring(self, plan: StepPlan) -> ScoringInputs:
-        """The scoring inputs of a batch; of no rows where another rank is the first."""
+        """The scoring inputs of a batch; of no rows where another rank is first."""
         scored = plan.scored if self.model.is_first else ScoredTokens.of((), ())
         return ScoringInputs.of(scored, self.model.config.vocab_size)
 

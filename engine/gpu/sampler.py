@@ -19,7 +19,7 @@ from kernels.sampling import restrict
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
-"""Of one token: there is room for no more."""
+"""The most likeliest tokens that are told beside one token; there is room for no more."""
 
 Array = npt.NDArray[Any]
 Fields = dict[str, Array]
@@ -44,7 +44,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """What the rows of a step ask for, on the host.
+    """Sampling parameters of a step's rows, on the host.
 
     choice, penalties: fields of SamplingWork and of PenaltyWork, `previous` apart; where nobody
     has penalties or a bias, there are none.   restrictions: as engine.sampler has them, in this
@@ -62,8 +62,10 @@ class SamplingInputs:
     def of(
         cls, rows: Sequence[ScheduledRow], sources: Sequence[int], vocab_size: int
     ) -> "SamplingInputs":
-        """rows: all with `sampling`.   sources: which of the step before's tokens is their last
-        one, PENDING_TOKEN in the row; -1 where it is known.
+        """The inputs of these rows, which all have `sampling`.
+
+        sources: for a row that ends with PENDING_TOKEN, which of the step before's tokens that is;
+        -1 for the others.
         """
         params = [row.sampling for row in rows if row.sampling is not None]
         assert len(params) == len(rows) == len(sources)

@@ -11,12 +11,13 @@ from engine.scoring import ScoredTokens, chunks
 
 LOGITS_BYTES = 64 << 20
 """The size of the float32 logits that are held at once. The head's weights are read once for each
-such chunk; the best size has not been measured yet."""
+such chunk; the best size has not been measured yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoringInputs:
-    """What a step scores, as the host knows it.
+    """The tokens that a step scores, as the host knows them.
 
     tokens: [2, n] int32, places of the step's tokens, and the prompt tokens behind them.
     """

@@ -50,7 +50,7 @@ def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey 
 def list_moves(
     name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """What an alias has meant, the newest first, and who moved it."""
+    """List the versions that an alias has meant, the newest first, and who moved it."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:

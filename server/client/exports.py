@@ -58,7 +58,7 @@ def _insist(
 
 
 class _Draft:
-    """What came so far. Beside it lies what was asked for: only the same export is continued."""
+    """The file of what came so far. Beside it lies what was asked for; only that may go on."""
 
     def __init__(self, output: Path, asked: dict[str, Any]) -> None:
         self._output = output
@@ -109,7 +109,7 @@ class _Draft:
         return whole_part(file, self._asked["format"]) if note["through"] else Whole()
 
     def _read_note(self) -> dict[str, Any]:
-        """Of the draft that is there, if it is of this export; otherwise a new one of none."""
+        """The note of the draft that is there, if it is of this export; otherwise an empty one."""
         try:
             note: dict[str, Any] = json.loads(self._note.read_text())
             if note["asked"] == self._asked:

@@ -25,7 +25,7 @@ BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 3.0
 NUM_LORAS = 17
-"""As many as the tests take."""
+"""How many adapters the tests take."""
 RECOVERY_S = 90.0
 """How long an adapter may stay refused after its store is well: the pauses between tries grow."""
 

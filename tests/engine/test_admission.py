@@ -50,7 +50,7 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
 
 
 def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
-    """Not that too many wait: and when to ask again."""
+    """It is not told that too many wait, but when to ask again."""
     clock, loader = FakeClock(), FakeLoader(at_once=False)
     core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
     message = make_message(adapter=make_adapter())

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ MAX_MODEL_LEN = 512
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
 
-Script = Callable[[AddRequest], Sequence[RequestOutput | Exception]]
+Script = Callable[[AddRequest], Iterable[RequestOutput | Exception]]
 
 
 def token_ids(index: int) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ class Product:
 
 @contextlib.contextmanager
 def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
-    """migrated: a SQLite database with the tables of today."""
+    """Make the product on a copy of a migrated SQLite database, and close it at the end."""
     shutil.copy(migrated, data_dir / DEFAULT_FILE)
     settings = Settings(
         model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12

@@ -121,6 +121,21 @@ def test_a_failure_is_no_first_token(product: Product) -> None:
     assert observed() == "1.0"
 
 
+def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_are_none(
+    product: Product,
+) -> None:
+    waiting = []
+
+    def script(message: AddRequest) -> Iterator[RequestOutput]:
+        for output in answer_all(message):
+            waiting.append(product.gateway.running.num_waiting(product.tenant_id))
+            yield output
+
+    product.engines.script = script
+    assert product.text(prompt_logprobs=0, n=2).status_code == 200
+    assert waiting == [2, 2, 1, 0, 0, 0, 0]
+
+
 def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:3]

@@ -46,7 +46,7 @@ class World:
     def serve(self, request: RunningRequest, after_s: float) -> None:
         """Its first token, and its end."""
         self.clock.now += after_s
-        self.load.begin(request)
+        self.load.begin(request, 0)
         self.load.remove(request)
 
     def refusal(
@@ -99,6 +99,21 @@ def test_an_idle_hour_is_no_slow_hour() -> None:
     assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
 
 
+def test_the_wait_for_a_list_of_prompts_is_that_of_its_answers() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=0.1)
+    listed = RunningRequest("list", "ten_1", 20, 10, is_cold=False)
+    world.load.add(listed)
+    refused = world.refusal(Caller(max_queue_share=0.1))
+    assert refused is not None
+    assert float(refused.headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
+    for index in range(20):
+        world.clock.now += 0.1
+        world.load.begin(listed, index)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
 def test_waiting_for_an_adapter_is_in_nobodys_way() -> None:
     world = World(max_queued=100)
     for _ in range(8):
@@ -120,7 +135,7 @@ def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
     assert refused is not None
     assert (refused.status, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
     assert world.refusal(Caller("ten_2", 0.25)) is None
-    world.load.begin(begun)
+    world.load.begin(begun, 0)
     assert world.refusal(share) is None, "who has begun waits no more"
 
 
@@ -177,9 +192,9 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
                 removed.add(request.request_id)
                 running.remove(request)
         there = [r for r in requests if r.request_id not in removed]
-        waiting = [r for r in there if not r.has_begun]
         assert sorted(running) == sorted(r.request_id for r in there)
-        assert running.num_queued == sum(not r.is_cold for r in waiting)
+        left = [r.num_answers - len(r.begun) for r in there if not r.is_cold]
+        assert running.num_queued == sum(left)
         for tenant in ("ten_0", "ten_1"):
             left = [r.num_answers - len(r.begun) for r in there if r.tenant_id == tenant]
             assert running.num_waiting(tenant) == sum(left)
@@ -195,7 +210,7 @@ def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
     running.add(one)
     running.add(other)
     assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
-    running.begin(one)
+    running.begin(one, 0)
     assert running.num_at("a") == 3, "it is still there"
     running.remove(one)
     running.remove(one)
