@@ -37,21 +37,19 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def row(*, stack: str, prompt_tokens: int, step_tokens: int, repeats: int) -> str:
     setup = {"stack": stack, "prompt_tokens": prompt_tokens, "step_tokens": step_tokens}
-    runs: dict[str, list[dict[str, float]]] = {"plain": [], "scored": []}
+    runs: dict[str, list[dict[str, Any]]] = {"plain": [], "scored": []}
     for _ in range(repeats):
         for arm, prompt_logprobs in (("plain", None), ("scored", 1)):
             # A process each: memory that one has freed would hide what the other takes.
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 runs[arm].append(pool.apply(measure, (setup, prompt_logprobs)))
-    arms = {
-        arm: {name: _spread([r[name] for r in of]) for name in of[0]} for arm, of in runs.items()
-    }
+    arms = {arm: _summary(of) for arm, of in runs.items()}
     cpu_ratio = ratio(arms["scored"]["cpu_s"]["p50"], arms["plain"]["cpu_s"]["p50"])
     result = arms | {"cpu_ratio": cpu_ratio}
     return json_line("echo", describe_machine(), setup | {"repeats": repeats}, result)
 
 
-def measure(setup: dict[str, Any], prompt_logprobs: int | None) -> dict[str, float]:
+def measure(setup: dict[str, Any], prompt_logprobs: int | None) -> dict[str, Any]:
     """One request that generates nothing, behind a short one without logprobs."""
     length, step = setup["prompt_tokens"], setup["step_tokens"]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
@@ -78,12 +76,13 @@ def _score(core: EngineCore, tokens: tuple[int, ...], prompt_logprobs: int | Non
     return session.num_scored(0)
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return {
-        "min": rounded(min(values)),
-        "p50": rounded(median(values)),
-        "max": rounded(max(values)),
-    }
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"num_scored": min(run["num_scored"] for run in runs)}
+    for name in ("peak_above_mib", "cpu_s"):
+        values = [run[name] for run in runs]
+        spread = {"min": min(values), "p50": median(values), "max": max(values)}
+        figures[name] = {which: rounded(value) for which, value in spread.items()}
+    return figures
 
 
 def _mib(field: str) -> float:
