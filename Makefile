@@ -46,7 +46,7 @@ bench: $(VENV)/dev.stamp ## a small load over HTTP, one JSON line [BENCH_ARGS=..
 	@$(BIN)/python -m bench.serve $(BENCH_ARGS)
 
 # A GPU machine may have torch and nothing to install from: then its own Python will do.
-test-gpu: ## checks that need a CUDA device; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
+test-gpu: ## checks that need a CUDA device, each a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
 	@if $(PYTHON) -c 'import torch, triton, safetensors' 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
 	$$python -m tests.gpu $(if $(DRY),--dry) $(ARGS)

@@ -1,48 +1,108 @@
 """The GPU's checks run dry, all of them, and say so; what fails is seen in the exit status."""
 
 import os
+import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from functools import partial
 
 import pytest
 
-from tests.gpu.__main__ import passes
+from bench import child
 from tests.gpu.checks import CHECKS
-
-HALVES = (
-    ("imports", "kernels", "whole_numbers", "invariance"),
-    ("models", "ranks", "graphs", "engine", "memory"),
-)
-"""Checks by the start of their names: a process for each half, 20 s."""
+from tests.gpu.harness import Checks
 
 
 @pytest.mark.timeout(1800)  # a hang would be one: two minutes of a processor, on a busy machine
 def test_every_check_of_the_gpu_passes_dry():
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = (sys.executable, "-m", "tests.gpu", "--dry", "--only")
-    with ThreadPoolExecutor(len(HALVES)) as pool:
-        runs = pool.map(
-            lambda half: subprocess.run(
-                (*command, *half), capture_output=True, text=True, env=environment
-            ),
-            HALVES,
-        )
-    passed = []
-    for done in runs:
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = [line.split() for line in done.stdout.splitlines()]
-        ok = [line[0] for line in lines[1:-1] if line[1] == "ok"]
-        assert lines[-1] == [str(len(ok)), "passed,", "0", "failed"]
-        passed += ok
-    assert passed == [*CHECKS]
+    done = subprocess.run(
+        (sys.executable, "-m", "tests.gpu", "--dry"),
+        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    passed = [line.split()[0] for line in lines if "  ok  " in line]
+    assert sorted(passed) == sorted(CHECKS)
+    assert passed[-1] == "memory.arena", "it wants the GPU for itself"
+    assert lines[-1].startswith(f"{len(CHECKS)} passed, 0 failed")
 
 
-def test_a_check_that_raises_has_failed(capsys):
-    def check(setting):
-        raise RuntimeError("no such kernel")
+# ---- checks that fail ----
 
-    assert not passes("some.check", check, lambda: None)
-    said = capsys.readouterr().out
-    assert said.startswith("some.check  FAILED\nTraceback")
-    assert "no such kernel" in said
+
+def run(checks, timeout_s=60.0, deadline_s=float("inf")):
+    """What is said, and the names of what failed."""
+    said = []
+    harness = Checks(3, timeout_s, deadline_s, said.append)
+    harness.run(checks)
+    return said, harness.failed
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def be_wrong():
+    raise AssertionError("off by 0.25 at [3, 5]")
+
+
+def test_a_check_that_dies_one_that_hangs_and_one_that_is_wrong_are_three_failed_lines():
+    checks = {
+        "dies": die, "hangs": partial(time.sleep, 1e6), "is wrong": be_wrong,
+        "prints": partial(print, "42 GB/s"), "passes": int, "memory": int,
+    }  # fmt: skip
+    said, failed = run(checks, timeout_s=5.0)
+    lines = {name: line for line in said for name in checks if line.startswith(f"{name}  ")}
+    assert sorted(failed) == ["dies", "hangs", "is wrong"]
+    assert lines["dies"].startswith("dies  FAILED  ")
+    assert lines["dies"].endswith("SIGSEGV killed it")
+    assert lines["hangs"].endswith("it was not done in 5 s")
+    assert lines["is wrong"].endswith("it raised an error")
+    below = "\n".join(said)
+    assert "AssertionError: off by 0.25 at [3, 5]" in below
+    assert "Fatal Python error: Segmentation fault" in below
+    assert "most recent call first" in below.partition("hangs  FAILED")[2], "where it hangs"
+    assert said[said.index(lines["prints"]) + 1] == "    42 GB/s"
+    assert all("  ok  " in lines[name] for name in ("prints", "passes", "memory"))
+
+
+def test_a_check_that_leaves_processes_behind_leaves_none():
+    script = "import subprocess as s; print(s.Popen(['sleep', '1000']).pid)"
+    ended = child.run(partial(subprocess.run, (sys.executable, "-c", script)), timeout_s=60)
+    assert ended.failure is None
+    left = int(ended.said)
+    while is_running(left):  # it was killed, and ends as soon as the system has time for it
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_check_for_which_no_time_is_left_has_failed():
+    said, failed = run({"late": int}, deadline_s=time.monotonic())
+    assert failed == ["late"]
+    assert said == ["late  FAILED  it was not begun, no time was left"]
+
+
+def test_a_check_that_failed_is_run_once_more_under_the_sanitizer(tmp_path, monkeypatch):
+    sanitizer = tmp_path / "compute-sanitizer"
+    sanitizer.write_text(
+        '#!/bin/sh\nwhile [ $1 != --log-file ]; do shift; done\necho "Invalid read in $*" > "$2"\n'
+    )
+    sanitizer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    said = []
+    harness = Checks(1, 60.0, float("inf"), said.append)
+    harness.run({"good": int, "bad": be_wrong})
+    said.clear()
+    harness.sanitize(("--seed", "7"))
+    assert said[0] == "bad  compute-sanitizer"
+    assert said[1].startswith("    Invalid read in")
+    assert said[1].endswith("-m tests.gpu --in-process --only bad --seed 7")
+    assert len(said) == 2

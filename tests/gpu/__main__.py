@@ -1,62 +1,120 @@
 """`python -m tests.gpu`: every check on the first CUDA device; with --dry in Triton's interpreter.
 
-One line a check, the last one says how many passed; the exit status is 1 if any failed.
+Kernels are compiled first, side by side. Then each check runs in a process of its own. There is a
+line for each check, and below it what the check printed; the last line says how many passed. The
+exit status is 1 if any failed.
 """
 
 import argparse
+import json
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from tests import interpreter
 
 if TYPE_CHECKING:
+    from triton.knobs import CompileTimes
+
     from tests.gpu.setting import Check, Setting
+
+_BUDGET_S = 480.0
+"""No check begins later: a command on a lent GPU has ten minutes."""
+_TIMEOUT_S, _DRY_TIMEOUT_S = 90.0, 900.0
+_AT_ONCE, _DRY_AT_ONCE = 3, 2
 
 
 def main() -> int:
+    start = time.monotonic()
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="without a GPU, on tiny shapes")
     parser.add_argument("--seed", type=int, help="else the clock's; 0 for a dry run")
     parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
+    parser.add_argument(
+        "--in-process", action="store_true", help="no processes, for a debugger or a sanitizer"
+    )
     options = parser.parse_args()
     if options.dry:
         # Before a check is imported, which is when its kernels are defined.
         interpreter.use()
-    from tests.gpu import setting
+    from tests.gpu import ranks, setting
     from tests.gpu.checks import CHECKS
 
     seed = options.seed
     if seed is None:
         seed = 0 if options.dry else int(time.time())
     say(f"seed {seed}")
-    if not options.dry and not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here; --dry needs none")
     make = partial(setting.dry if options.dry else setting.on_gpu, seed)
     starts = tuple(options.only)
-    named = {name: check for name, check in CHECKS.items() if name.startswith(starts)}
+    named = {name: partial(_do, c, make) for name, c in CHECKS.items() if name.startswith(starts)}
     if not named:
         parser.error(f"there is no check whose name begins with {' or '.join(starts)}")
-    # A device for each: what one has captured does not outlive it.
-    failed = sum(not passes(name, check, make) for name, check in named.items())
-    say(f"{len(named) - failed} passed, {failed} failed")
-    return int(failed > 0)
+    if options.in_process:
+        for check in named.values():
+            check()
+        return 0
+    from tests.gpu.harness import Checks
+
+    if options.dry:
+        checks = Checks(_DRY_AT_ONCE, _DRY_TIMEOUT_S, float("inf"), say)
+    else:
+        if _prepare(parser) < ranks.SIZE and named.pop("ranks", None):
+            say(f"ranks  not run: there are no {ranks.SIZE} devices here")
+        checks = Checks(_AT_ONCE, _TIMEOUT_S, start + _BUDGET_S, say)
+    checks.run(named)
+    if not options.dry:
+        checks.sanitize(("--seed", str(seed)))
+    seconds = time.monotonic() - start
+    say(f"{checks.num_passed} passed, {len(checks.failed)} failed  {seconds:.0f} s")
+    return int(bool(checks.failed))
 
 
-def passes(name: str, check: "Check", make: "Callable[[], Setting]") -> bool:
-    start = time.perf_counter()
-    try:
-        check(make())
-    except Exception:
-        say(f"{name}  FAILED\n{traceback.format_exc()}")
-        return False
-    say(f"{name}  ok  {time.perf_counter() - start:.1f} s")
-    return True
+def _do(check: "Check", make: "Callable[[], Setting]") -> None:
+    """Run a check on a device of its own: what one has captured does not outlive it."""
+    import triton
+
+    compiled_s: list[float] = []
+
+    def note(*, times: "CompileTimes", cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            compiled_s.append(times.total / 1e6)
+
+    triton.knobs.compilation.listener = note
+    check(make())
+    if compiled_s:
+        say(f"{len(compiled_s)} kernels were compiled here, in {sum(compiled_s):.1f} s")
+
+
+def _prepare(parser: argparse.ArgumentParser) -> int:
+    """Say which GPU this is, and compile for it; the number of such devices."""
+    from bench import child
+    from tests.gpu.compiling import compile_all
+
+    # In a child, as everything that touches CUDA: it does not survive a fork.
+    found = child.run(_describe_gpu, timeout_s=120)
+    if found.failure is not None:
+        parser.error(f"torch finds no CUDA device here; --dry needs none\n{found.said}")
+    gpu = json.loads(found.said.splitlines()[-1])
+    say(", ".join(f"{name} {value}" for name, value in gpu.items()))
+    compile_all(gpu["arch"], say)
+    return int(gpu["devices"])
+
+
+def _describe_gpu() -> None:
+    import torch
+    import triton
+
+    major, minor = torch.cuda.get_device_capability(0)
+    gpu = {
+        "device": torch.cuda.get_device_name(0),
+        "arch": 10 * major + minor,
+        "devices": torch.cuda.device_count(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    sys.stdout.write(json.dumps(gpu) + "\n")
 
 
 def say(line: str) -> None:

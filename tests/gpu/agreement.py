@@ -17,7 +17,7 @@ from tests.gpu.trials.trial import CPU, Trial, is_same
 
 Trials = Callable[[Setting], Iterator[Trial]]
 
-_GROUPS: dict[str, Trials] = {
+GROUPS: dict[str, Trials] = {
     "rowwise": rowwise_trials,
     "rope": rope_trials,
     "attention": attention_trials,
@@ -27,7 +27,7 @@ _GROUPS: dict[str, Trials] = {
 
 
 def agreement_checks() -> dict[str, Check]:
-    return {f"kernels.{name}": _check(trials) for name, trials in _GROUPS.items()}
+    return {f"kernels.{name}": _check(trials) for name, trials in GROUPS.items()}
 
 
 @contextmanager

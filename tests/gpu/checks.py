@@ -1,8 +1,9 @@
-"""All checks by name, those that find the plainest errors first."""
+"""All checks by name, in the order in which they are worth the GPU's time."""
 
 from tests.gpu.agreement import agreement_checks
 from tests.gpu.canaries import canary_checks
 from tests.gpu.cold_loads import cold_load_checks
+from tests.gpu.first_graph import first_graph_checks
 from tests.gpu.imports import import_checks
 from tests.gpu.invariance import invariance_checks
 from tests.gpu.memory import memory_checks
@@ -16,11 +17,12 @@ CHECKS: dict[str, Check] = {
     **import_checks(),
     **agreement_checks(),
     **whole_number_checks(),
-    **invariance_checks(),
+    **first_graph_checks(),
     **whole_model_checks(),
-    **rank_checks(),
-    **replay_checks(),
     **cold_load_checks(),
     **canary_checks(),
+    **replay_checks(),
+    **invariance_checks(),
+    **rank_checks(),
     **memory_checks(),
 }

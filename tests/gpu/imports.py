@@ -19,7 +19,7 @@ class Missing:
             raise ModuleNotFoundError(f"no module named {{name}}", name=name)
 
 sys.meta_path.insert(0, Missing())
-import tests.gpu.checks
+import tests.gpu.checks, tests.gpu.compiling, tests.gpu.harness
 
 try:
     import tests.tiny_models

@@ -12,7 +12,7 @@ from tests.gpu.trials.lora import BLOCK_ROWS, case_at, sites
 from tests.gpu.trials.rope import make_step
 from tests.gpu.trials.rowwise import EPS
 from tests.gpu.trials.sampling import make_choices
-from tests.gpu.trials.trial import is_same, on, randn, work_on
+from tests.gpu.trials.trial import describe_difference, is_same, on, randn, work_on
 
 Rows = Callable[[Sequence[int]], torch.Tensor]
 """Numbers of rows, in some order -> what a kernel gives for each, as one step: [rows, ..]. A row's
@@ -49,7 +49,9 @@ def _check(name: str, make: Callable[[Setting], Rows]) -> Check:
         for size in setting.kernels.batches:
             rows = torch.randperm(largest, generator=rng)[:size].tolist()
             for row, found in zip(rows, run(rows), strict=True):
-                assert is_same(found, expected[row]), f"row {row} differs among {size}"
+                assert is_same(found, expected[row]), (
+                    f"row {row} differs among {size}: {describe_difference(found, expected[row])}"
+                )
 
     return check
 

@@ -15,7 +15,7 @@ from lora.host import PackedAdapter
 from tests.gpu.models import make_adapters, make_config, make_form, make_weights, pack_adapter
 from tests.gpu.setting import Check, Setting
 from tests.gpu.stage import GREEDY, Stage, eager_stage
-from tests.gpu.trials.trial import is_same
+from tests.gpu.trials.trial import describe_difference, is_same
 
 _KEYS = ("a", "b", "c", "d")
 _KINDS = (
@@ -42,8 +42,11 @@ def _check(setting: Setting) -> None:
             batches = [play.batch(step, stage) for stage in play.stages]
             tokens, logits = captured.run(batches[0])
             expected, expected_logits = eager.run(batches[1])
-            assert tokens == expected, f"step {step}: other tokens"
-            assert is_same(logits, expected_logits), f"step {step}: other logits"
+            where = f"step {step} of {len(batches[0].rows)} rows, {batches[0].num_tokens} tokens"
+            assert is_same(logits, expected_logits), (
+                f"{where}: {describe_difference(logits, expected_logits)}"
+            )
+            assert tokens == expected, f"{where}: other tokens of the same logits"
             num_replays += batches[0].num_tokens == len(batches[0].rows)
             play.take(tokens.token_ids)
         assert is_same(captured.arena.cpu(), eager.arena.cpu()), "they leave other KV"

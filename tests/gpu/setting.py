@@ -12,6 +12,7 @@ from lora.device import CudaDevice, Device
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 
 FP8_CAPABILITY = 89
+DTYPES_ON_GPU = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,7 @@ def on_gpu(seed: int, index: int = 0) -> Setting:
     torch.cuda.set_device(there)
     device = CudaDevice(there)
     torch.cuda.set_stream(device.compute)
-    dtypes = torch.bfloat16, torch.float16
-    return Setting(device, seed, dtypes, KERNELS_ON_GPU, MODELS_ON_GPU)
+    return Setting(device, seed, DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU)
 
 
 def dry(seed: int) -> Setting:

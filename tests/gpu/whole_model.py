@@ -3,6 +3,7 @@
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -67,26 +68,56 @@ class TorchModel:
 
 def _check(family: str) -> Check:
     def check(setting: Setting) -> None:
-        lost: list[torch.Tensor] = []
-        lost_by_torch: list[torch.Tensor] = []
-        largest = 0.0
+        losses = Losses()
         with tempfile.TemporaryDirectory() as folder:
             stage, exact, same_dtype, batches = _build(setting, family, Path(folder))
             for batch in batches:
-                expected = exact.run(batch)
-                largest = max(largest, float(expected.abs().max()))
                 _, logits = stage.run(batch)
-                lost.append(_error(logits, expected))
-                lost_by_torch.append(_error(same_dtype.run(batch), expected))
-        most, allowed = torch.cat(lost).max(), 2 * torch.cat(lost_by_torch).max()
-        assert most <= allowed + _ROUNDING * largest, f"{most:.3g} is lost, {allowed:.3g} may be"
+                losses.note(batch, logits, same_dtype.run(batch), exact.run(batch))
+        losses.check()
 
     return check
 
 
-def _error(logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+@dataclass
+class Losses:
+    """How far rows of logits are from float32's: ours, and torch's in our dtype.
+
+    ours: by the row's place.   largest: of float32's logits.
+    """
+
+    ours: dict[str, float] = field(default_factory=dict)
+    torchs: list[float] = field(default_factory=list)
+    largest: float = 0.0
+
+    def note(
+        self, batch: Batch, ours: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor
+    ) -> None:
+        """All logits of a step, [rows, vocab]."""
+        self.largest = max(self.largest, float(exact.abs().max()))
+        places = [
+            f"in step {batch.step}, row {number} of {len(batch.rows)}, "
+            f"{len(row.token_ids)} tokens from {row.start} on, adapter {row.adapter_key}"
+            for number, row in enumerate(batch.rows)
+        ]
+        self.ours |= zip(places, _errors(ours, exact), strict=True)
+        self.torchs += _errors(torchs, exact)
+
+    def check(self) -> None:
+        """Raise AssertionError where ours are further away than twice torch's."""
+        allowed = 2 * max(self.torchs) + _ROUNDING * self.largest
+        wrong = {place: lost for place, lost in self.ours.items() if not lost <= allowed}
+        first = next(iter(wrong), None)
+        assert first is None, (
+            f"{len(wrong)} of {len(self.ours)} rows lose more than {allowed:.3g}; the first one is "
+            f"{first}: {wrong[first]:.3g}"
+        )
+
+
+def _errors(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
     """Of each row, over all of its vocabulary."""
-    return (logits - expected).square().mean(dim=-1).sqrt()
+    errors: list[float] = (logits - expected).square().mean(dim=-1).sqrt().tolist()
+    return errors
 
 
 def _build(

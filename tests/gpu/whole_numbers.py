@@ -13,7 +13,7 @@ from kernels.work import Site
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import make_attention
 from tests.gpu.trials.lora import LAYER, case_at, make_slots
-from tests.gpu.trials.trial import randint
+from tests.gpu.trials.trial import describe_difference, randint
 from tests.kernels.attention_cases import AttentionCase
 from tests.kernels.lora_cases import LoRACase
 
@@ -43,8 +43,10 @@ def _check_shrink(setting: Setting) -> None:
         planes = ops.shrink(x.to(setting.there), placed.work, site).planes
         found = planes.double().sum(dim=0).cpu()
         known = ~expected.isnan()
-        wrong = int((found[known] != expected[known]).sum())
-        assert not wrong, f"{wrong} sums of {num_tokens} tokens, {width} features are wrong"
+        assert torch.equal(found[known], expected[known]), (
+            f"sums of {num_tokens} tokens, {width} features: "
+            f"{describe_difference(found.where(known, 0), expected.where(known, 0))}"
+        )
 
 
 def _whole(case: LoRACase) -> LoRACase:
@@ -94,8 +96,11 @@ def _check_prefill(setting: Setting) -> None:
         found = case.placed(setting.there).run(ops.prefill_attention).cpu().double()
         # The mean is rounded once; it is 0 where the sum is.
         allowed = torch.finfo(setting.dtype).eps * expected.abs()
-        wrong = int(((found - expected).abs() > allowed).sum())
-        assert not wrong, f"{wrong} means of rows {rows}, {num_kinds} kinds are wrong"
+        wrong = (found - expected).abs() > allowed
+        assert not wrong.any(), (
+            f"{int(wrong.sum())} means of rows {rows}, {num_kinds} kinds are wrong: "
+            f"{describe_difference(found, expected)}"
+        )
 
 
 def _fill(case: AttentionCase, num_kinds: int, rng: torch.Generator) -> torch.Tensor:

@@ -84,6 +84,13 @@ class Compiled:
     loads: dict[int, int]
 
 
+class Launch(NamedTuple):
+    """A kernel, compiled as it would be launched."""
+
+    kernel: CompiledKernel
+    grid: tuple[int, ...]
+
+
 class CompileError(Exception):
     """A case that could not be compiled."""
 
@@ -111,16 +118,16 @@ class _Device:
 
 
 @contextmanager
-def launches(arch: int) -> Iterator[list[Compiled]]:
+def launches(arch: int) -> Iterator[list[Launch]]:
     """Collects what is launched on a device of that architecture, in order, instead of doing so."""
-    found: list[Compiled] = []
+    found: list[Launch] = []
     run = JITFunction.run
 
     def compile_only(
         kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any
     ) -> CompiledKernel:
         compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
-        found.append(_inspect(compiled, grid))
+        found.append(Launch(compiled, tuple(grid)))
         return compiled
 
     driver.set_active(_Device(arch))
@@ -128,7 +135,8 @@ def launches(arch: int) -> Iterator[list[Compiled]]:
         yield found
 
 
-def _inspect(kernel: CompiledKernel, grid: tuple[int, ...]) -> Compiled:
+def _inspect(launch: Launch) -> Compiled:
+    kernel = launch.kernel
     registers, stack, local = _resources(kernel.asm["cubin"])
     ptx = kernel.asm["ptx"]
     return Compiled(
@@ -136,7 +144,7 @@ def _inspect(kernel: CompiledKernel, grid: tuple[int, ...]) -> Compiled:
         arguments=dict(_arguments(kernel)),
         num_warps=kernel.metadata.num_warps,
         num_stages=kernel.metadata.num_stages,
-        grid=tuple(grid),
+        grid=launch.grid,
         registers=registers,
         shared_bytes=kernel.metadata.shared,
         tensor_columns=getattr(kernel.metadata, "tmem_size", None) or 0,
@@ -184,7 +192,7 @@ def _serve(calls: Mapping[str, Callable[[torch.dtype], object]]) -> None:
         try:
             with launches(task.arch) as found, redirect_stdout(sys.stderr):
                 calls[task.case](getattr(torch, task.dtype))
-            answer = [asdict(compiled) for compiled in found]
+            answer = [asdict(_inspect(launch)) for launch in found]
         except Exception as error:
             answer = f"{type(error).__name__}: {error}"
         _say(answer)

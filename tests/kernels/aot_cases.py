@@ -66,12 +66,15 @@ def shard_cases(model: str, shape: ModelShape, index: int, size: int) -> list[Ca
     return [Case(f"{model} {index} of {size} {c.name}", c.call, c.min_arch) for c in cases]
 
 
-def cases_of(model: str, shape: ModelShape, decode_tokens: int = DECODE_TOKENS) -> list[Case]:
+def cases_of(
+    model: str, shape: ModelShape, decode_tokens: int = DECODE_TOKENS, window: int = WINDOW
+) -> list[Case]:
     """All that a step of a model calls; a step of decodes has that many tokens."""
     named = [
-        case
-        for cases in (_attention, _lora, _elementwise, _sampling)
-        for case in cases(shape, decode_tokens)
+        *_attention(shape, decode_tokens, window),
+        *_lora(shape, decode_tokens),
+        *_elementwise(shape, decode_tokens),
+        *_sampling(decode_tokens),
     ]
     return [Case(f"{model} {c.name}", c.call, c.min_arch) for c in named]
 
@@ -79,9 +82,9 @@ def cases_of(model: str, shape: ModelShape, decode_tokens: int = DECODE_TOKENS) 
 # ---- attention ----
 
 
-def _attention(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
+def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> Iterator[Case]:
     for dtype, suffix, min_arch in ((None, "", 80), (FP8, " fp8", 89)):
-        for window, where in ((None, ""), (WINDOW, " window")):
+        for window, where in ((None, ""), (sliding_window, " window")):
             decode = partial(_decode_attention, shape, decode_tokens, window, dtype)
             yield Case(f"decode_attention{where}{suffix}", decode, min_arch)
             prefill = partial(_prefill_attention, shape, window, dtype)
@@ -293,7 +296,7 @@ def _silu_mul(
 # ---- sampling, slabs ----
 
 
-def _sampling(_: ModelShape, rows: int) -> Iterator[Case]:
+def _sampling(rows: int) -> Iterator[Case]:
     yield Case("adjust_logits", partial(_adjust_logits, rows))
     yield Case("sample", partial(_sample, rows))
 
@@ -340,7 +343,8 @@ def _ints(*size: int) -> torch.Tensor:
     return torch.empty(*size, dtype=torch.int32)
 
 
-LARGE = [*cases_of("8b", LLAMA_8B), Case("copy_slabs", _copy_slabs)]
+COPY_SLABS = Case("copy_slabs", _copy_slabs)
+LARGE = [*cases_of("8b", LLAMA_8B), COPY_SLABS]
 SMALL = cases_of("0.5b", QWEN_HALF_B)
 SHARDS = shard_cases("8b", LLAMA_8B, 1, 2) + shard_cases("8b", LLAMA_8B, 5, 8)
 CASES = [*LARGE, *SMALL, *SHARDS]

@@ -1,10 +1,12 @@
 """LoRA by itself and inside of what comes after it: shrink, expand, rope_store_kv, silu_mul."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import silu
 
+from engine.gpu.inputs import MAX_RANK
 from kernels.work import Site
 from tests.gpu.setting import KernelSizes, Setting
 from tests.gpu.trials.trial import Trial, near, on, randn
@@ -43,7 +45,9 @@ def case_at(
         projection: (site.in_features, width)
         for projection, width in zip(site.projections, site.out_features, strict=True)
     }
-    return make_case(rank_patterns(), slots, features, dtype, block_rows=block_rows, seed=seed)
+    case = make_case(rank_patterns(), slots, features, dtype, block_rows=block_rows, seed=seed)
+    # Planes are as wide as the engine's: kernels are compiled for their width.
+    return replace(case, work=replace(case.work, max_rank=MAX_RANK))
 
 
 def make_slots(num_tokens: int, rng: torch.Generator) -> list[int]:

@@ -31,7 +31,7 @@ class Trial:
 def same(ours: Outputs, torchs: Outputs) -> None:
     """To the bit."""
     for mine, theirs in zip(ours, torchs, strict=True):
-        assert is_same(mine, theirs), "other numbers than the reference's"
+        assert is_same(mine, theirs), describe_difference(mine, theirs)
 
 
 def near(exact: Callable[[], Outputs]) -> Callable[[Outputs, Outputs], None]:
@@ -43,13 +43,19 @@ def near(exact: Callable[[], Outputs]) -> Callable[[Outputs, Outputs], None]:
     def judge(ours: Outputs, torchs: Outputs) -> None:
         for mine, theirs, true in zip(ours, torchs, exact(), strict=True):
             if not theirs.is_floating_point():
-                assert torch.equal(mine, theirs), "other flags than the reference's"
+                assert torch.equal(mine, theirs), describe_difference(mine, theirs)
                 continue
             if theirs.dtype == FP8:
                 mine = carried(mine, theirs)
             written = ~theirs.float().isnan()
-            assert torch.equal(~mine.float().isnan(), written), "it writes other places"
-            assert_loses_no_more(mine[written].float(), theirs[written].float(), true[written])
+            is_there = ~mine.float().isnan()
+            assert torch.equal(is_there, written), (
+                f"it writes other places: {describe_difference(is_there, written)}"
+            )
+            try:
+                assert_loses_no_more(mine[written].float(), theirs[written].float(), true[written])
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {describe_difference(mine, true)}") from None
 
     return judge
 
@@ -61,6 +67,22 @@ def carried(ours: torch.Tensor, torchs: torch.Tensor) -> torch.Tensor:
     mine, theirs = ours.float(), torchs.float()
     is_half = (theirs.frexp().mantissa.abs() == 0.5) & (mine == theirs / 2)
     return torch.where(is_half, theirs, mine)
+
+
+def describe_difference(ours: torch.Tensor, expected: torch.Tensor) -> str:
+    """How many numbers are not the expected ones, in which rows, and where by how much most."""
+    mine, theirs = ours.float().double(), expected.float().double()
+    differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
+    if not differs.any():
+        return "the numbers are the same, their bits are not"
+    off = (mine - theirs).abs().nan_to_num(nan=torch.inf).where(differs, -1.0)
+    worst = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+    rows = differs.nonzero()[:, 0]
+    return (
+        f"{int(differs.sum())} of {differs.numel()} numbers differ, "
+        f"in rows {int(rows.min())} to {int(rows.max())} of {len(differs)}, "
+        f"most at {list(worst)}, which is {mine[worst]:.6g} for {theirs[worst]:.6g}"
+    )
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,0 +1,75 @@
+"""Kernels compiled before anybody waits for them: what checks and benchmarks launch on this GPU.
+
+Host functions are called with tensors in host memory, as `tests.kernels.aot` does it, by many
+processes side by side. What the compiler gives lands in Triton's cache, where every later process
+finds it; what is missing here is compiled by the check that launches it.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from bench.child import run_all
+from bench.gpu.host_device import HostDevice
+from kernels.gpu import ops
+from lora.layout import ModelShape
+from tests.engine.churn import CONFIG
+from tests.gpu.agreement import GROUPS, Trials
+from tests.gpu.models import FAMILIES
+from tests.gpu.setting import DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU, Setting
+from tests.gpu.trials.trial import CPU
+from tests.kernels.aot import launches
+from tests.kernels.aot_cases import COPY_SLABS, LLAMA_8B, Case, cases_of
+
+_TIMEOUT_S = 240.0
+_LAYERS = 4
+"""The cases want a few; no kernel is compiled for their number."""
+
+_CHECKED = ModelShape(
+    _LAYERS, MODELS_ON_GPU.hidden, MODELS_ON_GPU.intermediate, MODELS_ON_GPU.heads,
+    MODELS_ON_GPU.kv_heads, MODELS_ON_GPU.head_dim,
+)  # fmt: skip
+_MODELS = {
+    LLAMA_8B: 0,
+    _CHECKED: FAMILIES["mistral"]["sliding_window"],
+    replace(CONFIG.shape, num_layers=_LAYERS): 0,
+}
+"""The models that are run, and the sliding window of some of their layers."""
+
+
+def compile_all(arch: int, say: Callable[[str], None]) -> None:
+    """Compile all that is known, with as many processes as there are processors."""
+    start, at_once = time.monotonic(), os.cpu_count() or 1
+    cases = [COPY_SLABS, *_cases()]
+    works = {
+        **{f"kernels.{name}": partial(_record, trials, arch) for name, trials in GROUPS.items()},
+        **{f"models {i}": partial(_compile, cases[i::at_once], arch) for i in range(at_once)},
+    }
+    for name, ended in run_all(works.items(), at_once, _TIMEOUT_S):
+        if ended.failure is not None:
+            say(f"compiling {name}  FAILED  {ended.failure}\n{ended.said}")
+    say(f"kernels compiled in {time.monotonic() - start:.1f} s")
+
+
+def _cases() -> Iterator[Case]:
+    for shape, window in _MODELS.items():
+        yield from cases_of("", shape, window=window)
+
+
+def _compile(cases: list[Case], arch: int) -> None:
+    for case in cases:
+        if arch >= case.min_arch:
+            with launches(arch):
+                case.call(torch.bfloat16)
+
+
+def _record(trials: Trials, arch: int) -> None:
+    """Compile what trials launch on a GPU; nothing is launched, and nothing is judged."""
+    setting = Setting(HostDevice(), 0, DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU)
+    with launches(arch):
+        for trial in trials(setting):
+            trial.run(ops, CPU)

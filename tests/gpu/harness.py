@@ -1,0 +1,92 @@
+"""Checks as processes of their own: an illegal access, a hang or a sticky CUDA error ruins one."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.child import run_all
+
+_ALONE = "memory"
+"""Checks whose names begin so take the whole GPU: they run when all others have ended."""
+_SANITIZER = "compute-sanitizer"
+_SANITIZER_S = 120.0
+_SANITIZER_LINES = 40
+
+Work = Callable[[], object]
+
+
+@dataclass
+class Checks:
+    """Runs checks, and says of each what became of it.
+
+    at_once: how many run side by side.   timeout_s: of one check.
+    deadline_s: on the monotonic clock; no check begins later.   failed: names of those that failed.
+    """
+
+    at_once: int
+    timeout_s: float
+    deadline_s: float
+    say: Callable[[str], None]
+    num_passed: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def run(self, checks: Mapping[str, Work]) -> None:
+        alone = {name: check for name, check in checks.items() if name.startswith(_ALONE)}
+        self._run([(n, check) for n, check in checks.items() if n not in alone], self.at_once)
+        self._run(alone.items(), 1)
+
+    def _run(self, checks: Iterable[tuple[str, Work]], at_once: int) -> None:
+        for name, ended in run_all(self._in_time(checks), at_once, self.timeout_s):
+            if ended.failure is None:
+                self.num_passed += 1
+                self.say(f"{name}  ok  {ended.seconds:.1f} s")
+            else:
+                self._fail(name, f"{ended.seconds:.1f} s: {ended.failure}")
+            self._say_below(ended.said)
+
+    def _in_time(self, checks: Iterable[tuple[str, Work]]) -> Iterator[tuple[str, Work]]:
+        for name, check in checks:
+            if time.monotonic() < self.deadline_s:
+                yield name, check
+            else:
+                self._fail(name, "it was not begun, no time was left")
+
+    def _fail(self, name: str, why: str) -> None:
+        self.failed.append(name)
+        self.say(f"{name}  FAILED  {why}")
+
+    def sanitize(self, arguments: Sequence[str]) -> None:
+        """Run each check that failed once more under compute-sanitizer, where the machine has it.
+
+        arguments: of `tests.gpu`, with which it does the same again.
+        """
+        sanitizer = shutil.which(_SANITIZER) or shutil.which(_SANITIZER, path="/usr/local/cuda/bin")
+        for name in self.failed if sanitizer else ():
+            if time.monotonic() < self.deadline_s:
+                command = (sys.executable, "-m", "tests.gpu", "--in-process", "--only", name)
+                self.say(f"{name}  {_SANITIZER}")
+                self._say_below(_sanitized((str(sanitizer), *_OPTIONS), (*command, *arguments)))
+
+    def _say_below(self, text: str) -> None:
+        for line in text.splitlines():
+            self.say(f"    {line}")
+
+
+_OPTIONS = ("--tool", "memcheck", "--target-processes", "all", "--log-file")
+
+
+def _sanitized(sanitizer: Sequence[str], command: Sequence[str]) -> str:
+    """The first lines of what it found."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with suppress(subprocess.TimeoutExpired):  # what it had found by then is in the log
+            whole = (*sanitizer, str(log), *command)
+            subprocess.run(whole, timeout=_SANITIZER_S, capture_output=True)
+        lines = log.read_text().splitlines() if log.exists() else ["it wrote nothing"]
+    return "\n".join(lines[:_SANITIZER_LINES])
