@@ -51,12 +51,10 @@ test-gpu: ## checks that need a CUDA device, each a process; DRY=1: tiny ones in
 	else $(MAKE) $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
 	$$python -m tests.gpu $(if $(DRY),--dry) $(ARGS)
 
-bench-gpu: ## benchmarks that need a CUDA device; DRY=1 on the CPU, tiny [ARGS=...]
+bench-gpu: ## benchmarks that need a CUDA device, 8 minutes, then again to go on; DRY=1: tiny [PARTS=...] [ARGS=...]
 	@if $(PYTHON) -c 'import torch, triton' 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) --no-print-directory $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
-	for what in kernels engine; do \
-		$$python -m bench.gpu $$what $(if $(DRY),--dry) $(ARGS) || failed=1; \
-	done; exit $${failed:-0}
+	$$python -m bench.gpu $(PARTS) $(if $(DRY),--dry) $(ARGS)
 
 # ---- set-up: a stamp a step; what is newer than its stamp is installed again ----
 

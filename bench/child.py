@@ -37,9 +37,12 @@ class Child:
     """A forked process; it leads a process group, and its own children end with it.
 
     timeout_s: It is killed when it takes longer. Shortly before, it prints where it is.
+    is_heard: It prints where its parent does, and nothing is kept of it.
     """
 
-    def __init__(self, work: Callable[[], object], timeout_s: float) -> None:
+    def __init__(
+        self, work: Callable[[], object], timeout_s: float, is_heard: bool = False
+    ) -> None:
         self._timeout_s = timeout_s
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (_end closes it)
         self._start = time.monotonic()
@@ -48,7 +51,7 @@ class Child:
         sys.stderr.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            _be_child(work, self._log.fileno(), timeout_s)
+            _be_child(work, None if is_heard else self._log.fileno(), timeout_s)
 
     def poll(self) -> Ended | None:
         """How it has ended; None while it works."""
@@ -57,9 +60,12 @@ class Child:
             return self._end(_failure(os.waitstatus_to_exitcode(status)))
         if time.monotonic() < self._start + self._timeout_s:
             return None
+        self.kill()
+        return self._end(f"it was not done in {self._timeout_s:.0f} s")
+
+    def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        return self._end(f"it was not done in {self._timeout_s:.0f} s")
 
     def _end(self, failure: str | None) -> Ended:
         seconds = time.monotonic() - self._start
@@ -78,30 +84,40 @@ def run_all(
     works: The next one is asked for when there is a place for it.
     """
     waiting, running = iter(works), dict[str, Child]()
-    while True:
-        for name, work in islice(waiting, at_once - len(running)):
-            running[name] = Child(work, timeout_s)
-        if not running:
-            return
-        for name, child in list(running.items()):
-            if (ended := child.poll()) is not None:
-                del running[name]
-                yield name, ended
-        time.sleep(_POLL_S)
+    try:
+        while True:
+            for name, work in islice(waiting, at_once - len(running)):
+                running[name] = Child(work, timeout_s)
+            if not running:
+                return
+            for name, child in list(running.items()):
+                if (ended := child.poll()) is not None:
+                    del running[name]
+                    yield name, ended
+            time.sleep(_POLL_S)
+    finally:
+        for child in running.values():  # whoever asked wants no more
+            child.kill()
 
 
-def run(work: Callable[[], object], timeout_s: float) -> Ended:
-    """Do one work in a child, and wait for it."""
-    ((_, ended),) = run_all([("", work)], 1, timeout_s)
+def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) -> Ended:
+    """Do one work in a child, and wait for it. is_heard: see Child."""
+    child = Child(work, timeout_s, is_heard)
+    try:
+        while (ended := child.poll()) is None:
+            time.sleep(_POLL_S)
+    except BaseException:
+        child.kill()
+        raise
     return ended
 
 
-def _be_child(work: Callable[[], object], log: int, timeout_s: float) -> NoReturn:
+def _be_child(work: Callable[[], object], log: int | None, timeout_s: float) -> NoReturn:
     status = 1
     try:
         os.setsid()
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        for fd in () if log is None else (1, 2):
+            os.dup2(log, fd)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))
         faulthandler.enable(sys.stderr)
         faulthandler.dump_traceback_later(0.9 * timeout_s, file=sys.stderr)

@@ -1,9 +1,12 @@
-"""`python -m bench.gpu kernels` or `engine`: rows to a file as they are measured, tables and goals
-last. A row of the same commit, device and setup is not measured again.
+"""`python -m bench.gpu [PART ...]`: rows to a file as they are measured, tables and goals last.
+
+A row that is there for the same sources, device and setup is not measured again: the same command,
+given once more, goes on where it was.
 """
 
 import argparse
 import importlib
+import math
 import os
 import sys
 import time
@@ -21,12 +24,17 @@ def main() -> int:
         # Triton reads it where a kernel is defined: before anything here is imported.
         os.environ["TRITON_INTERPRET"] = "1"
     command = importlib.import_module("bench.gpu.command")
-    return int(command.run(options.what, options.dry, options.out, start + _BUDGET_S))
+    unknown = set(options.parts) - set(command.PARTS)
+    if unknown:
+        sys.exit(f"there is no part {', '.join(sorted(unknown))}: take {', '.join(command.PARTS)}")
+    deadline_s = math.inf if options.dry else start + _BUDGET_S
+    parts = options.parts or list(command.PARTS)
+    return int(command.run(parts, options.dry, options.out, deadline_s))
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
-    parser.add_argument("what", choices=("kernels", "engine"))
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all, one by one")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU: figures mean nothing")
     parser.add_argument("--out", type=Path, help="default: bench/results/gpu-DEVICE.jsonl")
     return parser.parse_args(arguments)

@@ -1,6 +1,6 @@
 """Attention on paged KV: decodes by the bytes of K and V, prefills by FLOPs, beside torch's own."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from bench.gpu import goals
 from bench.gpu.adapters import make_form
 from bench.gpu.ceilings import Ceilings
-from bench.gpu.check import check_close
+from bench.gpu.check import attempt, check_close
 from bench.gpu.machine import Machine, Work
 from bench.gpu.rows import Row
 from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
@@ -118,24 +118,23 @@ def _decode(
     }
     if kv_dtype == machine.dtype:
         del case
-        result |= _beside_torch(machine, seconds, *_torch_decode(machine, batch, context))
+        result["torch"] = _beside(machine, seconds, partial(_torch_decode, machine, batch, context))
     if batch * context >= machine.pick(goals.MANY_TOKENS, 0):
         result["goals"] = {"decode_attention": goals.at_least(share, goals.SHARE_OF_COPY)}
     return result
 
 
-def _beside_torch(
-    machine: Machine, ours_s: float, work: Work, num_layers: int
-) -> dict[str, float | None]:
-    """work: torch's attention of so many layers."""
-    try:
+def _beside(
+    machine: Machine, ours_s: float, make: Callable[[], tuple[Work, int]]
+) -> dict[str, Any]:
+    """Torch's attention of a layer beside ours.   make: its work, and how many layers it has."""
+
+    def measure() -> dict[str, float]:
+        work, num_layers = make()
         torchs_s = machine.seconds(work) / num_layers
-    except RuntimeError as error:
-        is_known = isinstance(error, torch.OutOfMemoryError) or "No available kernel" in str(error)
-        if not is_known:
-            raise
-        return {"torch_us": None, "torch_to_ours": None}
-    return {"torch_us": rounded(1e6 * torchs_s), "torch_to_ours": rounded(torchs_s / ours_s)}
+        return {"us": rounded(1e6 * torchs_s), "to_ours": rounded(torchs_s / ours_s)}
+
+    return attempt(measure)
 
 
 def _torch_decode(machine: Machine, batch: int, context: int) -> tuple[Work, int]:
@@ -170,7 +169,7 @@ def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) ->
         "us": rounded(1e6 * seconds),
         "tflops": rounded(flops / seconds / 1e12),
         "share_of_matmul": rounded(share),
-        **_beside_torch(machine, seconds, _torch_prefill(case.q, k, v), 1),
+        "torch": _beside(machine, seconds, lambda: (_torch_prefill(case.q, k, v), 1)),
     }
     if context + tokens >= machine.pick(goals.LONG_KEYS, 0):
         result["goals"] = {"prefill_attention": goals.at_least(share, goals.SHARE_OF_MATMUL)}

@@ -1,5 +1,7 @@
 """What this GPU can do at most, measured first: everything else is a share of it."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +16,8 @@ ROW = "gpu.ceilings"
 
 @dataclass(frozen=True)
 class Ceilings:
-    """A second: bytes that a copy on the device reads and writes, FLOPs of a large product, bytes
-    from pinned host memory.
+    """What the GPU does in a second: bytes that a copy on it reads and writes, FLOPs of a large
+    product, bytes from pinned host memory. NaN where it could not be measured.
     """
 
     copied_per_s: float
@@ -23,11 +25,11 @@ class Ceilings:
     pinned_per_s: float
 
     @classmethod
-    def of(cls, result: dict[str, float]) -> "Ceilings":
+    def of(cls, result: Mapping[str, float]) -> "Ceilings":
         return cls(
-            1e9 * result["copy_gb_per_s"],
-            1e12 * result["matmul_tflops"],
-            1e9 * result["pinned_gb_per_s"],
+            1e9 * result.get("copy_gb_per_s", math.nan),
+            1e12 * result.get("matmul_tflops", math.nan),
+            1e9 * result.get("pinned_gb_per_s", math.nan),
         )
 
 

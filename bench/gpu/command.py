@@ -1,61 +1,121 @@
-"""One command from its first row to its goals."""
+"""The parts of the benchmark, one after the other, from their first row to the goals."""
 
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from bench.gpu import attention, ceilings, copies, engine_rows, launches, lora_rows, small
+from bench import child
+from bench.gpu import (
+    attention,
+    ceilings,
+    copies,
+    engine_rows,
+    launches,
+    lora_rows,
+    open_loop,
+    small,
+)
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.goals import verdicts
-from bench.gpu.machine import DryRun, Gpu, Machine
-from bench.gpu.rows import Row, RowFile, Runs
+from bench.gpu.machine import DryRun, Gpu, Machine, dry_name
+from bench.gpu.probe import NoGpu, probe
+from bench.gpu.rows import Row, RowFile, Runs, set_deadly_alarm
 from bench.gpu.table import tables
 
 _RESULTS = Path(__file__).parent.parent / "results"
+_PART_S = 3600.0
+"""More than its rows can take: each has its own limit, and none begins after the deadline."""
+
+_ROW_S, _DRY_ROW_S = 120, 900
+"""A row that takes longer hangs; a dry run may have to wait for a busy machine."""
+
+Rows = Callable[[Machine, Ceilings], Iterator[Row]]
 
 
-def run(what: str, is_dry: bool, out: Path | None, deadline_s: float) -> int:
-    """what: "kernels" or "engine".   deadline_s: on the monotonic clock.   The exit status."""
-    if not is_dry and not torch.cuda.is_available():
-        _say(["torch finds no CUDA device here; --dry runs on the CPU"])
+def _attention(machine: Machine, found: Ceilings) -> Iterator[Row]:
+    yield from attention.decode_rows(machine, found)
+    yield from attention.prefill_rows(machine, found)
+
+
+def _small(machine: Machine, found: Ceilings) -> Iterator[Row]:
+    yield from small.rows(machine, found)
+    yield from copies.rows(machine, found)
+
+
+PARTS: dict[str, Rows] = {
+    "launches": lambda machine, _: launches.rows(machine),
+    "lora": lora_rows.rows,
+    "attention": _attention,
+    "engine": partial(engine_rows.rows, precision="16 bits"),
+    "open-loop": open_loop.rows,
+    "small": _small,
+    "fp8": partial(engine_rows.rows, precision="fp8"),
+}
+"""In the order of their worth. Before each the ceilings are measured, if they are not there."""
+
+
+def run(parts: Sequence[str], is_dry: bool, out: Path | None, deadline_s: float) -> int:
+    """parts: names of PARTS.   deadline_s: on the monotonic clock.   The exit status."""
+    try:
+        name = dry_name() if is_dry else probe().name
+    except NoGpu as error:
+        _say([str(error)])
         return 1
+    path = out or _path(name, is_dry)
+    for part in parts:
+        _measure_part(part, is_dry, path, name, deadline_s)
+    rows = RowFile(path, name).rows()
+    wrong = [row for row in rows if not row["result"]["correct"]]
+    note = "; a dry run, its figures mean nothing" if is_dry else ""
+    _say([*tables(rows), "", f"{len(rows)} rows, {len(wrong)} of them wrong: {path}"])
+    _say([f"Goals, over all rows of these sources on {name}{note}:", *verdicts(rows)])
+    return 1 if wrong else 0
+
+
+def _measure_part(part: str, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
+    """Measure a part in a child; where that dies, the row that it was at is wrong, and another
+    child goes on behind it.
+    """
+    work, num_rows = partial(_measure_rows, part, is_dry, path, name, deadline_s), -1
+    while True:
+        ended = child.run(work, _PART_S, is_heard=True)
+        if ended.failure is None:
+            return
+        file = RowFile(path, name)
+        file.give_up(ended.failure)
+        if len(file.rows()) == num_rows:
+            _say([f"{part}: {ended.failure}, and before it measured anything"])
+            return
+        num_rows = len(file.rows())
+
+
+def _measure_rows(part: str, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
     machine = DryRun() if is_dry else Gpu()
-    runs = Runs(RowFile(out or _path(machine, is_dry), machine.name), deadline_s)
+    runs = Runs(
+        RowFile(path, name),
+        deadline_s,
+        machine.is_sound,
+        machine.pick(_ROW_S, _DRY_ROW_S),
+        set_deadly_alarm,
+    )
     with torch.inference_mode():
         first = ceilings.row(machine)
         runs.run([first])
         measured = runs.file.find(first)
-        if measured is not None:
-            _say([f"{name}: {value}" for name, value in measured["result"].items()])
-            found = Ceilings.of(measured["result"])
-            rows = _kernel_rows if what == "kernels" else engine_rows.rows
-            runs.run(rows(machine, found))
-    _say([*tables(runs.file.rows()), ""])
+        found = Ceilings.of(measured["result"] if measured else {})
+        runs.run(PARTS[part](machine, found))
     _say([f"not measured: {line}" for line in runs.missing])
-    note = "; a dry run, its figures mean nothing" if is_dry else ""
-    _say([f"Goals, over all rows of this commit on {machine.name}{note}:"])
-    _say(verdicts(runs.file.rows()))
-    return 1 if runs.num_failed else 0
 
 
-def _kernel_rows(machine: Machine, found: Ceilings) -> Iterator[Row]:
-    yield from launches.rows(machine)
-    yield from small.rows(machine, found)
-    yield from copies.rows(machine, found)
-    yield from attention.decode_rows(machine, found)
-    yield from attention.prefill_rows(machine, found)
-    machine.free_memory()
-    yield from lora_rows.rows(machine, found)
-
-
-def _path(machine: Machine, is_dry: bool) -> Path:
+def _path(name: str, is_dry: bool) -> Path:
     if is_dry:
         return Path(tempfile.mkdtemp(prefix="bench-gpu-")) / "rows.jsonl"
-    device = re.sub(r"[^a-z0-9]+", "-", machine.name.lower())
+    device = re.sub(r"[^a-z0-9]+", "-", name.lower())
     return _RESULTS / f"gpu-{device}.jsonl"
 
 

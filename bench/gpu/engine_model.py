@@ -78,8 +78,8 @@ class EngineUnderTest:
         config = _engine_config(machine, sizes, self.layout, folder)
         if is_fp8:
             config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
-        model = _model_config(sizes.shape, machine.vocab_size)
-        weights = _random_weights(machine, sizes.shape)
+        model = make_model_config(sizes.shape, machine.vocab_size)
+        weights = make_random_weights(machine, sizes.shape)
         backend = assemble(config, model, self.form, weights, device, ops)
         del weights
         machine.free_memory()
@@ -128,7 +128,7 @@ class EngineUnderTest:
         numbers = range(num_steps + self._warm_up + 1)
         batches = [Batch(1 + n, _later(rows, n) if grows else rows) for n in numbers]
         together = self._overlapped(batches)
-        apart = [self._alone(batch) for batch in batches][self._warm_up :]
+        apart = [self._alone(batch) for batch in batches[1:]][self._warm_up - 1 :]
         alone, launch, collect = (statistics.median(column) for column in zip(*apart, strict=True))
         return StepTimes(together, alone, launch, collect)
 
@@ -190,7 +190,7 @@ def _engine_config(
     )
 
 
-def _model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
+def make_model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
     return DecoderConfig.parse(
         {
             "architectures": ["LlamaForCausalLM"],
@@ -210,7 +210,7 @@ def _model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
     )
 
 
-def _random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.Tensor]:
+def make_random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.Tensor]:
     """By their Hugging Face names, on the device."""
     hidden, vocab = shape.hidden_size, machine.vocab_size
     weights = {

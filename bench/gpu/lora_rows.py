@@ -1,6 +1,7 @@
 """What adapters add to a chain of layers: by our kernels, by plain torch, by vLLM's kernels."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -10,8 +11,16 @@ import torch
 from bench.gpu import goals, vllm_lora
 from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
 from bench.gpu.ceilings import Ceilings
-from bench.gpu.check import check_close
-from bench.gpu.lora_chain import SITES, Chain, Project, by_torch, our_systems, site_of
+from bench.gpu.check import attempt, check_close, note_wrong
+from bench.gpu.lora_chain import (
+    SITES,
+    Chain,
+    LayerOutputs,
+    Project,
+    by_torch,
+    our_systems,
+    site_of,
+)
 from bench.gpu.lora_torch import Stacked
 from bench.gpu.machine import Machine
 from bench.gpu.rows import Row
@@ -32,11 +41,11 @@ def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
     """Decodes first, then prefills."""
     lab = _Lab(machine, ceilings)
     several = machine.pick(16, 2)
-    for tokens in machine.pick((1, 16, 64, 128), (3,)):
+    for tokens in machine.pick((1, 16, 64, 256), (3,)):
         mixes = _mixes(tokens, several)
         for ranks in machine.pick(mixes, [mixes[0], mixes[-1]]):
             yield Row("gpu.lora_decode", _setup(tokens, ranks), partial(lab.decode, tokens, ranks))
-    tokens = machine.pick(2048, 70)
+    tokens = machine.pick(2048, 65)
     for adapters in machine.pick((1, 4, 16), (1,)):
         ranks = (16,) * adapters
         yield Row("gpu.lora_prefill", _setup(tokens, ranks), partial(lab.prefill, tokens, ranks))
@@ -51,7 +60,7 @@ def _mixes(tokens: int, several: int) -> list[Ranks]:
     """Ranks of the adapters that share a step; none is there twice."""
     some = min(several, tokens)
     mixed = tuple(_MIXED[i % len(_MIXED)] for i in range(some))
-    mixes = [(16,), (16,) * some, (8,) * tokens, (16,) * tokens, (64,) * some, mixed]
+    mixes = [(16,), (16,) * some, (16,) * tokens, (64,) * some, mixed]
     return list(dict.fromkeys(mixes))
 
 
@@ -63,6 +72,14 @@ class _Case:
     step: Step
     kv: torch.Tensor
     slots: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """The last layer's outputs by torch: in the same dtype, and in float32."""
+
+    torchs: LayerOutputs
+    exact: LayerOutputs
 
 
 class _Lab:
@@ -79,17 +96,13 @@ class _Lab:
     def decode(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
         case = self._make_case([(0, 1)] * tokens, ranks)
         stacked = self._stacked(case, range(self.machine.shape.num_layers))
-        systems = {
-            **our_systems(self.machine, case.step.inputs, ops),
-            "torch_gathered": stacked.gathered,
-            "torch_masked": stacked.masked,
+        comparators: dict[str, Callable[[], Project]] = {
+            "torch_gathered": lambda: stacked.gathered,
+            "torch_masked": lambda: stacked.masked,
+            "vllm": partial(self._vllm, stacked),
         }
-        if (brought := vllm_lora.find()) is not None:
-            systems["vllm"] = brought.system(stacked, self._sites(range(self.chain.num_layers)))
-        result = self._measure(case, systems, ranks, stacked)
-        if brought is None:
-            result["vllm"] = "not brought"
-        added_us, base_s = result[_MODEL]["added_us"], result["base_us"] / 1e6
+        result = self._measure(case, ranks, stacked, comparators)
+        added_us, base_s = result[_MODEL].get("added_us", math.nan), result["base_us"] / 1e6
         limit = goals.lora_limit_s(self._bytes(ranks), self.ceilings.copied_per_s, base_s)
         result["goals"] = {"lora_decode": goals.at_most(added_us, 1e6 * limit)}
         return result
@@ -97,46 +110,70 @@ class _Lab:
     def prefill(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
         case = self._make_case([(0, tokens // len(ranks))] * len(ranks), ranks)
         checked = self._stacked(case, [self.chain.num_layers - 1])
-        systems = our_systems(self.machine, case.step.inputs, ops)
-        result = self._measure(case, systems, ranks, checked)
-        share = result[_MODEL]["added_us"] / result["base_us"]
+        result = self._measure(case, ranks, checked, {})
+        share = result[_MODEL].get("added_us", math.nan) / result["base_us"]
         result["goals"] = {"lora_prefill": goals.at_most(share, goals.PREFILL_LORA_SHARE)}
         return result
 
+    def _vllm(self, stacked: Stacked) -> Project:
+        brought = vllm_lora.find()
+        if brought is None:
+            raise LookupError("nobody has brought its files")
+        return brought.system(stacked, self._sites(range(self.chain.num_layers)))
+
     def _measure(
-        self, case: _Case, systems: Mapping[str, Project], ranks: Ranks, stacked: Stacked
+        self,
+        case: _Case,
+        ranks: Ranks,
+        stacked: Stacked,
+        comparators: Mapping[str, Callable[[], Project]],
     ) -> dict[str, Any]:
-        self._check(case, systems, stacked)
+        """Ours come first: another's kernel may break the device."""
         base_s = self._seconds(case, by_torch)
         floor_s = goals.floor_s(self._bytes(ranks), self.ceilings.copied_per_s)
         result: dict[str, Any] = {
             "base_us": rounded(1e6 * base_s),
             "floor_us": rounded(1e6 * floor_s),
         }
-        for name, project in systems.items():
-            added_s = self._seconds(case, project) - base_s
-            result[name] = {
-                "added_us": rounded(1e6 * added_s),
-                "percent_of_base": rounded(100 * added_s / base_s),
-                "percent_of_floor": rounded(100 * floor_s / added_s) if added_s > 0 else None,
-            }
+        expected = self._expected(case, stacked)
+        for name, project in our_systems(self.machine, case.step.inputs, ops).items():
+            measure = partial(self._added, case, project, expected, base_s, floor_s)
+            result[name] = attempt(measure)
+            if "failed" in result[name]:
+                note_wrong(f"{name}: {result[name]['failed']}")
+        for name, make in comparators.items():
+            result[name] = attempt(
+                lambda make=make: self._added(case, make(), expected, base_s, floor_s)
+            )
         return result
+
+    def _added(
+        self, case: _Case, project: Project, expected: _Expected, base_s: float, floor_s: float
+    ) -> dict[str, Any]:
+        """What adapters add to the chain, by `project`, whose last layer is checked first."""
+        last = self.chain.num_layers - 1
+        layer = partial(self.chain.layer, last, *case.x, case.step.inputs, case.kv, project, ops)
+        ours, torchs, exact = self.machine.run(layer), expected.torchs, expected.exact
+        check_close("q", ours.q, torchs.q, exact.q)
+        check_close("a layer", ours.down, torchs.down, exact.down)
+        added_s = self._seconds(case, project) - base_s
+        return {
+            "added_us": rounded(1e6 * added_s),
+            "percent_of_base": rounded(100 * added_s / base_s),
+            "percent_of_floor": rounded(100 * floor_s / added_s) if added_s > 0 else None,
+        }
 
     def _seconds(self, case: _Case, project: Project) -> float:
         work = self.chain.work(case.x, case.step.inputs, case.kv, project, ops)
         return self.machine.seconds(work)
 
-    def _check(self, case: _Case, systems: Mapping[str, Project], stacked: Stacked) -> None:
-        """The last layer of every system, beside the same in float32."""
+    def _expected(self, case: _Case, stacked: Stacked) -> _Expected:
         last, step = self.chain.num_layers - 1, case.step.inputs
         wide = tuple(x.float() for x in case.x)
-        exact = self.chain.layer(last, *wide, step, case.kv, stacked.exact, reference)
-        torchs = self.chain.layer(last, *case.x, step, case.kv, stacked.gathered, reference)
-        for name, project in systems.items():
-            layer = partial(self.chain.layer, last, *case.x, step, case.kv, project, ops)
-            ours = self.machine.run(layer)
-            check_close(f"{name}: q", ours.q, torchs.q, exact.q)
-            check_close(f"{name}: a layer", ours.down, torchs.down, exact.down)
+        return _Expected(
+            torchs=self.chain.layer(last, *case.x, step, case.kv, stacked.gathered, reference),
+            exact=self.chain.layer(last, *wide, step, case.kv, stacked.exact, reference),
+        )
 
     def _make_case(self, lengths: list[tuple[int, int]], ranks: Ranks) -> _Case:
         layout, there = self.form.layout, self.machine.there

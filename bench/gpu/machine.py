@@ -19,18 +19,15 @@ Work = Callable[[], object]
 T = TypeVar("T")
 
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
-_TINY = ModelShape(2, 64, 160, 4, 2, 16)
+_TINY = ModelShape(1, 64, 160, 4, 2, 16)
 _WARM_UP, _REPLAYS = 3, 30
 _POISONED_FLOATS = ((2, 32 << 20), (64, 128 << 10))
 """(how many, of which size): large pieces of memory and small ones come from pools of their own."""
 
 
 class Machine(ABC):
-    """name: of the device, as rows have it.   rotated_bytes: what a measurement goes through at
-    least, so that no cache holds it.
-    """
+    """rotated_bytes: what a measurement goes through at least, so that no cache holds it."""
 
-    name: str
     dtype: torch.dtype
     shape: ModelShape
     vocab_size: int
@@ -56,6 +53,10 @@ class Machine(ABC):
     @abstractmethod
     def free_memory(self) -> None:
         """What nobody refers to any more, for others."""
+
+    @abstractmethod
+    def is_sound(self) -> bool:
+        """Whether the device still answers; after an illegal access it does not."""
 
     @property
     @abstractmethod
@@ -110,7 +111,6 @@ class Gpu(Machine):
 
     def __init__(self) -> None:
         torch.cuda.set_device(0)
-        self.name = torch.cuda.get_device_name(0)
 
     @cached_property
     def device(self) -> Device:
@@ -146,9 +146,21 @@ class Gpu(Machine):
         gc.collect()
         torch.cuda.empty_cache()
 
+    def is_sound(self) -> bool:
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
     @property
     def memory_bytes(self) -> tuple[int, int]:
         return torch.cuda.mem_get_info(0)
+
+
+def dry_name() -> str:
+    """What rows of a dry run call their device."""
+    return f"{describe_machine()}, dry run"
 
 
 class DryRun(Machine):
@@ -157,9 +169,6 @@ class DryRun(Machine):
     dtype = torch.float16
     shape, vocab_size = _TINY, 320
     rotated_bytes = 1
-
-    def __init__(self) -> None:
-        self.name = f"{describe_machine()}, dry run"
 
     @cached_property
     def device(self) -> Device:
@@ -178,6 +187,9 @@ class DryRun(Machine):
 
     def free_memory(self) -> None:
         pass
+
+    def is_sound(self) -> bool:
+        return True
 
     @property
     def memory_bytes(self) -> tuple[int, int]:

@@ -2,7 +2,10 @@
 on where it was.
 """
 
+import hashlib
 import json
+import math
+import signal
 import sys
 import time
 import traceback
@@ -11,14 +14,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.report import commit, json_line
+from bench.gpu.check import collected, describe
+from bench.report import json_line
+
+_ROOT = Path(__file__).parent.parent.parent
+_SOURCES = ("kernels", "lora", "engine", "bench/gpu")
 
 Key = tuple[str, str, str, str]
-"""bench, commit, device, setup."""
+"""bench, sources, device, setup."""
 
 
 class NoRoom(Exception):
     """What the row needs does not fit into the device's memory."""
+
+
+class Broken(Exception):
+    """The device answers no more: what else is measured needs another process."""
 
 
 @dataclass(frozen=True)
@@ -30,56 +41,100 @@ class Row:
     measure: Callable[[], Mapping[str, Any]]
 
 
+def hash_sources(root: Path = _ROOT) -> str:
+    """A name for the code that rows come from: a commit says nothing where git is not."""
+    digest = hashlib.sha256()
+    for folder in _SOURCES:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 @dataclass
 class RowFile:
-    """The rows of one commit on one device, in a file that may hold others', too."""
+    """The rows of the same sources on one device, in a file that may hold others', too."""
 
     path: Path
     device: str
-    commit: str = field(default_factory=commit)
+    sources: str = field(default_factory=hash_sources)
 
     def __post_init__(self) -> None:
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         self._rows: dict[Key, dict[str, Any]] = {}
         for line in lines:
             row = json.loads(line)
-            self._rows[row["bench"], row["commit"], row["device"], _text(row["setup"])] = row
+            self._rows[row["bench"], row["sources"], row["device"], _text(row["setup"])] = row
 
     def find(self, row: Row) -> dict[str, Any] | None:
-        return self._rows.get(self._key(row))
+        return self._rows.get(self._key(row.bench, row.setup))
 
-    def add(self, row: Row, result: Mapping[str, Any]) -> dict[str, Any]:
-        line = json_line(row.bench, self.device, dict(row.setup), dict(result))
+    def add(self, bench: str, setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+        row = json.loads(json_line(bench, self.device, dict(setup), _finite(result)))
+        row["sources"] = self.sources
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
-            file.write(line + "\n")
-        written: dict[str, Any] = json.loads(line)
-        self._rows[self._key(row)] = written
-        return written
+            file.write(json.dumps(row) + "\n")
+        self._rows[self._key(bench, setup)] = row
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of this commit and device, whichever run they are from."""
-        here = (self.commit, self.device)
+        """The rows of these sources and this device, whichever run they are from."""
+        here = (self.sources, self.device)
         return [row for key, row in self._rows.items() if key[1:3] == here]
 
-    def _key(self, row: Row) -> Key:
-        return row.bench, self.commit, self.device, _text(row.setup)
+    def _key(self, bench: str, setup: Mapping[str, Any]) -> Key:
+        return bench, self.sources, self.device, _text(setup)
+
+    # ---- the row that is being measured, for whoever finds the process dead ----
+
+    def begin(self, row: Row) -> None:
+        self._begun.write_text(json.dumps([row.bench, dict(row.setup)]))
+
+    def end(self) -> None:
+        self._begun.unlink(missing_ok=True)
+
+    def give_up(self, why: str) -> bool:
+        """Write the row that was begun and not ended as a wrong one; False if there is none."""
+        if not self._begun.exists():
+            return False
+        bench, setup = json.loads(self._begun.read_text())
+        self.add(bench, setup, {"correct": False, "error": why})
+        self.end()
+        return True
+
+    @property
+    def _begun(self) -> Path:
+        return self.path.with_suffix(".begun")
+
+
+def set_deadly_alarm(seconds: int) -> None:
+    """Have SIGALRM kill this process after so many seconds; 0 takes that back.
+
+    The system does it: a call that hangs in the driver would run no handler of ours.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(seconds)
 
 
 @dataclass
 class Runs:
-    """Measures rows until the time is up; keeps what became of those that were not.
+    """Measures rows until the time is up.
 
-    num_failed: rows whose figures would have been wrong, or that ended in an error.
+    deadline_s: of `clock`; no row begins later.   is_sound: whether the device still answers.
+    limit_s: of one row.   set_alarm: told it before a row, and 0 after it; see `set_deadly_alarm`.
+    missing: rows that were not measured, and why.
     """
 
     file: RowFile
     deadline_s: float
+    is_sound: Callable[[], bool]
+    limit_s: int = 0
+    set_alarm: Callable[[int], object] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     missing: list[str] = field(default_factory=list)
-    num_failed: int = 0
 
     def run(self, rows: Iterable[Row]) -> None:
+        """Raises Broken when the device is lost; what was measured until then is written."""
         for row in rows:
             name = f"{row.bench} {_text(row.setup)}"
             if self.file.find(row) is not None:
@@ -91,18 +146,33 @@ class Runs:
 
     def _measure(self, row: Row, name: str) -> None:
         start = self.clock()
-        try:
-            result = row.measure()
-        except NoRoom as reason:
-            self.missing.append(f"{name}: {reason}")
-        except Exception:
-            # A row that is wrong must not take with it the others of a machine that is seldom had.
-            traceback.print_exc()
-            self.missing.append(f"{name}: FAILED")
-            self.num_failed += 1
-        else:
-            self.file.add(row, result)
-            _say(f"{name}: {self.clock() - start:.1f} s")
+        self.file.path.parent.mkdir(parents=True, exist_ok=True)
+        self.file.begin(row)
+        self.set_alarm(self.limit_s)
+        result: Mapping[str, Any] = {}
+        with collected() as wrong:
+            try:
+                result = row.measure()
+            except NoRoom as reason:
+                self.missing.append(f"{name}: {reason}")
+            except Exception as error:
+                traceback.print_exc()
+                wrong.append(describe(error))
+        self.set_alarm(0)
+        if result or wrong:
+            verdict = {"correct": False, "error": wrong[0]} if wrong else {"correct": True}
+            self.file.add(row.bench, row.setup, {**verdict, **result})
+            _say(f"{name}: {'WRONG, ' + wrong[0] if wrong else 'ok'}, {self.clock() - start:.1f} s")
+        self.file.end()
+        if not self.is_sound():
+            raise Broken(name)
+
+
+def _finite(result: Any) -> Any:
+    """None for what is no number, as a share of a ceiling that could not be measured."""
+    if isinstance(result, Mapping):
+        return {name: _finite(value) for name, value in result.items()}
+    return None if isinstance(result, float) and not math.isfinite(result) else result
 
 
 def _text(setup: Mapping[str, Any]) -> str:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+_WIDTH = 60
+"""A cell is cut there; the rows' file has all of it."""
+
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines; goals are left to `bench.gpu.goals`."""
@@ -23,7 +26,7 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}{key}.", value)
         else:
-            yield f"{prefix}{key}", str(value)
+            yield f"{prefix}{key}", str(value)[:_WIDTH]
 
 
 def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:

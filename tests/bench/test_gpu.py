@@ -3,21 +3,25 @@ and their floors and goals are arithmetic.
 """
 
 import json
+import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.gpu import goals, vllm_lora
+from bench.gpu import command, goals, vllm_lora
 from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
 from bench.gpu.ceilings import Ceilings
-from bench.gpu.check import Wrong, check_close, check_equal
+from bench.gpu.check import Wrong, attempt, check_close, check_equal
 from bench.gpu.lora_chain import SITES, site_of
 from bench.gpu.lora_torch import Stacked
 from bench.gpu.machine import LLAMA_8B, DryRun
-from bench.gpu.rows import NoRoom, Row, RowFile, Runs
+from bench.gpu.rows import Broken, NoRoom, Row, RowFile, Runs, hash_sources
 from bench.gpu.table import tables
 from lora.layout import Layout
 
@@ -42,13 +46,10 @@ interpreter.use()
 runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
 """
 BENCHES = {
-    "kernels": {
-        "gpu.launches", "gpu.small", "gpu.copy_slabs", "gpu.page_in", "gpu.decode_attention",
-        "gpu.prefill_attention", "gpu.lora_decode", "gpu.lora_prefill",
-    },
-    "engine": {
-        "gpu.engine_capture", "gpu.engine_check", "gpu.engine_decode", "gpu.engine_prefill",
-    },
+    "gpu.ceilings", "gpu.launches", "gpu.small", "gpu.copy_slabs", "gpu.page_in",
+    "gpu.decode_attention", "gpu.prefill_attention", "gpu.lora_decode", "gpu.lora_prefill",
+    "gpu.engine_capture", "gpu.engine_check", "gpu.engine_decode", "gpu.engine_mixed",
+    "gpu.engine_prefill", "gpu.open_loop",
 }  # fmt: skip
 VLLM_FILES = {
     "utils": "_LORA_A_PTR_DICT = {0: 'of another row'}\n_LORA_B_PTR_DICT = {}\n",
@@ -79,26 +80,93 @@ def lora_expand(h, weights, y, mapping, tokens, counts, starts, ids, off, active
 }
 
 
-# ---- the commands ----
+# ---- the command ----
 
 
-# 40 s of the interpreter: kernels and engine run dry in tests/test_gpu_dry.py, too.
-@pytest.mark.soak
-@pytest.mark.parametrize("what", BENCHES)
-def test_a_dry_run_measures_every_bench_where_only_torch_is_installed(what, tmp_path):
+@pytest.mark.timeout(1800)  # a hang would be one: 45 s of a processor, on a busy machine
+def test_a_dry_run_measures_every_bench_where_only_torch_is_installed(tmp_path):
     path = tmp_path / "rows.jsonl"
     done = subprocess.run(
-        (sys.executable, "-c", WITHOUT, what, "--dry", "--out", str(path)),
+        (sys.executable, "-c", WITHOUT, "--dry", "--out", str(path)),
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {row["bench"] for row in rows} == {"gpu.ceilings"} | BENCHES[what]
+    assert {row["bench"] for row in rows} == BENCHES
+    assert all(row["result"]["correct"] for row in rows)
     assert "not measured: " not in done.stdout
-    assert len(done.stdout[done.stdout.index("Goals, ") :].splitlines()) > len(goals.GOALS)
+    assert f"{len(rows)} rows, 0 of them wrong" in done.stdout
     measured = {name for row in rows for name in row["result"].get("goals", {})}
-    wanted = {name for name in goals.GOALS if name.startswith("engine") == (what == "engine")}
-    assert measured == wanted
+    assert measured == set(goals.GOALS)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Gives the command a part with these rows, by their names; none has ceilings before it."""
+
+    def give(**measures):
+        rows = [Row("gpu.test", {"case": name}, work) for name, work in measures.items()]
+        monkeypatch.setattr(command, "PARTS", {"some": lambda *_: iter(rows)})
+
+    first = Row("gpu.ceilings", {}, lambda: {"copy_gb_per_s": 1.0})
+    monkeypatch.setattr(command.ceilings, "row", lambda _: first)
+    return give
+
+
+def run_command(path):
+    return command.run(["some"], True, path, math.inf)
+
+
+def results_in(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["setup"]["case"]: row["result"] for row in rows if row["bench"] == "gpu.test"}
+
+
+def test_a_row_that_kills_its_process_is_written_as_wrong_and_the_others_are_measured(
+    path, parts, capfd
+):
+    parts(a=lambda: {"us": 1.0}, dies=die, b=lambda: {"us": 2.0})
+    assert run_command(path) == 1
+    assert results_in(path) == {
+        "a": {"correct": True, "us": 1.0},
+        "dies": {"correct": False, "error": "SIGSEGV killed it"},
+        "b": {"correct": True, "us": 2.0},
+    }
+    assert "4 rows, 1 of them wrong" in capfd.readouterr().out
+
+
+def test_a_row_that_hangs_ends_at_its_limit(path, parts, monkeypatch):
+    monkeypatch.setattr(command, "_DRY_ROW_S", 1)
+    parts(hangs=lambda: time.sleep(1e6), b=lambda: {"us": 2.0})
+    run_command(path)
+    assert results_in(path)["hangs"] == {"correct": False, "error": "SIGALRM killed it"}
+    assert results_in(path)["b"]["correct"]
+
+
+def test_a_second_run_measures_what_the_first_one_did_not(path, parts):
+    parts(a=lambda: {"us": 1.0}, dies=die)
+    run_command(path)
+    parts(a=lambda: {"us": 3.0}, dies=lambda: {"us": 3.0}, b=lambda: {"us": 3.0})
+    run_command(path)
+    assert [result.get("us") for result in results_in(path).values()] == [1.0, None, 3.0]
+
+
+def test_a_ceiling_that_fails_skips_nothing(path, parts, monkeypatch):
+    monkeypatch.setattr(command.ceilings, "row", lambda _: Row("gpu.ceilings", {}, die))
+    parts(a=lambda: {"us": 1.0})
+    assert run_command(path) == 1
+    assert results_in(path)["a"]["correct"]
+
+
+def test_a_part_that_breaks_before_its_first_row_is_not_begun_for_ever(path, parts, capfd):
+    parts(a=lambda: {"us": 1.0})
+    command.PARTS["some"] = lambda *_: 1 // 0
+    assert run_command(path) == 0
+    assert "some: it raised an error, and before it measured anything" in capfd.readouterr().out
 
 
 # ---- rows ----
@@ -108,13 +176,13 @@ def make_rows(*names, measure=lambda: {"us": 1.0}):
     return [Row("gpu.test", {"case": name}, measure) for name in names]
 
 
-def make_runs(path, commit="abc", device="cpu", deadline_s=1.0, now_s=0.0):
-    return Runs(RowFile(path, device, commit), deadline_s, clock=lambda: now_s)
+def make_runs(path, sources="abc", device="cpu", deadline_s=1.0, now_s=0.0, is_sound=True):
+    file = RowFile(path, device, sources)
+    return Runs(file, deadline_s, lambda: is_sound, clock=lambda: now_s)
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
-    monkeypatch.setattr("bench.report.commit", lambda: "abc")
+def path(tmp_path):
     return tmp_path / "results" / "rows.jsonl"
 
 
@@ -128,12 +196,26 @@ def test_an_interrupted_run_goes_on_with_the_rows_that_are_not_there(path):
     assert len(path.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("other", [{"commit": "def"}, {"device": "another"}])
-def test_rows_of_another_commit_or_device_are_not_ours(path, other):
+@pytest.mark.parametrize("other", [{"sources": "def"}, {"device": "another"}])
+def test_rows_of_other_sources_or_another_device_are_not_ours(path, other):
     make_runs(path).run(make_rows("a"))
     runs = make_runs(path, **other)
     assert runs.file.rows() == []
     assert runs.file.find(make_rows("a")[0]) is None
+
+
+def test_sources_are_told_by_what_is_in_them(tmp_path):
+    for folder in ("kernels", "lora", "engine", "bench/gpu"):
+        (tmp_path / folder).mkdir(parents=True)
+    kernel, other = tmp_path / "kernels" / "k.py", tmp_path / "server.py"
+    seen = set()
+    for text in ("x = 1", "x = 2"):
+        kernel.write_text(text)
+        other.write_text(text)
+        seen.add(hash_sources(tmp_path))
+        other.write_text("anything")
+        seen.add(hash_sources(tmp_path))
+    assert len(seen) == 2
 
 
 def test_no_row_is_begun_when_the_time_is_up(path):
@@ -143,25 +225,64 @@ def test_no_row_is_begun_when_the_time_is_up(path):
     assert not path.exists()
 
 
-def test_a_wrong_row_is_not_written_and_the_next_one_is_measured(path, capsys):
+def test_a_wrong_row_is_timed_and_written_as_wrong(path):
     def be_wrong():
-        raise Wrong("off by 1")
+        check_equal("tokens", torch.ones(3), torch.zeros(3))
+        return {"us": 7.0, "share": math.nan}
 
     runs = make_runs(path)
     runs.run([*make_rows("a", measure=be_wrong), *make_rows("b")])
-    assert runs.num_failed == 1
-    assert runs.missing == ['gpu.test {"case": "a"}: FAILED']
-    assert [row["setup"]["case"] for row in runs.file.rows()] == ["b"]
-    assert "off by 1" in capsys.readouterr().err
+    wrong, good = (row["result"] for row in runs.file.rows())
+    assert wrong == {"correct": False, "error": "tokens: 3 of 3 differ", "us": 7.0, "share": None}
+    assert good == {"correct": True, "us": 1.0}
 
 
-def test_a_row_without_room_is_missing_and_no_failure(path):
+def test_a_row_that_raises_is_written_with_its_error(path, capsys):
+    def fail():
+        raise RuntimeError("no such kernel\nand more")
+
+    runs = make_runs(path)
+    runs.run([*make_rows("a", measure=fail), *make_rows("b")])
+    first, second = (row["result"] for row in runs.file.rows())
+    assert first == {"correct": False, "error": "RuntimeError: no such kernel"}
+    assert second["correct"]
+    assert "and more" in capsys.readouterr().err
+
+
+def test_a_device_that_answers_no_more_ends_the_process_behind_its_row(path):
+    runs = make_runs(path, is_sound=False)
+    with pytest.raises(Broken):
+        runs.run(make_rows("a", "b"))
+    assert [row["setup"]["case"] for row in runs.file.rows()] == ["a"]
+
+
+def test_a_row_without_room_is_missing_and_not_wrong(path):
     def want_room():
         raise NoRoom("128 adapters do not fit")
 
     runs = make_runs(path)
     runs.run(make_rows("a", measure=want_room))
-    assert (runs.num_failed, len(runs.missing)) == (0, 1)
+    assert runs.file.rows() == []
+    assert len(runs.missing) == 1
+
+
+def test_what_fails_beside_ours_loses_its_own_figures_only(path):
+    def fail():
+        raise RuntimeError("no kernel image")
+
+    def be_wrong():
+        check_equal("theirs", torch.ones(3), torch.zeros(3))
+        return {"us": 2.0}
+
+    measure = lambda: {"us": 1.0, "torch": attempt(fail), "vllm": attempt(be_wrong)}  # noqa: E731
+    runs = make_runs(path)
+    runs.run(make_rows("a", measure=measure))
+    (row,) = runs.file.rows()
+    assert row["result"] == {
+        "correct": True, "us": 1.0,
+        "torch": {"failed": "RuntimeError: no kernel image"},
+        "vllm": {"us": 2.0, "failed": "theirs: 3 of 3 differ"},
+    }  # fmt: skip
 
 
 def test_a_table_has_a_column_for_every_figure():
@@ -223,6 +344,7 @@ def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
         row({"page_in": goals.at_least(0.9, 0.8)}),
         row({"engine_step": goals.at_most(1.2, 1.25)}, batch=1),
         row({"engine_step": goals.at_most(1.3, 1.25)}, batch=64),
+        row({"lora_decode": goals.at_most(1.0, math.nan)}),  # its ceiling is not known
         {"setup": {}, "result": {}},
     ]
     lines = goals.verdicts(rows)
@@ -231,6 +353,7 @@ def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
     assert by_goal["engine_step"].startswith("missed ")
     assert by_goal["engine_step"].endswith("1 of 2 rows")
     assert by_goal["lora_prefill"].startswith("not measured ")
+    assert by_goal["lora_decode"].startswith("not measured ")
     assert [line.strip() for line in lines if line.startswith("  ")] == [
         "batch 64: 1.3, at most 1.25"
     ]
@@ -260,7 +383,7 @@ def test_kernels_of_vllm_that_were_brought_add_what_ours_add(tmp_path):
     slabs = torch.empty(num_slabs(form.layout, ranks), form.layout.slab_bytes, dtype=torch.uint8)
     fill_tiles(slabs, form.layout, machine.dtype)
     tables_of = place(form, ranks, machine.there)
-    sites = [site_of(machine.shape, 1, projections) for projections in SITES]
+    sites = [site_of(machine.shape, 0, projections) for projections in SITES]
     stacked = Stacked(form, slabs, tables_of, slots, sites)
     brought = vllm_lora.find(tmp_path)
     assert brought is not None

@@ -6,7 +6,6 @@ exit status is 1 if any failed.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -89,32 +88,16 @@ def _do(check: "Check", make: "Callable[[], Setting]") -> None:
 
 def _prepare(parser: argparse.ArgumentParser) -> int:
     """Say which GPU this is, and compile for it; the number of such devices."""
-    from bench import child
+    from bench.gpu.probe import NoGpu, probe
     from tests.gpu.compiling import compile_all
 
-    # In a child, as everything that touches CUDA: it does not survive a fork.
-    found = child.run(_describe_gpu, timeout_s=120)
-    if found.failure is not None:
-        parser.error(f"torch finds no CUDA device here; --dry needs none\n{found.said}")
-    gpu = json.loads(found.said.splitlines()[-1])
-    say(", ".join(f"{name} {value}" for name, value in gpu.items()))
-    compile_all(gpu["arch"], say)
-    return int(gpu["devices"])
-
-
-def _describe_gpu() -> None:
-    import torch
-    import triton
-
-    major, minor = torch.cuda.get_device_capability(0)
-    gpu = {
-        "device": torch.cuda.get_device_name(0),
-        "arch": 10 * major + minor,
-        "devices": torch.cuda.device_count(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-    }
-    sys.stdout.write(json.dumps(gpu) + "\n")
+    try:
+        found = probe()
+    except NoGpu as error:
+        parser.error(str(error))
+    say(str(found))
+    compile_all(found.arch, say)
+    return found.count
 
 
 def say(line: str) -> None:

@@ -47,9 +47,10 @@ def _check(setting: Setting) -> None:
         store.put(key, path)
         longest = setting.models.max_model_len
         core = make_disk_engine(
-            setting, config, form, weights, folder,
+            setting.device, config, form, weights, folder, setting.models.slabs,
             reference=MergedModel(WeightsInMemory(weights), config),
-            max_model_len=longest, max_num_batched_tokens=longest,
+            max_num_seqs=setting.models.max_num_seqs, max_model_len=longest,
+            max_num_batched_tokens=longest,
         )  # fmt: skip
         adapter = AdapterRef("ad_1", 1, digest, key, 20, len(served))
         proof = _prove(core, adapter, path)

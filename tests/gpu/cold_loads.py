@@ -14,6 +14,7 @@ from tests.gpu.setting import Check, Setting
 _ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
 _DEADLINE_S = 900.0  # a hang; on a busy machine the dry run takes its time
 _MOST_ROUNDS = 20
+_HOST_SLABS = 20
 _LIMITS = {"max_model_len": 112, "max_num_batched_tokens": 96}  # the longest request has 102
 
 
@@ -26,8 +27,10 @@ def _check(setting: Setting) -> None:
         folder, sizes = Path(name), setting.models
         form = make_form(CONFIG, setting.dtype)
         core = make_disk_engine(
-            setting, CONFIG, form, make_weights(), folder, NUM_SWAP_SLOTS, **_LIMITS
-        )
+            setting.device, CONFIG, form, make_weights(), folder, sizes.slabs, NUM_SWAP_SLOTS,
+            host_cache_bytes=_HOST_SLABS * form.layout.slab_bytes,
+            max_num_seqs=sizes.max_num_seqs, **_LIMITS,
+        )  # fmt: skip
         store = PackedStore(folder / "cache", form)
         churn = Churn(
             core, store, folder, setting.seed, num_names=sizes.names,  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from kernels.gpu import ops
 from lora.arena import Arena
+from lora.device import Device
 from lora.disk_cache import packed_path
 from lora.errors import Failure
 from lora.loader import ThreadLoader
@@ -23,7 +24,6 @@ from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.packing import pack
 from registry.ref import AdapterRef
-from tests.gpu.setting import Setting
 from tests.gpu.stage import make_engine_config
 
 
@@ -55,28 +55,32 @@ class DiskLoader(ThreadLoader):
 
 
 def make_disk_engine(
-    setting: Setting,
+    device: Device,
     config: DecoderConfig,
     form: PackedForm,
     weights: dict[str, torch.Tensor],
     folder: Path,
+    num_slabs: int | None = None,
     num_swap_slots: int = 0,
     reference: Reference | None = None,
     precision: float = 0.05,
+    host_cache_bytes: int = 1 << 20,
     **limits: int,
 ) -> EngineCore:
-    """Its adapters lie in folder/cache.   limits: of a scheduler."""
-    sizes, layout = setting.models, form.layout
-    limits = {"max_num_seqs": sizes.max_num_seqs, **limits}
-    in_dtype = {name: tensor.to(setting.dtype) for name, tensor in weights.items()}
-    arena_bytes = sizes.slabs * layout.slab_bytes
+    """An engine whose adapters lie in folder/cache.
+
+    num_slabs: of its arena; as many as the device has room for where it is None.
+    limits: of its scheduler.
+    """
+    layout = form.layout
+    in_dtype = {name: tensor.to(getattr(torch, form.dtype)) for name, tensor in weights.items()}
+    arena_bytes = num_slabs and num_slabs * layout.slab_bytes
     settings = make_engine_config(folder, config, form, arena_bytes=arena_bytes, **limits)
-    backend = assemble(settings, config, form, in_dtype, setting.device, ops)
-    loader = DiskLoader(
-        folder / "cache", folder / "no.sock", form, backend.slabs, device=setting.device
-    )
+    backend = assemble(settings, config, form, in_dtype, device, ops)
+    del in_dtype, weights
+    loader = DiskLoader(folder / "cache", folder / "no.sock", form, backend.slabs, device=device)
     adapters = AdapterManager(
-        Arena(sizes.slabs), loader, host_cache_bytes=20 * layout.slab_bytes, arena_is_host=False
+        Arena(len(backend.slabs)), loader, host_cache_bytes=host_cache_bytes, arena_is_host=False
     )
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)

@@ -1,0 +1,170 @@
+"""Requests that come at their time, whether or not the engine keeps up: scheduler, adapters and
+device in one process, without a server before them.
+"""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.adapters import BASE_REVISION, make_form
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.check import note_wrong
+from bench.gpu.engine_model import make_model_config, make_random_weights
+from bench.gpu.machine import Machine
+from bench.gpu.rows import Row
+from bench.outcome import Outcome
+from bench.report import summarize
+from bench.workload import BenchRequest, Lengths, Workload, make_requests
+from engine.core import EngineCore
+from engine.messages import AddRequest, RequestOutput, SamplingParams, StepOutputs
+from lora.disk_cache import packed_path
+from lora.layout import PROJECTIONS, Layout
+from lora.packed import PackedForm, PackedHeader
+from registry.ref import AdapterRef
+from tests.gpu.disk_engine import make_disk_engine
+
+_BASE = "base"
+_RANK = 16
+_TENANTS = 8
+_WAIT_S = 600.0
+_HOST_CACHE_BYTES = 4 << 30
+
+
+def rows(machine: Machine, _: Ceilings) -> Iterator[Row]:
+    """One engine for all of them; adapters are cold when the first request for each comes."""
+    count, num_adapters = machine.pick((240, 32), (3, 2))
+    prompts = machine.pick(Lengths(128, 512), Lengths(4, 4))
+    outputs = machine.pick(Lengths(32, 128), Lengths(2, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        engine = _Engine(machine, Path(folder), num_adapters)
+        for rate in machine.pick((10.0, 20.0, 40.0), (1e6,)):
+            workload = Workload(
+                base_model=_BASE, models=tuple(f"a{i}" for i in range(num_adapters)),
+                popularity="zipf", rate=rate, num_requests=count, prompt_tokens=prompts,
+                output_tokens=outputs, vocab_size=machine.vocab_size, seed=int(rate),
+            )  # fmt: skip
+            setup = {
+                "rate": rate, "requests": count, "adapters": num_adapters, "rank": _RANK,
+                "prompt_tokens": str(prompts), "output_tokens": str(outputs),
+            }  # fmt: skip
+            yield Row("gpu.open_loop", setup, partial(engine.measure, workload))
+
+
+class _Engine:
+    """An engine with a random model, and adapters that lie on disk, packed."""
+
+    def __init__(self, machine: Machine, folder: Path, num_adapters: int) -> None:
+        self.machine, self.folder = machine, folder
+        layout = Layout.of(machine.shape, machine.dtype.itemsize)
+        self.form = make_form(machine, layout)
+        self.num_adapters = num_adapters
+
+    @cached_property
+    def refs(self) -> dict[str, AdapterRef]:
+        (self.folder / "cache").mkdir()
+        return {
+            f"a{i}": _write_adapter(self.machine, self.form, self.folder / "cache", i)
+            for i in range(self.num_adapters)
+        }
+
+    @cached_property
+    def core(self) -> EngineCore:
+        machine = self.machine
+        rows, tokens, longest = machine.pick((256, 2048, 2048), (4, 16, 32))
+        config = make_model_config(machine.shape, machine.vocab_size)
+        return make_disk_engine(
+            machine.new_device(), config, self.form, make_random_weights(machine, machine.shape),
+            self.folder, machine.pick(None, 40), host_cache_bytes=_HOST_CACHE_BYTES,
+            max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest,
+        )  # fmt: skip
+
+    # Its loader's threads write to the arena outside of the mode that benchmarks are in.
+    @torch.inference_mode(mode=False)
+    def measure(self, workload: Workload) -> dict[str, Any]:
+        refs, core = self.refs, self.core
+        steps, requests = core.num_steps, make_requests(workload)
+        outcomes = _Load(core, refs, requests).run()
+        for outcome, request in zip(outcomes, requests, strict=True):
+            if outcome.error is not None or len(outcome.token_ids) != request.max_tokens:
+                note_wrong(f"request {outcome.index}: {outcome.error}, {len(outcome.token_ids)}")
+        return {**summarize(outcomes, _BASE), "steps": core.num_steps - steps}
+
+
+@dataclass
+class _Load:
+    """Sends requests when they are due, and notes what comes back."""
+
+    core: EngineCore
+    refs: dict[str, AdapterRef]
+    requests: Sequence[BenchRequest]
+    sent_s: dict[int, float] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    chunks: dict[int, list[tuple[float, tuple[int, ...]]]] = field(default_factory=dict)
+
+    def run(self) -> list[Outcome]:
+        start, waiting = time.monotonic(), iter(self.requests)
+        request = next(waiting, None)
+        while len(self.outcomes) < len(self.requests):
+            now = time.monotonic() - start
+            while request is not None and request.due_s <= now:
+                self._send(request, now)
+                request = next(waiting, None)
+            for _, message in self.core.step():
+                if isinstance(message, StepOutputs):
+                    for output in message.outputs:
+                        self._take(output, time.monotonic() - start)
+        return [self.outcomes[request.index] for request in self.requests]
+
+    def _send(self, request: BenchRequest, now: float) -> None:
+        self.sent_s[request.index], self.chunks[request.index] = now, []
+        sampling = SamplingParams(max_tokens=request.max_tokens, temperature=0.0)
+        tenant = f"t{request.index % _TENANTS}"
+        message = AddRequest(
+            request_id=str(request.index), tenant_id=tenant, cache_salt=tenant,
+            prompt_token_ids=request.prompt_token_ids, sampling_params=sampling,
+            token_lease=request.max_tokens, deadline_s=_WAIT_S, first_token_timeout_s=_WAIT_S,
+            adapter=self.refs[request.model],
+        )  # fmt: skip
+        refused = self.core.handle("bench", message)
+        assert not refused, refused
+
+    def _take(self, output: RequestOutput, now: float) -> None:
+        number = int(output.request_id)
+        if output.new_token_ids:
+            self.chunks[number].append((now, tuple(output.new_token_ids)))
+        if output.is_last:
+            request, chunks = self.requests[number], self.chunks[number]
+            self.outcomes[number] = Outcome(
+                index=number, model=request.model, due_s=request.due_s, end_s=now,
+                num_prompt_tokens=len(request.prompt_token_ids), sent_s=self.sent_s[number],
+                chunk_s=tuple(at for at, _ in chunks),
+                token_ids=tuple(token for _, tokens in chunks for token in tokens),
+                error=None if output.finish_reason == "length" else output.stop_cause,
+            )  # fmt: skip
+
+
+def _write_adapter(machine: Machine, form: PackedForm, cache: Path, number: int) -> AdapterRef:
+    """A packed file of random tiles, as the fetcher would have left it."""
+    layout = form.layout
+    places = list(product(range(layout.shape.num_layers), range(len(PROJECTIONS))))
+    tiles, num_slabs = layout.pack(dict.fromkeys(places, _RANK))
+    std = layout.shape.hidden_size**-0.5
+    values = machine.randn(num_slabs, layout.slab_bytes // layout.itemsize, std=std)
+    slabs = values.view(torch.uint8).cpu().numpy().tobytes()
+    digest = hashlib.sha256(f"adapter {number}".encode()).hexdigest()
+    header = PackedHeader(
+        digest=digest, base_revision=BASE_REVISION, form_id=form.form_id, num_slabs=num_slabs,
+        slab_bytes=layout.slab_bytes, tiles=tuple(tiles),
+        scales=tuple((*place, 1.0) for place in places), invocation_tokens=None,
+        checksums=(hashlib.sha256(slabs).hexdigest(),),
+    )  # fmt: skip
+    packed_path(cache, digest, form.form_id).write_bytes(header.to_bytes() + slabs)
+    return AdapterRef(f"a{number}", 1, digest, f"tenants/t/{digest}", _RANK, len(slabs))
