@@ -169,6 +169,20 @@ def test_a_part_that_breaks_before_its_first_row_is_not_begun_for_ever(path, par
     assert "some: it raised an error, and before it measured anything" in capfd.readouterr().out
 
 
+# 20 s: Triton compiles each kernel once, which takes a process without its interpreter.
+@pytest.mark.soak
+def test_the_host_part_of_a_step_is_counted_with_adapters_and_without():
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = (sys.executable, "-m", "bench.gpu.host_part", "--repeats", "1")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    base, adapters = (json.loads(line) for line in done.stdout.splitlines())
+    assert (base["setup"]["adapters"], adapters["setup"]["adapters"]) == (0, 16)
+    counts = [row["result"]["by_kernel"]["launches"] for row in (base, adapters)]
+    assert 32 * 8 < counts[0] < counts[1]
+    assert all(row["result"]["by_kernel"]["launch_ms"] > 0 for row in (base, adapters))
+
+
 # ---- rows ----
 
 
