@@ -160,7 +160,8 @@ def prefill_attention(
     window: int | None = None,
 ) -> None:
     """Of the rows that have more than one token, causal; other tokens are left alone."""
-    for row in sorted({int(row) for row, _ in work.prefill_items.tolist()}):
+    items = work.prefill_items[: int(work.num_prefill_items)]
+    for row in items[:, 0].unique().tolist():
         first, end = work.query_starts[row : row + 2].tolist()
         start = int(work.seq_lens[row]) - (end - first)
         out[first:end] = _attend(q[first:end], kv, work, row, start, window)

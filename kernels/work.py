@@ -31,6 +31,7 @@ class AttentionWork:
     decode_ranges: [B, 2] int32, (first, end) of a row's items; (0, 0) for other rows.
     prefill_items: [.., 2] int32, (row, tile) for every tile of queries of the rows that have more
     than one; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
+    num_prefill_items: [1] int32, how many of them count.
     """
 
     query_starts: torch.Tensor
@@ -41,6 +42,7 @@ class AttentionWork:
     num_decode_items: torch.Tensor
     decode_ranges: torch.Tensor
     prefill_items: torch.Tensor
+    num_prefill_items: torch.Tensor
     prefill_queries: int
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.machine import Machine
 from engine.batch import Batch, ScheduledRow
-from engine.gpu.inputs import StepBuilder, StepInputs, StepLimits, StepShape
+from engine.gpu.inputs import StepBuilder, StepInputs, StepLimits
 from engine.messages import SamplingParams
 from kernels.gpu import ops
 from lora.batch import DeviceTables
@@ -82,10 +82,8 @@ def make_step(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, machine.dtype, machine.there
         ),
     )
-    builder = StepBuilder(
-        limits, form, slabs, lambda key: (0, by_digest[key]), StepShape.of_decodes
-    )
+    builder = StepBuilder(limits, form, slabs, lambda key: (0, by_digest[key]), lambda shape: shape)
     memory = np.zeros(builder.most_ints, dtype=np.int32)
     plan = builder.build(Batch(1, rows), memory, {})
     ints = torch.from_numpy(memory).to(machine.there)
-    return Step(builder.views(plan.shape, ints, plan.num_prefill_items), tables)
+    return Step(builder.views(plan.shape, ints), tables)

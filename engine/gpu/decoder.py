@@ -170,8 +170,7 @@ class GpuDecoder:
         q = qkv.view(len(x), -1, head_dim)[:, : self._num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
-        if len(inputs.attention.prefill_items):
-            kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
+        kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
         return self._project(layer.o, out.flatten(1), inputs, index, _O)
 
     def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:

@@ -1,38 +1,80 @@
-"""Steps of decodes as captured graphs: one for each number of rows, with adapters and without."""
+"""Steps as captured graphs: of decodes by their number, of prefills beside decodes by their tokens.
+
+Every other step is launched kernel by kernel, which costs the host 10 to 20 ms with 32 layers. A
+step of more than 1,024 tokens keeps the device busy for longer than that, so the host is not
+waited for.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from engine.gpu.inputs import StepShape
+from engine.gpu.inputs import DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS, StepLimits, StepShape
+
+_MIXED_TOKENS, _MOST_MIXED_TOKENS = 128, 1024
+"""Graphs with prefills have a multiple of 128 tokens: products are cut into tiles of 128 rows, so
+most of the padding costs them nothing, and below 128 tokens a step only waits for the weights.
+"""
+
+_SPARE_PREFILL_ITEMS = 16
+"""How many prefills that end in the middle of a tile a graph has room for at least. Each item that
+is not used is a program for every kv head that leaves at once: with 16 and 8 heads, about one for
+every multiprocessor.
+"""
 
 
-class DecodeGraphs:
-    """max_num_seqs: rows of a step. A step is padded to the next number that has a graph."""
+class StepGraphs:
+    """A step is padded to the smallest shape that has a graph and room for it.
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self.sizes = list(_sizes(max_num_seqs))
+    With prefills there are three graphs for each number of tokens, since adapters are applied by
+    blocks of 16 tokens or of 64, or not at all. Decodes have two for each number of rows.
+    """
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.decode_sizes = list(_decode_sizes(limits.max_num_seqs))
+        most_mixed = min(limits.max_num_batched_tokens, _MOST_MIXED_TOKENS)
+        self.mixed_sizes = [*range(_MIXED_TOKENS, most_mixed, _MIXED_TOKENS), most_mixed]
+        self._limits = limits
         self._graphs: dict[StepShape, Callable[[], None]] = {}
 
-    def shape(self, num_rows: int, has_lora: bool) -> StepShape | None:
-        """The shape whose graph runs so many rows; None where there is none."""
-        at = bisect_left(self.sizes, num_rows)
-        if at == len(self.sizes):
-            return None
-        return StepShape.of_decodes(self.sizes[at], has_lora)
+    def shapes(self) -> Iterator[StepShape]:
+        """All shapes that have a graph, the largest first."""
+        for num_tokens in reversed(self.mixed_sizes):
+            for block_rows in (PREFILL_BLOCK_ROWS, DECODE_BLOCK_ROWS, 0):
+                yield self._mixed(num_tokens, block_rows)
+        for num_rows in reversed(self.decode_sizes):
+            for has_lora in (True, False):
+                yield StepShape.of_decodes(num_rows, has_lora)
+
+    def fit(self, shape: StepShape) -> StepShape:
+        """The smallest shape that has a graph and room for this one; itself where there is none."""
+        if not shape.num_prefill_items:
+            at = bisect_left(self.decode_sizes, shape.num_rows)
+            if at == len(self.decode_sizes):
+                return shape
+            return StepShape.of_decodes(self.decode_sizes[at], shape.has_lora)
+        for num_tokens in self.mixed_sizes[bisect_left(self.mixed_sizes, shape.num_tokens) :]:
+            found = self._mixed(num_tokens, shape.block_rows)
+            if shape.num_prefill_items <= found.num_prefill_items:
+                return found
+        return shape
 
     def capture(self, capture: Callable[[StepShape], Callable[[], None]]) -> None:
         """Ask `capture` for all of them, the largest first: the others fit into its memory."""
-        for size in reversed(self.sizes):
-            for has_lora in (True, False):
-                shape = StepShape.of_decodes(size, has_lora)
-                self._graphs[shape] = capture(shape)
+        for shape in self.shapes():
+            self._graphs[shape] = capture(shape)
 
     def find(self, shape: StepShape) -> Callable[[], None] | None:
         """What launches the step's graph; None where it has none."""
         return self._graphs.get(shape)
 
+    def _mixed(self, num_tokens: int, block_rows: int) -> StepShape:
+        num_rows = min(num_tokens, self._limits.max_num_seqs)
+        num_items = num_tokens // self._limits.prefill_queries
+        num_items += min(num_rows, _SPARE_PREFILL_ITEMS)
+        return StepShape(num_tokens, num_rows, block_rows, num_items)
 
-def _sizes(most: int) -> Iterator[int]:
+
+def _decode_sizes(most: int) -> Iterator[int]:
     """1, 2, 4, then every 8th up to 256, every 32nd beyond, and `most`."""
     size = 1
     while size < most:

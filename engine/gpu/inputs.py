@@ -26,7 +26,7 @@ every step: the true ranks decide what is read and written, and no rank compiles
 """
 
 _ALIGNED_INTS = 4
-_DECODE_BLOCK_ROWS, _PREFILL_BLOCK_ROWS = 16, 64
+DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
 _LEAST_PREFILL_SEGMENT = 64
 
 
@@ -46,15 +46,19 @@ class StepShape:
     """What decides where everything lies. num_tokens, num_rows: with padding.
 
     block_rows: see LoRAWork; 0 in a step without adapters.
+    num_prefill_items: the most that the attention's prefills may have.
+    has_decodes: rows may have one token only; else no kernel is launched for such rows.
     """
 
     num_tokens: int
     num_rows: int
     block_rows: int = 0
+    num_prefill_items: int = 0
+    has_decodes: bool = True
 
     @classmethod
     def of_decodes(cls, num_rows: int, has_lora: bool) -> "StepShape":
-        return cls(num_rows, num_rows, _DECODE_BLOCK_ROWS if has_lora else 0)
+        return cls(num_rows, num_rows, DECODE_BLOCK_ROWS if has_lora else 0)
 
     @property
     def has_lora(self) -> bool:
@@ -82,7 +86,7 @@ class StepInputs:
 class StepPlan:
     """What of a step the host remembers until its tokens come back.
 
-    num_ints: of the block that was filled.   num_prefill_items: of the attention's.
+    num_ints: of the block that was filled.
     due: numbers of the rows that choose a token, in the order of `logits_indices`.
     sources: of these, which of the step before's tokens is their last one; -1 where it is known.
     segments: they keep the adapters' tables in memory.   scored: see ScoredTokens.
@@ -90,7 +94,6 @@ class StepPlan:
 
     shape: StepShape
     num_ints: int
-    num_prefill_items: int
     due: Sequence[int]
     sources: Sequence[int]
     segments: Sequence[Segment]
@@ -102,7 +105,7 @@ class StepBuilder:
     """Fills blocks of ints with steps. One for an engine.
 
     arena: [slabs, slab_bytes] uint8 on the device.
-    decode_shape: (rows, has adapters) -> the shape to give a step of decodes, or None to fit it.
+    fit: a step's own shape -> the shape to give it, which has room for it.
     """
 
     def __init__(
@@ -111,13 +114,13 @@ class StepBuilder:
         form: PackedForm,
         arena: torch.Tensor,
         tables: Tables,
-        decode_shape: Callable[[int, bool], StepShape | None],
+        fit: Callable[[StepShape], StepShape],
     ) -> None:
         self.limits = limits
         self.layout = form.layout
         self.base_revision = form.base_revision
         self.tables = tables
-        self.decode_shape = decode_shape
+        self.fit = fit
         self.adapters = arena.view(getattr(torch, form.dtype))
         self._max_blocks = self.layout.num_blocks(limits.max_model_len)
 
@@ -126,7 +129,8 @@ class StepBuilder:
         """Of any step."""
         rows = self.limits.max_num_seqs
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
-        largest = StepShape(num_tokens, rows, _DECODE_BLOCK_ROWS)
+        num_prefill_items = num_tokens // self.limits.prefill_queries + rows
+        largest = StepShape(num_tokens, rows, DECODE_BLOCK_ROWS, num_prefill_items)
         return aligned(_Places(largest, self.limits).blocks_start + rows * self._max_blocks)
 
     def build(
@@ -139,6 +143,8 @@ class StepBuilder:
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
         shape = self._shape(rows, firsts[-1], segments)
+        if all(row.scoring is None for row in rows):  # else there is no graph to be padded for
+            shape = self.fit(shape)
         return self._fill(shape, rows, firsts, segments, digests, memory, previous)
 
     def build_empty(self, shape: StepShape, memory: Ints) -> StepPlan:
@@ -159,13 +165,12 @@ class StepBuilder:
         due = [number for number, row in enumerate(rows) if row.sampling is not None]
         places.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
         self._put_tokens(rows, firsts, memory, places, previous)
-        num_prefill_items = self._put_attention(rows, firsts, memory, places)
+        self._put_attention(rows, firsts, memory, places)
         if shape.has_lora:
             _put_lora(segments, firsts[-1], shape, memory, places)
         return StepPlan(
             shape=shape,
             num_ints=aligned(self._put_blocks(rows, memory, places)),
-            num_prefill_items=num_prefill_items,
             due=due,
             sources=[_source(rows[number], previous) for number in due],
             segments=segments,
@@ -173,12 +178,16 @@ class StepBuilder:
             scored=ScoredTokens.of(rows, firsts[: len(rows)]),
         )
 
-    def views(self, shape: StepShape, ints: torch.Tensor, num_prefill_items: int) -> StepInputs:
-        """A step of this shape, as it lies in `ints` on the device."""
+    def views(self, shape: StepShape, block: torch.Tensor) -> StepInputs:
+        """A step of this shape, as it lies in `block` on the device."""
         places = _Places(shape, self.limits)
 
         def field(name: str) -> torch.Tensor:
-            return ints[places.of(name)]
+            return block[places.of(name)]
+
+        def pairs(name: str) -> torch.Tensor:
+            ints = field(name)
+            return ints.view(len(ints) // 2, 2)
 
         return StepInputs(
             input_ids=field("input_ids"),
@@ -190,11 +199,12 @@ class StepBuilder:
                 query_starts=field("query_starts"),
                 seq_lens=field("seq_lens"),
                 block_starts=field("block_starts"),
-                blocks=ints[places.blocks_start :][: shape.num_rows * self._max_blocks],
-                decode_items=field("decode_items").view(-1, 2),
+                blocks=block[places.blocks_start :][: shape.num_rows * self._max_blocks],
+                decode_items=pairs("decode_items"),
                 num_decode_items=field("num_decode_items"),
-                decode_ranges=field("decode_ranges").view(-1, 2),
-                prefill_items=field("prefill_items").view(-1, 2)[:num_prefill_items],
+                decode_ranges=pairs("decode_ranges"),
+                prefill_items=pairs("prefill_items"),
+                num_prefill_items=field("num_prefill_items"),
                 prefill_queries=self.limits.prefill_queries,
             ),
             lora=self._lora_work(shape, field) if shape.has_lora else None,
@@ -217,14 +227,17 @@ class StepBuilder:
         self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
     ) -> StepShape:
         if num_tokens == len(rows):
-            shape = self.decode_shape(len(rows), bool(segments))
-            if shape is not None:
-                return shape
-        if not segments:
-            return StepShape(num_tokens, len(rows))
+            return StepShape.of_decodes(len(rows), bool(segments))
         is_long = any(s.end - s.start >= _LEAST_PREFILL_SEGMENT for s in segments)
-        block_rows = _PREFILL_BLOCK_ROWS if is_long else _DECODE_BLOCK_ROWS
-        return StepShape(num_tokens, len(rows), block_rows)
+        block_rows = PREFILL_BLOCK_ROWS if is_long else DECODE_BLOCK_ROWS
+        prefills = [len(row.token_ids) for row in rows if len(row.token_ids) > 1]
+        return StepShape(
+            num_tokens=num_tokens,
+            num_rows=len(rows),
+            block_rows=block_rows if segments else 0,
+            num_prefill_items=sum(-(-n // self.limits.prefill_queries) for n in prefills),
+            has_decodes=len(prefills) < len(rows),
+        )
 
     def _put_tokens(
         self,
@@ -251,8 +264,8 @@ class StepBuilder:
 
     def _put_attention(
         self, rows: Sequence[ScheduledRow], firsts: Sequence[int], memory: Ints, places: "_Places"
-    ) -> int:
-        """Who attends to what; the number of prefill items."""
+    ) -> None:
+        """Who attends to what."""
         decodes: list[tuple[int, int]] = []
         prefills: list[tuple[int, int]] = []
         ranges = []
@@ -270,7 +283,7 @@ class StepBuilder:
         places.put_some(memory, "decode_items", decodes)
         places.put(memory, "num_decode_items", len(decodes))
         places.put_some(memory, "prefill_items", prefills)
-        return len(prefills)
+        places.put(memory, "num_prefill_items", len(prefills))
 
     def _splits(self, seq_len: int) -> range:
         """Of a decode's keys, those that its widest window reaches."""
@@ -317,14 +330,16 @@ class _Places:
 def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
     """How many ints there are of everything, at most."""
     tokens, rows = shape.num_tokens, shape.num_rows
+    splits = -(-limits.max_model_len // SPLIT_KEYS) if shape.has_decodes else 0
     sizes = {
         **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
         **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
         "query_starts": rows + 1,
         "decode_ranges": 2 * rows,
-        "decode_items": 2 * rows * -(-limits.max_model_len // SPLIT_KEYS),
+        "decode_items": 2 * rows * splits,
         "num_decode_items": 1,
-        "prefill_items": 2 * (tokens // limits.prefill_queries + rows),
+        "prefill_items": 2 * shape.num_prefill_items,
+        "num_prefill_items": 1,
     }
     if shape.has_lora:
         # A row has tokens before its adapter's first one, and after it.

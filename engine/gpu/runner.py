@@ -19,7 +19,7 @@ import torch
 from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
 from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
-from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
 from engine.gpu.sampler import Logprobs, SamplingInputs, Told, choose
 from engine.gpu.scoring import ScoringInputs, score
@@ -93,8 +93,8 @@ class GpuRunner:
     ) -> None:
         self.model, self.device, self.kernels = model, model.device, model.kernels
         self.arena, self.meter, self.limits = arena, meter, limits
-        self.graphs = DecodeGraphs(limits.max_num_seqs)
-        self.builder = StepBuilder(limits, form, arena, tables, self.graphs.shape)
+        self.graphs = StepGraphs(limits)
+        self.builder = StepBuilder(limits, form, arena, tables, self.graphs.fit)
         layout = form.layout
         self.kv = arena.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
         self.swap = self.device.pinned(num_swap_slots, arena.shape[1], dtype=torch.uint8)
@@ -152,26 +152,23 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture a graph for every shape of a step of decodes, before the first step."""
+        """Capture a graph for every shape that is to have one, before the first step."""
         memory = self._slots[0].memory
 
         def capture(shape: StepShape) -> "partial[None]":
             self.builder.build_empty(shape, memory)
             self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
             self.device.synchronize(self.device.record(self.device.compute))
-            replay = self.device.capture(self._forward(shape, num_prefill_items=0))
+            replay = self.device.capture(self._forward(shape))
             return partial(replay)
 
         self.graphs.capture(capture)
 
     def _forward(
-        self,
-        shape: StepShape,
-        num_prefill_items: int,
-        take: Callable[[torch.Tensor], None] = lambda _: None,
+        self, shape: StepShape, take: Callable[[torch.Tensor], None] = lambda _: None
     ) -> Callable[[], None]:
         """A step's computation.   take: gets what the head is applied to, of all tokens."""
-        inputs = self.builder.views(shape, self._ints, num_prefill_items)
+        inputs = self.builder.views(shape, self._ints)
         return lambda: take(self.model.run(inputs, self.kv, self.out))
 
     # ---- steps ----
@@ -196,7 +193,7 @@ class GpuRunner:
             # A graph keeps nothing but the logits of the rows' last tokens.
             graph = None if plan.scored.indices else self.graphs.find(plan.shape)
             take = partial(self._score, scoring, self._ints[places[len(moves)]])
-            step = graph or self._forward(plan.shape, plan.num_prefill_items, take)
+            step = graph or self._forward(plan.shape, take)
             self.device.submit(compute, step)
             self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
         if sampling.num_rows:

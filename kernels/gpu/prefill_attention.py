@@ -14,7 +14,7 @@ from kernels.gpu import launch
 from kernels.gpu.online_softmax import Tiles, fold
 from kernels.work import AttentionWork
 
-_INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items"]
+_INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items"]
 
 
 def prefill_queries(
@@ -56,6 +56,7 @@ def _prefill_kernel(
     block_starts,
     blocks,
     items,
+    num_items,
     out_token_stride,
     out_head_stride,
     q_token_stride,
@@ -75,8 +76,11 @@ def _prefill_kernel(
     UPCAST: tl.constexpr,
 ):
     CAST: tl.constexpr = kv.dtype.element_ty != q.dtype.element_ty
+    count = tl.load(num_items)
+    if tl.program_id(0) >= count:
+        return
     # The last tiles see most keys: they start first.
-    item = tl.num_programs(0) - 1 - tl.program_id(0)
+    item = count - 1 - tl.program_id(0)
     head = tl.program_id(1)
     row = tl.load(items + 2 * item)
     tile = tl.load(items + 2 * item + 1)
@@ -145,18 +149,18 @@ def prefill_attention(
     """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V over the positions up to t's, for rows of more
     than one token; see `kernels.reference`.
 
-    Shapes as for decodes.   Grid: (items, kv heads).   Bound by FLOPs, 4 * heads * head_dim for a
-    query and a key.
+    Shapes as for decodes.   Grid: (items, kv heads); programs of items that do not count leave at
+    once.   Bound by FLOPs, 4 * heads * head_dim for a query and a key.
     """
-    num_items, (_, heads, dim) = len(work.prefill_items), q.shape
+    capacity, (_, heads, dim) = len(work.prefill_items), q.shape
     _, _, kv_heads, block_size, _ = kv.shape
-    if num_items == 0:
+    if capacity == 0:
         return
     assert kv[0].is_contiguous()
     assert q.stride(2) == out.stride(2) == 1
     tiles = _prefill_tiles(dim, q.dtype, kv.dtype, q.device)
     assert work.prefill_queries * (heads // kv_heads) <= tiles.rows
-    _prefill_kernel[(num_items, kv_heads)](
+    _prefill_kernel[(capacity, kv_heads)](
         out,
         q,
         kv,
@@ -165,6 +169,7 @@ def prefill_attention(
         work.block_starts,
         work.blocks,
         work.prefill_items,
+        work.num_prefill_items,
         out.stride(0),
         out.stride(1),
         q.stride(0),

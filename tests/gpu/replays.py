@@ -4,10 +4,13 @@ goes between two replays.
 
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.batch import Batch, ScheduledRow
+from engine.gpu.inputs import StepShape
+from engine.gpu.runner import GpuRunner
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
 from kernels.gpu import ops
@@ -24,7 +27,6 @@ _KINDS = (
     SamplingParams(max_tokens=1, top_k=5, repetition_penalty=1.4, presence_penalty=0.5),
     SamplingParams(max_tokens=1, min_p=0.02, logit_bias=((3, 1.5),)),
 )
-_LONGEST_PROMPT = 20
 
 
 def replay_checks() -> dict[str, Check]:
@@ -35,8 +37,10 @@ def _check(setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as folder:
         play = _Play(setting, Path(folder))
         captured, eager = play.stages
-        num_replays = step = 0
-        while num_replays < setting.models.replays:
+        replayed = _note_graphs(captured.runner)
+        step = 0
+        enough = setting.models.replays
+        while len(replayed["decodes"]) < enough or len(replayed["mixed"]) < enough // 3:
             step += 1
             play.change()
             batches = [play.batch(step, stage) for stage in play.stages]
@@ -47,10 +51,26 @@ def _check(setting: Setting) -> None:
                 f"{where}: {describe_difference(logits, expected_logits)}"
             )
             assert tokens == expected, f"{where}: other tokens of the same logits"
-            num_replays += batches[0].num_tokens == len(batches[0].rows)
             play.take(tokens.token_ids)
         assert is_same(captured.arena.cpu(), eager.arena.cpu()), "they leave other KV"
-        assert play.num_moves > num_replays / 8, "adapters hardly moved"
+        assert play.num_moves > step / 8, "adapters hardly moved"
+        sizes = captured.runner.graphs.mixed_sizes
+        num_sizes = len({shape.num_tokens for shape in replayed["mixed"]})
+        assert num_sizes >= min(2, len(sizes)), "all mixed steps took graphs of one size"
+
+
+def _note_graphs(runner: GpuRunner) -> dict[str, list[StepShape]]:
+    """Lists of the shapes of graphs that are replayed, which grow with every step."""
+    replayed: dict[str, list[StepShape]] = {"decodes": [], "mixed": []}
+    find = runner.graphs.find
+
+    def note(shape: StepShape) -> Callable[[], None] | None:
+        assert (graph := find(shape)) is not None, f"{shape} has no graph"
+        replayed["mixed" if shape.num_prefill_items else "decodes"].append(shape)
+        return graph
+
+    runner.graphs.find = note
+    return replayed
 
 
 @dataclass
@@ -91,12 +111,13 @@ class _Play:
         ]
         self.num_blocks = form.layout.num_blocks(sizes.max_model_len)
         most = max(packed.num_slabs for packed in self.packed)
+        self.longest_prompt = sizes.max_model_len // 2
         num_slabs = sizes.max_num_seqs * self.num_blocks + (len(_KEYS) + 1) * most
         self.free = list(range(num_slabs))
         limits = {
             "max_model_len": sizes.max_model_len,
             "max_num_seqs": sizes.max_num_seqs,
-            "max_num_batched_tokens": sizes.max_num_seqs * _LONGEST_PROMPT,
+            "max_num_batched_tokens": sizes.max_num_seqs * self.longest_prompt,
         }
         self.stages: list[Stage] = []
         for name in ("captured", "eager"):
@@ -152,7 +173,7 @@ class _Play:
 
     def _join(self) -> None:
         chance = self.chance
-        length = chance.choice([1, 1, 2, _LONGEST_PROMPT])
+        length = chance.choice([1, 1, 2, self.longest_prompt])
         tokens = [chance.randrange(self.setting.models.vocab) for _ in range(length)]
         key = chance.choice([None, *self.slabs])
         blocks = self._take(self.num_blocks)

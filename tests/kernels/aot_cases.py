@@ -4,7 +4,7 @@ Nothing runs, so no tensor holds anything: lists and tables are as large as an e
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -89,6 +89,7 @@ def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> It
             yield Case(f"decode_attention{where}{suffix}", decode, min_arch)
             prefill = partial(_prefill_attention, shape, window, dtype)
             yield Case(f"prefill_attention{where}{suffix}", prefill, min_arch)
+    yield Case("attention of a mixed graph", partial(_mixed_attention, shape))
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         rope = partial(_rope_store_kv, shape, tokens)
         yield Case(f"rope_store_kv {step}", rope)
@@ -119,6 +120,15 @@ def _prefill_attention(
     _, q = _qkv(shape, PREFILL_TOKENS, dtype)
     work = _attention_work(shape, 16, dtype)
     ops.prefill_attention(torch.empty_like(q), q, _kv(shape, kv_dtype or dtype), work, window)
+
+
+def _mixed_attention(shape: ModelShape, dtype: torch.dtype) -> None:
+    """The attention of the smallest mixed graph, with room for few items."""
+    _, q = _qkv(shape, 128, dtype)
+    work = _attention_work(shape, DECODE_TOKENS, dtype)
+    work = replace(work, prefill_items=work.prefill_items[:20])
+    for attend in (ops.decode_attention, ops.prefill_attention):
+        attend(torch.empty_like(q), q, _kv(shape, dtype), work)
 
 
 def _rope_store_kv(
@@ -165,6 +175,7 @@ def _attention_work(shape: ModelShape, rows: int, dtype: torch.dtype) -> Attenti
         num_decode_items=_ints(1),
         decode_ranges=_ints(rows, 2),
         prefill_items=_ints(PREFILL_TOKENS // queries + rows, 2),
+        num_prefill_items=_ints(1),
         prefill_queries=queries,
     )
 

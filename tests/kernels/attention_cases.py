@@ -125,7 +125,8 @@ def _work(
         decode_items=_ints(decode_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
         num_decode_items=_ints([len(decode_items)]),
         decode_ranges=_ints(decode_ranges),
-        prefill_items=_ints(prefill_items).view(-1, 2),
+        prefill_items=_ints(prefill_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
+        num_prefill_items=_ints([len(prefill_items)]),
         prefill_queries=tile,
     )
 

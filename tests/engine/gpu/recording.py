@@ -33,7 +33,8 @@ class RecordingKernels:
         self.meaning.decode_attention(out, q, kv, work, window)
 
     def prefill_attention(self, out, q, kv, work, window=None):
-        self._attended(work.prefill_items[:, 0].unique().tolist(), kv, work, window)
+        rows = work.prefill_items[: int(work.num_prefill_items), 0].unique()
+        self._attended(rows.tolist(), kv, work, window)
         self.meaning.prefill_attention(out, q, kv, work, window)
 
     def shrink(self, x, work, site, is_summed):

@@ -2,14 +2,18 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
+from engine.gpu import graphs
 from engine.gpu.decoder import GpuDecoder, StepOutputs
-from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
@@ -39,7 +43,13 @@ class World:
     """A tiny model twice, each with an arena, and adapters that lie in both."""
 
     def __init__(
-        self, folder, dtype=torch.float32, kv_dtype=torch.float32, kernels=reference, **options
+        self,
+        folder,
+        dtype=torch.float32,
+        kv_dtype=torch.float32,
+        kernels=reference,
+        limits=LIMITS,
+        **options,
     ):
         model_dir = save_model(folder / "model", dtype=dtype, **options)
         self.config = DecoderConfig.parse(load_config(model_dir))
@@ -60,19 +70,19 @@ class World:
             )
         self.device = FakeDevice()
         self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, kernels)
-        window = replace(LIMITS, sliding_window=self.config.sliding_window)
-        self.graphs = DecodeGraphs(LIMITS.max_num_seqs)
+        window = replace(limits, sliding_window=self.config.sliding_window)
+        self.graphs = StepGraphs(limits)
         self.builder = StepBuilder(
             window, self.form, self.arenas[1], lambda key: (0, self.tables[key][1]),
-            self.graphs.shape,
+            self.graphs.fit,
         )  # fmt: skip
         kv = self.arenas[1].view(kv_dtype)[:, : self.layout.kv_block_elems]
         self.kv = kv.unflatten(1, self.layout.kv_shape)
         self.ints = torch.full((self.builder.most_ints,), 10**6, dtype=torch.int32)
         self.out = StepOutputs(
-            torch.zeros(8, dtype=torch.int32),
-            torch.zeros(64, dtype=torch.int32),
-            torch.full((8, self.config.vocab_size), torch.nan),
+            torch.zeros(limits.max_num_seqs, dtype=torch.int32),
+            torch.zeros(limits.max_num_batched_tokens, dtype=torch.int32),
+            torch.full((limits.max_num_seqs, self.config.vocab_size), torch.nan),
         )
 
     def _place(self, model_dir, folder, **spec):
@@ -101,7 +111,7 @@ class World:
     def step(self, batch, previous=None):
         """(logits of its rows, finite flags of its tokens, its plan)."""
         plan = self.builder.build(batch, self.ints.numpy(), previous or {})
-        inputs = self.builder.views(plan.shape, self.ints, plan.num_prefill_items)
+        inputs = self.builder.views(plan.shape, self.ints)
         self.out.logits.fill_(torch.nan)
         self.device.submit(self.device.compute, lambda: self.model.run(inputs, self.kv, self.out))
         self.device.synchronize(self.device.record(self.device.compute))
@@ -148,7 +158,108 @@ def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
         shapes.add(plan.shape)
         assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
         assert finite.all()
-    assert len(shapes) > 3, "decodes, prefills and both were among them"
+    kinds = {shape.num_prefill_items > 0 for shape in shapes}
+    assert len(kinds) == 2, "steps of decodes and with prefills were among them"
+
+
+# ---- steps in the shape of a graph ----
+
+COUNTS = {
+    "a full graph": ([1, 15], 16),
+    "one token over": ([1, 16], 32),
+    "as many items as there is room for": ([2, 2, 8], 16),
+    "one item over": ([2, 2, 2, 8], 32),
+    "a token over the largest": ([1, 64], None),
+    "an item over the largest": ([2] * 8 + [9, 9, 9], None),
+    "prefills alone": ([7, 20], 32),
+    "the largest": ([1] * 4 + [60], 64),
+}
+"""Tokens of the rows, and of the graph that they take, if there is one. See `graph_world`."""
+
+
+@pytest.fixture(scope="module")
+def graph_world(tmp_path_factory):
+    """Graphs of 16, 32, 48 and 64 tokens with room for 3, 5, 7 and 9 prefill items."""
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(graphs, "_MIXED_TOKENS", 16)
+        patch.setattr(graphs, "_SPARE_PREFILL_ITEMS", 1)
+        patch.setattr(graphs, "_MOST_MIXED_TOKENS", 64)
+        limits = replace(LIMITS, max_num_seqs=12, max_num_batched_tokens=96)
+        world = World(tmp_path_factory.mktemp("graphs"), limits=limits)
+        captured = {s: world.builder.views(s, world.ints) for s in world.graphs.shapes()}
+        yield world, captured
+
+
+def make_mixed(world, counts):
+    """Rows of so many tokens behind three others each, of all adapters and of none."""
+    keys = sorted(n % 4 for n in range(len(counts)))
+    rows, free = [], list(world.free)
+    for number, (count, key) in enumerate(zip(counts, keys, strict=True)):
+        adapter = f"a{key - 1}" if key else None
+        tokens = [(7 * number + i) % 250 for i in range(count)]
+        blocks = [free.pop() for _ in range(world.layout.num_blocks(3 + count))]
+        rows.append(world.row(f"r{number}", tokens, 3, blocks, adapter))
+    return Batch(1, tuple(rows))
+
+
+class RowByRow(TorchFunctionMode):
+    """Products of one row each: torch sums in an order that depends on how many rows there are."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.matmul, linear):
+            return torch.cat([func(row, *args[1:]) for row in args[0].split(1)])
+        return func(*args, **(kwargs or {}))
+
+
+def run_with(world, batch, fit, captured):
+    """(tokens' logits, KV, shape) of a step that is padded by `fit`, on KV that is always the same.
+
+    captured: views that were made when other ints lay there.
+    """
+    rng = torch.Generator().manual_seed(1)
+    world.kv[world.free] = torch.randn(len(world.free), *world.kv.shape[1:], generator=rng)
+    world.ints.fill_(10**6)
+    world.builder.fit = fit
+    plan = world.builder.build(batch, world.ints.numpy(), {})
+    inputs = captured.get(plan.shape) or world.builder.views(plan.shape, world.ints)
+    work = partial(world.model.run, inputs, world.kv, world.out)
+    with RowByRow():
+        world.device.submit(world.device.compute, work)
+        world.device.synchronize(world.device.record(world.device.compute))
+    return world.out.logits[: len(batch.rows)].clone(), world.kv.clone(), plan.shape
+
+
+def random_counts(seed):
+    chance = random.Random(seed)
+    return [chance.choice([1, 1, 1, 2, 5, 8, 9, 20]) for _ in range(chance.randrange(2, 9))]
+
+
+@pytest.mark.parametrize(
+    ("counts", "tokens"),
+    [*COUNTS.values(), *((random_counts(seed), "any") for seed in range(20))],
+    ids=[*COUNTS, *map(str, range(20))],
+)
+def test_a_step_has_in_the_shape_of_a_graph_the_bits_that_it_has_in_its_own(
+    graph_world, counts, tokens
+):
+    world, captured = graph_world
+    batch = make_mixed(world, counts)
+    expected, kv, own = run_with(world, batch, lambda shape: shape, {})
+    logits, graph_kv, shape = run_with(world, batch, world.graphs.fit, captured)
+    if tokens != "any":
+        assert (shape in captured) == (tokens is not None)
+        assert shape == own if tokens is None else shape.num_tokens == tokens
+    assert torch.equal(logits, expected)
+    assert torch.equal(graph_kv, kv)
+
+
+def test_a_row_has_the_same_bits_in_a_graph_whoever_is_beside_it(graph_world):
+    world, captured = graph_world
+    batch = make_mixed(world, [1, 1, 9, 2, 16, 1, 8])
+    together, _, shape = run_with(world, batch, world.graphs.fit, captured)
+    for number, row in enumerate(batch.rows):
+        alone, _, _ = run_with(world, Batch(1, (row,)), lambda _, to=shape: to, captured)
+        assert torch.equal(alone[0], together[number]), number
 
 
 def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
@@ -204,7 +315,7 @@ def test_an_empty_step_of_a_shape_touches_no_slab(tmp_path):
     for has_lora in (True, False):
         shape = StepShape.of_decodes(4, has_lora)
         world.builder.build_empty(shape, world.ints.numpy())
-        world.model.run(world.builder.views(shape, world.ints, 0), world.kv, world.out)
+        world.model.run(world.builder.views(shape, world.ints), world.kv, world.out)
     assert torch.equal(world.arenas[1], before)
 
 

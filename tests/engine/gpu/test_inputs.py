@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.batch import Batch, ScheduledRow
-from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
 from kernels.work import SPLIT_KEYS
@@ -30,7 +30,7 @@ TABLES = {"narrow": make_tables("narrow", 1), "wide": make_tables("wide", 5)}
 def make_builder(window=None):
     limits = StepLimits(8, 300, max_model_len=4096, prefill_queries=16, sliding_window=window)
     arena = torch.zeros(4, LAYOUT.slab_bytes, dtype=torch.uint8)
-    return StepBuilder(limits, FORM, arena, lambda key: (0, TABLES[key]), DecodeGraphs(8).shape)
+    return StepBuilder(limits, FORM, arena, lambda key: (0, TABLES[key]), StepGraphs(limits).fit)
 
 
 def build(*rows, window=None):
@@ -38,7 +38,7 @@ def build(*rows, window=None):
     builder = make_builder(window)
     ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
     plan = builder.build(Batch(1, rows), ints.numpy(), {})
-    return builder.views(plan.shape, ints, plan.num_prefill_items), plan
+    return builder.views(plan.shape, ints), plan
 
 
 def make_row(start, count, adapter=None, name="r"):
@@ -76,13 +76,16 @@ def test_padding_rows_have_no_positions_no_items_and_no_slots():
 def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
     inputs, plan = build(make_row(0, 1, name="a"), make_row(10, 40, name="b"))
     work = inputs.attention
-    assert work.prefill_items.tolist() == [[1, 0], [1, 1], [1, 2]]
-    assert plan.num_prefill_items == 3
-    assert work.decode_ranges.tolist() == [[0, 1], [0, 0]]
+    assert plan.shape == StepShape(128, 8, num_prefill_items=128 // 16 + 8)
+    assert work.prefill_items[:3].tolist() == [[1, 0], [1, 1], [1, 2]]
+    assert len(work.prefill_items) == 16
+    assert int(work.num_prefill_items) == 3
+    assert work.decode_ranges.tolist() == [[0, 1]] + [[0, 0]] * 7
     starts, needed = work.block_starts.tolist(), LAYOUT.num_blocks(50)
     assert work.blocks[starts[1] : starts[1] + needed].tolist() == [*range(needed)]
-    assert inputs.positions.tolist() == [0, *range(10, 50)]
-    assert inputs.logits_indices.tolist() == [0, 40]
+    assert inputs.positions.tolist() == [0, *range(10, 50)] + [0] * 87
+    assert inputs.slots[41:].eq(-1).all(), "padding is written nowhere"
+    assert inputs.logits_indices.tolist() == [0, 40] + [0] * 6
 
 
 @pytest.mark.parametrize(("longest", "block_rows"), [(1, 16), (63, 16), (64, 64), (130, 64)])

@@ -24,6 +24,14 @@ SPANS = [
 """Positions of the base model's row, and of adapters of ranks 3 and 20: prefills, decodes, both."""
 
 
+@pytest.fixture(autouse=True)
+def empty_memory_is_nan():
+    """Padding is full of it in every layer; only its own tokens may be."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_every_step_gives_what_the_references_give(tmp_path, family):
     rng = torch.Generator().manual_seed(1)
@@ -31,7 +39,7 @@ def test_every_step_gives_what_the_references_give(tmp_path, family):
     weights = make_weights(config, torch.float32, rng)
     form = make_form(config, torch.float32)
     objects = make_adapters(SIZES, config, torch.float32, rng)[:2]
-    limits = {"max_model_len": 48, "max_num_seqs": 3, "max_num_batched_tokens": 96}
+    limits = {"max_model_len": 48, "max_num_seqs": 3, "max_num_batched_tokens": 24}
     stages = []
     for kernels in (ops, reference):
         folder = tmp_path / kernels.__name__

@@ -138,3 +138,26 @@ def test_tokens_that_are_read_before_their_event_are_found_out(world):
 
     device.synchronize = impatient
     assert is_found_out(churn, AssertionError, LookupError, RuntimeError)
+
+
+def test_ints_of_a_graph_that_are_overwritten_while_it_is_replayed_are_found_out(world):
+    """Those of steps with prefills go by a stream of their own, in no order with the steps."""
+    churn, device = world(eagerness=0.3)
+    runner, other, shapes = churn.core.runner, device.stream(), []
+    copy, build, find = device.copy, runner.builder.build, runner.graphs.find
+
+    def note(*given):
+        plan = build(*given)
+        shapes.append(plan.shape)
+        return plan
+
+    def hasty(stream, target, source):
+        is_mixed = bool(shapes) and shapes[-1].num_prefill_items > 0
+        are_ints = target.data_ptr() == runner._ints.data_ptr()
+        copy(other if is_mixed and are_ints else stream, target, source)
+
+    runner.builder.build, device.copy = note, hasty
+    assert is_found_out(churn, AssertionError, IndexError, LookupError, RuntimeError)
+    mixed = [shape for shape in shapes if shape.num_prefill_items]
+    assert mixed
+    assert all(find(shape) for shape in mixed)

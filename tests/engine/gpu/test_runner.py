@@ -7,7 +7,7 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import check_capability
-from engine.gpu.graphs import DecodeGraphs
+from engine.gpu.inputs import StepShape
 from engine.gpu.profile import run_largest_steps
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
@@ -84,26 +84,25 @@ def test_it_counts_what_the_cpu_counts(tmp_path, model_dir):
     assert counts[0] == counts[1] != (0, 0)
 
 
-def test_steps_of_decodes_run_as_graphs_and_others_do_not(tmp_path, model_dir):
+def test_steps_run_as_graphs_with_prefills_and_without_and_those_that_score_do_not(
+    tmp_path, model_dir
+):
     core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
-    runner, used = core.runner, []
+    runner, forward, eager = core.runner, core.runner._forward, []
+    found = []
     find = runner.graphs.find
-    runner.graphs.find = lambda shape: used.append((shape, find(shape))) or used[-1][1]
+    runner.graphs.find = lambda shape: found.append(shape) or find(shape)
+    runner._forward = lambda shape, *rest: eager.append(shape) or forward(shape, *rest)
     ask(core)
-    graphs = {shape for shape, graph in used if graph}
-    assert {shape.num_rows for shape in graphs} >= {8}
-    assert all(shape.num_tokens == shape.num_rows for shape in graphs)
-    assert any(graph is None for _, graph in used)
-
-
-@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 300])
-def test_every_number_of_rows_has_a_graph_and_none_is_padded_to_twice_its_size(most):
-    graphs = DecodeGraphs(most)
-    assert graphs.sizes == sorted(set(graphs.sizes))
-    for num_rows in range(1, most + 1):
-        shape = graphs.shape(num_rows, has_lora=False)
-        assert num_rows <= shape.num_rows < 2 * num_rows + 1
-    assert graphs.shape(most + 1, has_lora=False) is None
+    assert len({shape.num_rows for shape in found if not shape.num_prefill_items}) > 1
+    assert any(shape.num_prefill_items for shape in found)
+    assert all(find(shape) for shape in found)
+    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
+    core.handle("gw", replace(make_message("scored", prompt_len=9), sampling_params=params))
+    num_found = len(found)
+    run_until_idle(core)
+    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "as it is"
+    assert len(found) == num_found + 1, "its second token is a decode"
 
 
 def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):

@@ -1,0 +1,67 @@
+"""Which steps have a graph, and to what shape they are padded for it."""
+
+import pytest
+
+from engine.gpu.graphs import StepGraphs
+from engine.gpu.inputs import StepLimits, StepShape
+
+
+def make_graphs(most_rows=64, most_tokens=2048):
+    return StepGraphs(StepLimits(most_rows, most_tokens, max_model_len=4096, prefill_queries=32))
+
+
+def mixed(num_tokens, num_items=1, num_rows=3, block_rows=0):
+    return StepShape(num_tokens, num_rows, block_rows, num_items)
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 300])
+def test_every_number_of_rows_has_a_graph_and_none_is_padded_to_twice_its_size(most):
+    graphs = make_graphs(most)
+    assert graphs.decode_sizes == sorted(set(graphs.decode_sizes))
+    for num_rows in range(1, most + 1):
+        shape = graphs.fit(StepShape.of_decodes(num_rows, has_lora=False))
+        assert num_rows <= shape.num_rows < 2 * num_rows + 1
+        assert shape in graphs.shapes()
+    beyond = StepShape.of_decodes(most + 1, has_lora=False)
+    assert graphs.fit(beyond) == beyond
+
+
+@pytest.mark.parametrize("most_tokens", [1, 96, 128, 300, 1024, 1025, 8192])
+@pytest.mark.parametrize("block_rows", [0, 16, 64])
+def test_every_mixed_step_of_up_to_1024_tokens_has_a_graph_with_less_than_128_more(
+    most_tokens, block_rows
+):
+    graphs = make_graphs(most_tokens=most_tokens)
+    shapes = set(graphs.shapes())
+    for num_tokens in range(1, min(most_tokens, 1024) + 1):
+        shape = graphs.fit(mixed(num_tokens, block_rows=block_rows))
+        assert shape in shapes
+        assert num_tokens <= shape.num_tokens < num_tokens + 128
+        assert shape.num_tokens <= most_tokens
+        assert shape.block_rows == block_rows
+
+
+def test_a_step_that_one_token_or_one_item_is_too_much_for_takes_the_next_graph():
+    graphs = make_graphs()
+    full = mixed(256, num_items=256 // 32 + 16)
+    assert (graphs.fit(full).num_tokens, graphs.fit(full).num_prefill_items) == (256, 24)
+    assert graphs.fit(mixed(257)).num_tokens == 384
+    assert graphs.fit(mixed(256, num_items=25)).num_tokens == 384
+
+
+@pytest.mark.parametrize("shape", [mixed(1025), mixed(1024, num_items=49), mixed(200, 60, 60)])
+def test_a_step_that_is_too_large_for_every_graph_keeps_its_own_shape(shape):
+    graphs = make_graphs()
+    assert graphs.fit(shape) == shape
+    assert graphs.find(shape) is None
+
+
+@pytest.mark.parametrize(("most_rows", "count"), [(64, 46), (256, 94)])
+def test_there_are_three_graphs_for_eight_numbers_of_tokens_and_two_for_numbers_of_rows(
+    most_rows, count
+):
+    graphs = make_graphs(most_rows)
+    shapes = list(graphs.shapes())
+    assert len(shapes) == len(set(shapes)) == count == 3 * 8 + 2 * len(graphs.decode_sizes)
+    sizes = [shape.num_tokens for shape in shapes]
+    assert sizes[0] == max(sizes), "the others fit into its memory"
