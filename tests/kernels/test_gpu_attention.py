@@ -154,6 +154,15 @@ def test_kv_may_be_e4m3(capability, window):
         case.check("prefill_attention", prefill_attention, window)
 
 
+@pytest.mark.parametrize(
+    ("attend", "items"), [(decode_attention, "decode_items"), (prefill_attention, "prefill_items")]
+)
+def test_where_there_is_no_room_for_items_nothing_is_launched(attend, items):
+    case = make_case([(50, 1), (40, 9)])
+    none = {items: torch.zeros(0, 2, dtype=torch.int32), f"num_{items}": torch.tensor([10**9])}
+    assert replace(case, work=replace(case.work, **none)).run(attend).isnan().all()
+
+
 def test_bfloat16_is_right_but_for_rounding_which_the_interpreter_does_not_do():
     case = make_case([(600, 1), (150, 40)], dtype=torch.bfloat16)
     case.check("decode_attention", decode_attention, factor=6)

@@ -88,6 +88,23 @@ def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
     assert inputs.logits_indices.tolist() == [0, 40] + [0] * 6
 
 
+@pytest.mark.parametrize(
+    ("counts", "num_decodes", "num_prefills"),
+    [([1, 1], 2, 0), ([40], 0, 3), ([1, 40, 2], 1, 4), ([1, 2], 1, 1)],
+)
+def test_a_step_has_in_its_own_shape_no_room_for_the_kind_of_row_that_it_lacks(
+    counts, num_decodes, num_prefills
+):
+    builder = make_builder()
+    builder.fit = lambda shape: shape
+    rows = tuple(make_row(0, count, name=f"r{n}") for n, count in enumerate(counts))
+    ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
+    work = builder.views(builder.build(Batch(1, rows), ints.numpy(), {}).shape, ints).attention
+    assert int(work.num_decode_items) == num_decodes
+    assert int(work.num_prefill_items) == len(work.prefill_items) == num_prefills
+    assert (len(work.decode_items) > 0) == (num_decodes > 0)
+
+
 @pytest.mark.parametrize(("longest", "block_rows"), [(1, 16), (63, 16), (64, 64), (130, 64)])
 def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
     """Of tokens that are neighbours and share an adapter; the base model's lie between."""
