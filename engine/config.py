@@ -38,7 +38,7 @@ class EngineConfig:
 
     data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
     arena_bytes: KV and adapters together.   threads: of the CPU path.
-    tensor_parallel_size: ranks, processes on one machine, that share the model: 1, 2, 4 or 8.
+    tensor_parallel_size: ranks, processes on one machine, that share the model, 8 at most.
     arena_bytes, swap_bytes and threads are of each.
     memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
     quantization: of the base model's weights, "fp8" on a GPU, "int8" on a CPU.

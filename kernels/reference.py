@@ -186,14 +186,13 @@ def _attend(
 # ---- LoRA on arena tiles ----
 
 
-def shrink(x: torch.Tensor, work: LoRAWork, site: Site, is_summed: bool = False) -> Delta:
+def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c], for every token t
     with an adapter, projection s of the site and rank row j of its tiles; the rest is undefined.
 
     x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4, with the sum over chunks of
-    512 features left to the expand: each chunk in float32, and always the same ones.
-    is_summed: gives their sum, in order, as one plane; kernels may do so anyway.
-    Where the site is sharded, rank rows that lie on others are 0: the planes of all are added up.
+    512 features left to the expand: each chunk in float32, and always the same ones. Kernels may
+    give one plane, the sum of all in order.
     """
     columns = len(site.projections) * work.max_rank
     planes = torch.full((site.num_chunks, len(x), columns), torch.nan)
@@ -201,15 +200,11 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site, is_summed: bool = False)
         for number in range(len(site.projections)):
             for index, a, _ in _tiles(work, site, slot, number):
                 at = number * work.max_rank + index * RANK_ROWS
-                planes[:, first : first + count, at : at + RANK_ROWS] = 0
-                held = slice(at + site.first_row, at + site.first_row + site.a_rows)
                 for chunk in range(site.num_chunks):
                     part = slice(chunk * CHUNK_FEATURES, (chunk + 1) * CHUNK_FEATURES)
                     h = x[first : first + count, part].float() @ a[:, part].float().T
                     scaled = h * _scale(work, site, slot, number)
-                    planes[chunk, first : first + count, held] = scaled
-    if is_summed:
-        planes = sum(planes[1:], planes[0])[None]
+                    planes[chunk, first : first + count, at : at + RANK_ROWS] = scaled
     return Delta(planes, work, site)
 
 
@@ -246,7 +241,7 @@ def _blocks(work: LoRAWork) -> list[list[int]]:
 def _tiles(
     work: LoRAWork, site: Site, slot: int, number: int
 ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(index, A rows [a_rows, in], B rows [8, out]) of the site's projection `number`."""
+    """(index, A rows [8, in], B rows [8, out]) of the site's projection `number`."""
     depth = int(work.depths[slot])
     start = (site.layer * site.num_projections + site.projections[number]) * depth
     address = int(work.tile_tables[slot]) + 4 * start
@@ -257,8 +252,8 @@ def _tiles(
     for index, place in enumerate(places):
         if place >= 0:
             first = place * ADDRESS_UNIT_BYTES // elems.element_size()
-            middle = first + site.a_rows * in_features
-            a = elems[first:middle].view(site.a_rows, in_features)
+            middle = first + RANK_ROWS * in_features
+            a = elems[first:middle].view(RANK_ROWS, in_features)
             b = elems[middle : middle + RANK_ROWS * out_features].view(RANK_ROWS, out_features)
             tiles.append((index, a, b))
     return tiles

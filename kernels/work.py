@@ -77,10 +77,7 @@ class Site:
     """Projections of one layer that share their input, and lie side by side in their output.
 
     projections: neighbours among the `num_projections` of the tile tables.
-    out_features: of each.
-    Where a model is sharded, `in_features` and `out_features` are those that lie here, and a tile
-    is A's part `[a_rows, in]`, then B's `[8, out]`. a_rows: of the tile's eight rank rows, how many
-    of A are here.   first_row: which of the eight is the first of them.
+    out_features: of each.   Where a model is sharded, features are those of this rank.
     """
 
     layer: int
@@ -88,8 +85,6 @@ class Site:
     in_features: int
     out_features: tuple[int, ...]
     num_projections: int = 7
-    a_rows: int = RANK_ROWS
-    first_row: int = 0
 
     @property
     def num_chunks(self) -> int:

@@ -4,11 +4,18 @@ A slab holds one KV block, `[layer, k or v, kv head, token, head_dim]`, or tiles
 rows of one projection of one layer: A rows `[8, in]`, then B rows, rank-major, `[8, out]`.
 
 A model over several ranks is cut as Megatron cuts it (arXiv 1909.08053): q, k, v, gate and up by
-their outputs, o and down by their inputs. A tile is cut so that every rank holds an equal part
-(S-LoRA, arXiv 2311.03285, sec. 5), with `in` and `out` of the rank:
+their outputs, o and down by their inputs. A tile is cut with its projection, and what is not cut
+lies whole on every rank:
 
-    by outputs   A rows [8 / ranks, all inputs]   B rows [8, out]
-    by inputs    A rows [8, in]                   B rows [8, outputs / ranks]
+    by outputs   A rows [8, all inputs]        B rows [8, outputs / ranks]
+    by inputs    A rows [8, inputs / ranks]    B rows [8, all outputs]
+
+So a rank adds an adapter's part to its own products without numbers of the others, and the two sums
+over ranks that a layer has anyway, after o and after down, complete it. Where the other halves are
+cut as well (S-LoRA, arXiv 2311.03285, sec. 5), ranks exchange four times more in a layer, and every
+exchange is a launch and a wait on the way to the next token. Whole halves take memory instead. One
+rank row of an adapter on every projection of Llama-3.1-8B in bfloat16 takes 5.24 MB on a single
+rank, 3.54 MB on each of two (2.62 MB with all halves cut), 2.69 MB on each of four (1.31 MB).
 """
 
 from collections.abc import Iterator, Mapping
@@ -109,10 +116,15 @@ class Layout:
             return layout
         return cls.of(shape, itemsize, 2 * block_size, layout.kv_itemsize, num_shards)
 
+    @cached_property
+    def shard_shape(self) -> ModelShape:
+        """What one rank computes."""
+        return self.shape.shard(self.num_shards)
+
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
         """[layer, k or v, kv head, token, head_dim] of one block."""
-        s = self.shape.shard(self.num_shards)
+        s = self.shard_shape
         return (s.num_layers, 2, s.num_kv_heads, self.block_size, s.head_dim)
 
     @cached_property
@@ -139,17 +151,9 @@ class Layout:
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
-    def tile_shape(self, projection: int) -> tuple[int, int, int]:
-        """(rows of A, inputs, outputs) of a tile's part."""
-        num_inputs, num_outputs = self.shape.features(projection)
-        part = num_outputs // self.num_shards
-        if projection in CUT_BY_INPUTS:
-            return RANK_ROWS, num_inputs // self.num_shards, part
-        return RANK_ROWS // self.num_shards, num_inputs, part
-
     def tile_bytes(self, projection: int) -> int:
-        a_rows, num_inputs, num_outputs = self.tile_shape(projection)
-        values = a_rows * num_inputs + RANK_ROWS * num_outputs
+        num_inputs, num_outputs = self.shard_shape.features(projection)
+        values = RANK_ROWS * (num_inputs + num_outputs)
         return _round_up(values * self.itemsize, ADDRESS_UNIT_BYTES)
 
     def num_blocks(self, num_tokens: int) -> int:

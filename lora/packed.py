@@ -23,6 +23,8 @@ MAX_HEADER_BYTES = 16 << 20
 
 _MAGIC = b"CHORPK02"
 _PAGE_BYTES = 4096
+_CUT = "A by inputs or B by outputs"
+"""How tiles are cut for several ranks. Files for a single one are the same, however others are."""
 _PREFIX_BYTES = len(_MAGIC) + 8 + hashlib.sha256().digest_size
 
 
@@ -40,7 +42,8 @@ class PackedForm:
     @cached_property
     def form_id(self) -> str:
         """Names the form: adapters packed under one id can be copied into any such arena."""
-        text = json.dumps({"format": _MAGIC.decode(), **self.to_json()}, sort_keys=True)
+        cut = {"cut": _CUT} if self.layout.num_shards > 1 else {}
+        text = json.dumps({"format": _MAGIC.decode(), **cut, **self.to_json()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

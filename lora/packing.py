@@ -136,12 +136,13 @@ def _write(slab: np.ndarray, tile: Tile, module: _Module, form: PackedForm, shar
     zero.
     """
     tile_rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
-    a, b = module.a[tile_rows], module.b[tile_rows, shard.part(module.b.shape[1])]
-    by_inputs = tile.projection in CUT_BY_INPUTS
-    a = a[:, shard.part(a.shape[1])] if by_inputs else a[shard.part(RANK_ROWS)]
-    a_rows, num_inputs, _ = form.layout.tile_shape(tile.projection)
+    a, b = module.a[tile_rows], module.b[tile_rows]
+    if tile.projection in CUT_BY_INPUTS:
+        a = a[:, shard.part(a.shape[1])]
+    else:
+        b = b[:, shard.part(b.shape[1])]
     place = slab[tile.offset_bytes :].view(_ARENA[form.dtype])
-    for part, start in ((a, 0), (b, a_rows * num_inputs)):
+    for part, start in ((a, 0), (b, RANK_ROWS * a.shape[1])):
         rows = convert(part, form.dtype)
         # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
         if not _is_finite(rows):

@@ -140,13 +140,6 @@ class Settings(BaseModel):
             raise ValueError("there are more engines to begin with")
         return value
 
-    @field_validator("tensor_parallel_size")
-    @classmethod
-    def _check_tensor_parallel_size(cls, value: int) -> int:
-        if value & (value - 1):
-            raise ValueError("it is 1, 2, 4 or 8")
-        return value
-
     @property
     def hold_lifetime_s(self) -> float:
         """From a hold to its expiry: past the request's deadline in the engine."""

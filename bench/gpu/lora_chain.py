@@ -11,7 +11,7 @@ import torch
 from bench.gpu.machine import Machine, Work
 from engine.gpu.inputs import StepInputs
 from kernels.work import Delta, Site
-from lora.layout import PROJECTIONS, ModelShape
+from lora.sites import site_of
 
 QKV, OUT, GATE_UP, DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 SITES = (QKV, OUT, GATE_UP, DOWN)
@@ -30,12 +30,6 @@ class LayerOutputs:
 
     q: torch.Tensor
     down: torch.Tensor
-
-
-def site_of(shape: ModelShape, layer: int, projections: tuple[int, ...]) -> Site:
-    features = [shape.features(projection) for projection in projections]
-    widths = tuple(width for _, width in features)
-    return Site(layer, projections, features[0][0], widths, len(PROJECTIONS))
 
 
 def by_torch(x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:

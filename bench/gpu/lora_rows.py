@@ -19,7 +19,6 @@ from bench.gpu.lora_chain import (
     Project,
     by_torch,
     our_systems,
-    site_of,
 )
 from bench.gpu.lora_torch import Stacked
 from bench.gpu.machine import Machine
@@ -30,6 +29,7 @@ from kernels import reference
 from kernels.gpu import ops
 from kernels.work import Site
 from lora.layout import Layout
+from lora.sites import site_of
 
 Ranks = tuple[int, ...]
 

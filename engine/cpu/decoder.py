@@ -10,7 +10,6 @@ from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.ranks import Ranks
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
-from kernels.cpu.sharded_lora import ShardedLoRA
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
 from kernels.work import HeadNorms, Site
@@ -61,11 +60,12 @@ class Decoder:
         self.config = config
         self.kernels = kernels
         self.ranks = ranks
-        self.shard = ranks.shard if ranks else WHOLE
-        self._sharded_lora = ShardedLoRA()
-        checkpoint = Checkpoint(config.shard(self.shard.size), weights)
+        shard = ranks.shard if ranks else WHOLE
+        own = config.shard(shard.size)
+        self._shape = own.shape
+        checkpoint = Checkpoint(own, weights)
         # Logits and choices are the first rank's alone.
-        is_first = self.shard.index == 0
+        is_first = shard.index == 0
         self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
         tied_head = self.lm_head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
@@ -94,7 +94,7 @@ class Decoder:
         given = [bias for bias in biases if bias is not None]
         bias = torch.cat(given) if len(given) == len(biases) else None
         assert bias is not None or not given, "a family has biases on all of them, or on none"
-        site = site_of(self.config.shape, index, projections, self.shard)
+        site = site_of(self._shape, index, projections)
         return _Product(self.kernels.linear(weight, bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,25 +131,12 @@ class Decoder:
         return x, finite
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
+        """The product and what adapters add to it; where it is cut by inputs, summed over ranks."""
         y = product.linear(x)
-        if self.ranks is not None:
-            return self._sum_over_ranks(self.ranks, product.site, y, x, runs)
         if runs.tile_tables:
             self.kernels.add_lora(y, x, product.site, runs)
-        return y
-
-    def _sum_over_ranks(
-        self, ranks: Ranks, site: Site, y: torch.Tensor, x: torch.Tensor, runs: AdapterRuns
-    ) -> torch.Tensor:
-        """y with what adapters add to it. Cut by inputs, the ranks' products are parts of a sum."""
-        by_inputs = site.projections[0] in CUT_BY_INPUTS
-        if runs.tile_tables:
-            planes = self._sharded_lora.shrink(x, site, runs)
-            ranks.all_reduce(planes)
-            own = y[:, self.shard.part(y.shape[1])] if by_inputs else y
-            self._sharded_lora.expand(own, planes, site, runs)
-        if by_inputs:
-            ranks.all_reduce(y)
+        if self.ranks is not None and product.site.projections[0] in CUT_BY_INPUTS:
+            self.ranks.all_reduce(y)
         return y
 
     def _on_all_ranks(self, flags: torch.Tensor) -> torch.Tensor:

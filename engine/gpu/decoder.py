@@ -3,9 +3,8 @@
 What adapters add is shrunk beside the base model's products and expanded inside the kernels that
 come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
 
-Over several ranks, what they shrink is added up where it was made, before it is expanded, and what
-o and down give after that. Of these sums none is under way beside another one, and every rank's
-steps have the same ones, in the same order.
+Over several ranks a layer has two sums, of what o and what down give with their adapters' parts.
+None is under way beside another one, and every rank's steps have the same ones, in the same order.
 """
 
 from collections.abc import Callable, Mapping
@@ -81,9 +80,10 @@ class GpuDecoder:
         self.ranks = ranks
         self.shard = ranks.shard if ranks else WHOLE
         self._quantization = quantization
-        self._num_heads = config.shape.num_heads // self.shard.size
+        own = config.shard(self.shard.size)
+        self._shape = own.shape
         there = device.torch_device
-        checkpoint = Checkpoint(config.shard(self.shard.size), weights)
+        checkpoint = Checkpoint(own, weights)
         self.embedding = checkpoint.embedding.to(there)
         self.lm_head: torch.Tensor | None = None
         if self.is_first:
@@ -162,12 +162,12 @@ class GpuDecoder:
         kv: torch.Tensor,
         finite: torch.Tensor,
     ) -> torch.Tensor:
-        kernels, head_dim = self.kernels, self.config.shape.head_dim
+        kernels, shape = self.kernels, self._shape
         delta = self._shrink(x, inputs, index, _QKV)
         qkv = layer.qkv(x)
         positions = self.cos, self.sin, inputs.positions
         kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta())
-        q = qkv.view(len(x), -1, head_dim)[:, : self._num_heads]
+        q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
         kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
@@ -188,12 +188,14 @@ class GpuDecoder:
         layer: int,
         projections: tuple[int, ...],
     ) -> torch.Tensor:
-        """A projection that is cut by its inputs, with what adapters add to it."""
+        """A projection that is cut by its inputs, with what adapters add to it.
+
+        Each rank adds what its own inputs give, so the sum over ranks has all of it.
+        """
         shrunk = self._shrink(x, inputs, layer, projections)
         y = linear(x)
         if (delta := shrunk()) is not None:
-            # Ranks have equal parts of B; each adds its own to what will be a sum over all.
-            self.kernels.expand(y[:, self.shard.part(y.shape[1])], delta)
+            self.kernels.expand(y, delta)
         if self.ranks is not None:
             self.ranks.all_reduce(y)
         return y
@@ -204,16 +206,9 @@ class GpuDecoder:
         """Begin to shrink x beside what follows; the answer waits for it."""
         if (work := inputs.lora) is None:
             return lambda: None
-        site = site_of(self.config.shape, layer, projections, self.shard)
+        site = site_of(self._shape, layer, projections)
         done: list[Delta] = []
-
-        def shrink() -> None:
-            delta = self.kernels.shrink(x, work, site, self.ranks is not None)
-            if self.ranks is not None:
-                self.ranks.all_reduce(delta.planes)
-            done.append(delta)
-
-        join = self.device.beside(shrink)
+        join = self.device.beside(lambda: done.append(self.kernels.shrink(x, work, site)))
 
         def take() -> Delta:
             join()

@@ -48,7 +48,6 @@ class DecoderConfig:
             "num_key_value_heads": self.shape.num_kv_heads,
             "num_attention_heads": self.shape.num_heads,
             "intermediate_size": self.shape.intermediate_size,
-            "hidden_size": self.shape.hidden_size,
         }
         for name, count in parts.items():
             if count % num_shards:

@@ -16,7 +16,7 @@ class TileViews:
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def of(self, runs: AdapterRuns, number: int, site: Site, projection: int) -> tuple[Tile, ...]:
-        """Of one module of a run's adapter: A's rows, [a_rows, in], and B's, [8, out]."""
+        """Of one module of a run's adapter: A's rows, [8, in], and B's, [8, out]."""
         table = runs.tile_tables[number]
         known: dict[tuple[int, int], tuple[Tile, ...]] = self._known.setdefault(table, {})
         place = (site.layer, projection)
@@ -32,7 +32,7 @@ class TileViews:
 
 def _view(arena: torch.Tensor, address: int, site: Site, out_features: int) -> Tile:
     start = arena.storage_offset() + address * (ADDRESS_UNIT_BYTES // arena.itemsize)
-    rows, width = site.a_rows, site.in_features
-    a = arena.as_strided((rows, width), (width, 1), start)
-    b = arena.as_strided((RANK_ROWS, out_features), (out_features, 1), start + rows * width)
+    width = site.in_features
+    a = arena.as_strided((RANK_ROWS, width), (width, 1), start)
+    b = arena.as_strided((RANK_ROWS, out_features), (out_features, 1), start + RANK_ROWS * width)
     return a, b

@@ -32,8 +32,8 @@ def first_line(site: Site) -> int:
 
 
 def b_start(site: Site) -> int:
-    """Elements of a tile before its rows of B: those of A that this rank has."""
-    return site.a_rows * site.in_features
+    """Elements of a tile before its rows of B: those of A."""
+    return RANK_ROWS * site.in_features
 
 
 def num_fused_programs(device: torch.device, block_rows: int) -> int:

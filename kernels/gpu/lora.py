@@ -20,10 +20,8 @@ from kernels.gpu.expansion import (
     rows_of,
     tile_line,
 )
-from kernels.tiles import RANK_ROWS
 from kernels.work import CHUNK_FEATURES, PAIR_ROWS, Delta, LoRAWork, Site
 
-_RANK_ROWS = tl.constexpr(RANK_ROWS)
 _PAIR_ROWS = tl.constexpr(PAIR_ROWS)
 _CHUNK = tl.constexpr(CHUNK_FEATURES)
 
@@ -39,13 +37,6 @@ _EXPAND_WARPS = 4
 
 
 # ---- shrink ----
-
-
-@triton.jit
-def _held_mask(A_ROWS: tl.constexpr, FIRST_ROW: tl.constexpr):
-    """Which rows of a pair this rank has of A, [16]."""
-    row = tl.arange(0, _PAIR_ROWS) % _RANK_ROWS
-    return (row >= FIRST_ROW) & (row < FIRST_ROW + A_ROWS)
 
 
 @triton.jit(
@@ -68,8 +59,6 @@ def _shrink(
     MAX_RANK: tl.constexpr,
     PROJECTIONS: tl.constexpr,
     IN_FEATURES: tl.constexpr,
-    A_ROWS: tl.constexpr,
-    FIRST_ROW: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -94,24 +83,17 @@ def _shrink(
             rows = tl.load(block).to(tl.int64) + row
             row_mask = row < tl.load(block + 1)
             a_rows = arena + pair_offsets(arena, place_0, place_1, IN_FEATURES)
-            held = rank_mask
-            if A_ROWS < _RANK_ROWS:
-                held &= _held_mask(A_ROWS, FIRST_ROW)
-                a_rows -= FIRST_ROW * IN_FEATURES
             x_rows = x + rows * x_stride
             h = tl.zeros((BLOCK_ROWS, _PAIR_ROWS), tl.float32)
             for start in range(0, tl.minimum(_CHUNK, IN_FEATURES - chunk * _CHUNK), BLOCK_K):
                 k = chunk * _CHUNK + start + tl.arange(0, BLOCK_K)
-                x_mask, a_mask = row_mask[:, None], held[None, :]
+                x_mask, a_mask = row_mask[:, None], rank_mask[None, :]
                 if IN_FEATURES % BLOCK_K != 0:
                     x_mask &= (k < IN_FEATURES)[None, :]
                     a_mask &= (k < IN_FEATURES)[:, None]
                 left = tl.load(x_rows[:, None] + k[None, :], mask=x_mask, other=0.0)
                 right = tl.load(a_rows[None, :] + k[:, None], mask=a_mask, other=0.0)
                 h = dot(left, right, h, UPCAST)
-            if A_ROWS < _RANK_ROWS:
-                # Exactly zero, whatever x is: other ranks' rows are added here.
-                h = tl.where(held[None, :], h, 0.0)
             scale = tl.load(scales + slot).to(tl.pointer_type(tl.float32)) + line + number
             column = number * MAX_RANK + pair * _PAIR_ROWS + tl.arange(0, _PAIR_ROWS)
             plane = planes + chunk.to(tl.int64) * num_tokens * COLUMNS
@@ -161,12 +143,11 @@ def _sum_planes(
         tl.store(planes + rows[:, None] * COLUMNS + columns[None, :], h, mask=mask)
 
 
-def shrink(x: torch.Tensor, work: LoRAWork, site: Site, is_summed: bool = False) -> Delta:
+def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c].
 
-    x: [T, in_features] in the adapters' dtype.   is_summed: gives one plane. Of large blocks the
-    planes are summed anyway, in the same order: every tile of an expand would do it again, over
-    many tokens.
+    x: [T, in_features] in the adapters' dtype. Of large blocks the planes are summed here, in
+    order, into one: every tile of an expand would do it again, over many tokens.
     Persistent over (pair of tiles, projection, chunk), each written once. Bound by bytes: A's, once
     for every block of tokens. Meaning: `kernels.reference`.
     """
@@ -191,16 +172,13 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site, is_summed: bool = False)
         MAX_RANK=work.max_rank,
         PROJECTIONS=len(site.projections),
         IN_FEATURES=site.in_features,
-        A_ROWS=site.a_rows,
-        FIRST_ROW=site.first_row,
         BLOCK_ROWS=work.block_rows,
         BLOCK_K=block_k,
         UPCAST=launch.INTERPRETED,
         num_warps=num_warps,
         num_stages=num_stages,
     )
-    is_small = work.block_rows <= ROWS_OF_SMALL_BLOCK
-    if site.num_chunks == 1 or (is_small and not is_summed):
+    if site.num_chunks == 1 or work.block_rows <= ROWS_OF_SMALL_BLOCK:
         return Delta(planes, work, site)
     _sum_planes[grid](
         planes,

@@ -18,12 +18,13 @@ from bench.gpu import command, goals, vllm_lora
 from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.check import Wrong, attempt, check_close, check_equal
-from bench.gpu.lora_chain import SITES, site_of
+from bench.gpu.lora_chain import SITES
 from bench.gpu.lora_torch import Stacked
 from bench.gpu.machine import LLAMA_8B, DryRun
 from bench.gpu.rows import Broken, NoRoom, Row, RowFile, Runs, hash_sources
 from bench.gpu.table import tables
 from lora.layout import Layout
+from lora.sites import site_of
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = """

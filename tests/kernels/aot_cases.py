@@ -3,7 +3,7 @@
 Nothing runs, so no tensor holds anything: lists and tables are as large as an engine makes them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,6 @@ import torch
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
 from kernels.reference import FP8
-from kernels.tiles import RANK_ROWS
 from kernels.work import (
     SPLIT_KEYS,
     AttentionWork,
@@ -24,6 +23,7 @@ from kernels.work import (
     Site,
 )
 from lora.layout import Layout, ModelShape
+from lora.sites import site_of
 
 Call = Callable[[torch.dtype], object]
 
@@ -51,19 +51,10 @@ class Case:
     min_arch: int = 80
 
 
-def shard_cases(model: str, shape: ModelShape, index: int, size: int) -> list[Case]:
-    """What differs on rank `index` of `size`: its tiles have fewer rows of A, or shorter ones."""
-    local, layout = shape.shard(size), Layout.of(shape, 2, num_shards=size)
-    sites = {}
-    for name, projections in _SITES.items():
-        a_rows, in_features, _ = layout.tile_shape(projections[0])
-        out_features = tuple(layout.tile_shape(projection)[2] for projection in projections)
-        first_row = index * a_rows % RANK_ROWS  # those cut by inputs have all eight
-        sites[name] = Site(
-            _LAYER, projections, in_features, out_features, a_rows=a_rows, first_row=first_row
-        )
-    cases = _lora(local, DECODE_TOKENS, sites)
-    return [Case(f"{model} {index} of {size} {c.name}", c.call, c.min_arch) for c in cases]
+def shard_cases(model: str, shape: ModelShape, size: int) -> list[Case]:
+    """What differs on a rank of `size`: rows of A or of B are shorter."""
+    cases = _lora(shape.shard(size), DECODE_TOKENS)
+    return [Case(f"{model} of {size} {c.name}", c.call, c.min_arch) for c in cases]
 
 
 def cases_of(
@@ -143,7 +134,8 @@ def _rope_store_kv(
     dim = shape.head_dim
     qkv, _ = _qkv(shape, tokens, dtype)
     norms = HeadNorms(_of(dtype, dim), _of(dtype, dim), 1e-6) if has_norms else None
-    delta = _delta(shape, _site(shape, "qkv"), tokens, block_rows, dtype) if block_rows else None
+    site = site_of(shape, _LAYER, _SITES["qkv"])
+    delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
     turn = (torch.empty(_CONTEXT, dim // 2), torch.empty(_CONTEXT, dim // 2))
     kv = _kv(shape, kv_dtype or dtype)
     ops.rope_store_kv(qkv, kv, *turn, *(_ints(tokens) for _ in range(3)), norms, delta)
@@ -183,64 +175,35 @@ def _attention_work(shape: ModelShape, rows: int, dtype: torch.dtype) -> Attenti
 # ---- LoRA ----
 
 
-def _lora(
-    shape: ModelShape, decode_tokens: int, sites: Mapping[str, Site] | None = None
-) -> Iterator[Case]:
-    """sites: of a rank, which expands planes that are summed already."""
+def _lora(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         for name in _SITES:
-            site = sites[name] if sites else _site(shape, name)
-            shrink = partial(_shrink, shape, site, tokens, rows, is_summed=sites is not None)
-            yield Case(f"shrink {step} {name}", shrink)
-            expand = partial(_expand, shape, site, tokens, rows, is_summed=sites is not None)
-            yield Case(f"expand {step} {name}", expand)
+            site = site_of(shape, _LAYER, _SITES[name])
+            yield Case(f"shrink {step} {name}", partial(_shrink, shape, site, tokens, rows))
+            yield Case(f"expand {step} {name}", partial(_expand, shape, site, tokens, rows))
 
 
 def _shrink(
-    shape: ModelShape,
-    site: Site,
-    tokens: int,
-    block_rows: int,
-    dtype: torch.dtype,
-    *,
-    is_summed: bool,
+    shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
 ) -> None:
     work = _lora_work(shape, tokens, block_rows, dtype)
-    ops.shrink(_of(dtype, tokens, site.in_features), work, site, is_summed)
+    ops.shrink(_of(dtype, tokens, site.in_features), work, site)
 
 
 def _expand(
-    shape: ModelShape,
-    site: Site,
-    tokens: int,
-    block_rows: int,
-    dtype: torch.dtype,
-    *,
-    is_summed: bool,
+    shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
 ) -> None:
-    delta = _delta(shape, site, tokens, block_rows, dtype, is_summed=is_summed)
-    ops.expand(_of(dtype, tokens, sum(delta.site.out_features)), delta)
+    delta = _delta(shape, site, tokens, block_rows, dtype)
+    ops.expand(_of(dtype, tokens, sum(site.out_features)), delta)
 
 
 def _delta(
-    shape: ModelShape,
-    site: Site,
-    tokens: int,
-    block_rows: int,
-    dtype: torch.dtype,
-    *,
-    is_summed: bool = False,
+    shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
 ) -> Delta:
     # As `shrink` gives them: of large blocks it has summed them.
-    num_planes = site.num_chunks if block_rows == 16 and not is_summed else 1
+    num_planes = site.num_chunks if block_rows == 16 else 1
     planes = torch.empty(num_planes, tokens, len(site.projections) * _MAX_RANK)
     return Delta(planes, _lora_work(shape, tokens, block_rows, dtype), site)
-
-
-def _site(shape: ModelShape, name: str) -> Site:
-    projections = _SITES[name]
-    features = [shape.features(projection) for projection in projections]
-    return Site(_LAYER, projections, features[0][0], tuple(out for _, out in features))
 
 
 def _lora_work(shape: ModelShape, tokens: int, block_rows: int, dtype: torch.dtype) -> LoRAWork:
@@ -298,9 +261,8 @@ def _quantize_fp8(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
 def _silu_mul(
     shape: ModelShape, tokens: int, dtype: torch.dtype, *, block_rows: int | None = None
 ) -> None:
-    delta = (
-        _delta(shape, _site(shape, "gate_up"), tokens, block_rows, dtype) if block_rows else None
-    )
+    site = site_of(shape, _LAYER, _SITES["gate_up"])
+    delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
     ops.silu_mul(_of(dtype, tokens, 2 * shape.intermediate_size), delta)
 
 
@@ -357,7 +319,7 @@ def _ints(*size: int) -> torch.Tensor:
 COPY_SLABS = Case("copy_slabs", _copy_slabs)
 LARGE = [*cases_of("8b", LLAMA_8B), COPY_SLABS]
 SMALL = cases_of("0.5b", QWEN_HALF_B)
-SHARDS = shard_cases("8b", LLAMA_8B, 1, 2) + shard_cases("8b", LLAMA_8B, 5, 8)
+SHARDS = shard_cases("8b", LLAMA_8B, 2) + shard_cases("8b", LLAMA_8B, 8)
 CASES = [*LARGE, *SMALL, *SHARDS]
 
 ODD_STEPS = {tokens: cases_of(f"{tokens} decodes 8b", LLAMA_8B, tokens) for tokens in (1, 2)}

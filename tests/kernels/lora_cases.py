@@ -37,8 +37,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Cut:
-    """What rank `index` of `size` has of an adapter. by_outputs: of q, k, v, gate and up, whose
-    outputs are cut; else of o and down, whose inputs are.
+    """What rank `index` of `size` has of an adapter. by_outputs: for q, k, v, gate and up, whose
+    outputs are cut; else for o and down, whose inputs are.
     """
 
     index: int
@@ -51,23 +51,21 @@ class Cut:
 
     def tile(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Its parts of A, [8, in], and of B, [8, out]."""
-        part = a[self.of(RANK_ROWS)] if self.by_outputs else a[:, self.of(a.shape[1])]
-        return part, b[:, self.of(b.shape[1])]
+        return (a, self.outputs(b)) if self.by_outputs else (self.inputs(a), b)
 
     def site(self, site: Site) -> Site:
         """As this rank's kernels see it."""
-        out_features = tuple(width // self.size for width in site.out_features)
-        if not self.by_outputs:
-            in_features = site.in_features // self.size
-            return replace(site, in_features=in_features, out_features=out_features)
-        rows = self.of(RANK_ROWS)
-        return replace(
-            site, out_features=out_features, a_rows=rows.stop - rows.start, first_row=rows.start
-        )
+        if self.by_outputs:
+            return replace(site, out_features=tuple(w // self.size for w in site.out_features))
+        return replace(site, in_features=site.in_features // self.size)
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """What this rank has of the site's, [T, in]."""
+        """What this rank has of the site's, [.., in]."""
         return x if self.by_outputs else x[:, self.of(x.shape[1])]
+
+    def outputs(self, y: torch.Tensor) -> torch.Tensor:
+        """What this rank has of one projection's, [.., out]."""
+        return y[:, self.of(y.shape[1])] if self.by_outputs else y
 
 
 @dataclass(frozen=True)

@@ -73,10 +73,10 @@ def packed_shards(folder, modules, form):
 
 def parts_of(packed, tile, layout, dtype):
     """A tile's part of A and of B in the slabs of one rank."""
-    a_rows, num_inputs, num_outputs = layout.tile_shape(tile.projection)
+    num_inputs, num_outputs = layout.shard_shape.features(tile.projection)
     slab = packed.slabs[tile.slab].view(dtype)[tile.offset_bytes // dtype.itemsize :]
-    a = slab[: a_rows * num_inputs].view(a_rows, num_inputs)
-    b = slab[a_rows * num_inputs :][: RANK_ROWS * num_outputs].view(RANK_ROWS, num_outputs)
+    a = slab[: RANK_ROWS * num_inputs].view(RANK_ROWS, num_inputs)
+    b = slab[RANK_ROWS * num_inputs :][: RANK_ROWS * num_outputs].view(RANK_ROWS, num_outputs)
     return a, b
 
 
@@ -98,19 +98,17 @@ def test_the_shards_of_a_packed_file_put_together_are_the_whole_adapter(folder, 
     for tile in shards[0].tiles:
         a, b = modules[tile.layer, tile.projection]
         parts = [parts_of(p, tile, form.layout, DTYPES[dtype]) for p in shards]
-        by_inputs = tile.projection in CUT_BY_INPUTS
-        whole_a = torch.cat([part for part, _ in parts], dim=1 if by_inputs else 0)
-        whole_b = torch.cat([part for _, part in parts], dim=1)
-        assert torch.equal(whole_a, rows_of(a, tile).to(DTYPES[dtype]))
-        assert torch.equal(whole_b, rows_of(b.T, tile).to(DTYPES[dtype]))
+        matrices = [rows_of(m, tile).to(DTYPES[dtype]) for m in (a, b.T)]
+        cut = 0 if tile.projection in CUT_BY_INPUTS else 1
+        assert torch.equal(torch.cat([part[cut] for part in parts], dim=1), matrices[cut])
+        assert all(torch.equal(part[1 - cut], matrices[1 - cut]) for part in parts)
 
 
 @given(ranks=RANKS, size=SIZES)
 @settings(max_examples=100, deadline=None)
-def test_a_shard_takes_an_equal_part_and_its_tiles_lie_within_slabs(ranks, size):
-    layout, whole = Layout.of(SHAPE, 4, num_shards=size), Layout.of(SHAPE, 4)
-    assert layout.slab_bytes * size == whole.slab_bytes
-    assert layout.kv_bytes_per_token == whole.kv_bytes_per_token
+def test_slabs_of_a_shard_are_as_large_as_its_kv_and_its_tiles_lie_within_them(ranks, size):
+    layout = Layout.of(SHAPE, 4, num_shards=size)
+    assert layout.kv_bytes_per_token == Layout.of(SHAPE, 4).kv_bytes_per_token
     tiles, num_slabs = layout.pack(ranks)
     ends: dict[int, int] = {}
     for tile in sorted(tiles, key=lambda t: (t.slab, t.offset_bytes)):
@@ -133,10 +131,24 @@ def test_a_rank_notices_damage_in_its_own_shard_only(folder):
 
 def test_a_file_packed_for_other_shards_is_another_form(folder):
     packed = packed_shards(folder, make_modules({(0, 3): 8}), form_of(2))[0]
-    assert form_of(1).form_id != form_of(2).form_id
+    assert form_of(1).form_id != form_of(2).form_id != form_of(4).form_id
     with pytest.raises(AdapterError, match="not what it is named for"):
         open_packed(packed.path, packed.digest, form_of(1))
     assert PackedForm.from_json(form_of(2).to_json()) == form_of(2)
+
+
+def test_files_for_one_rank_keep_their_form_and_those_of_the_earlier_cut_are_others():
+    """In the earlier cut both halves of every tile were cut; the ids are what it gave."""
+    earlier = "72314b3d415353575bc702a269bd2c55fbb5b64e62ceb3917c0faf7103bcb493"
+    assert form_of(2).form_id != earlier
+    one = PackedForm(Layout.of(ModelShape(2, 64, 160, 4, 2, 16), 4), "float32", "base-1")
+    assert one.form_id == "6cf9f439e07c0bb62cac39512e1c4bc82e56ce5dec8182addd7f7b5b5dc8de3e"
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 5_242_880), (2, 3_538_944), (4, 2_686_976)])
+def test_a_rank_keeps_one_half_of_each_tile_whole(size, expected):
+    llama = ModelShape(32, 4096, 14336, 32, 8, 128)
+    assert Layout.of(llama, 2, num_shards=size).bytes_per_rank == expected
 
 
 def test_a_file_that_lacks_a_shard_is_none(folder):

@@ -64,7 +64,7 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("engines", 0),
         ("engines", 65),
         ("max_engines", 65),
-        ("tensor_parallel_size", 3),
+        ("tensor_parallel_size", 9),
         ("slo_first_token_s", 0),
     ],
 )

@@ -37,9 +37,9 @@ class RecordingKernels:
         self._attended(rows.tolist(), kv, work, window)
         self.meaning.prefill_attention(out, q, kv, work, window)
 
-    def shrink(self, x, work, site, is_summed):
+    def shrink(self, x, work, site):
         self._applied(work, site, "A read")
-        return self.meaning.shrink(x, work, site, is_summed)
+        return self.meaning.shrink(x, work, site)
 
     def expand(self, y, delta):
         self._expanded(delta)

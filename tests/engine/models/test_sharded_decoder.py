@@ -32,15 +32,17 @@ FAMILIES = {
     "qwen3": {"head_dim": 32},
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
-NUM_SLABS = 64
+ALL = (0, 1, 2, 3)
+NUM_SLABS = 96
 
 
 class World:
     """A model of a family, and the canonical objects of three adapters on it."""
 
-    def __init__(self, folder, family):
+    def __init__(self, folder, family, **config):
         self.folder = folder
-        self.model_dir = save_model(folder / "model", family=family, **HEADS | FAMILIES[family])
+        values = HEADS | FAMILIES[family] | config
+        self.model_dir = save_model(folder / "model", family=family, **values)
         self.config = DecoderConfig.parse(load_config(self.model_dir))
         base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
         kinds = [
@@ -55,18 +57,22 @@ class World:
         self.objects = [canonical_bytes(directory, base) for directory in dirs]
 
     @torch.inference_mode()
-    def logits(self, size, make_kernels=PlainKernels):
-        """Of mixed steps, what the first of `size` ranks says, and which tokens are finite."""
+    def logits(self, size, make_kernels=PlainKernels, asked=ALL):
+        """In mixed steps of the requests `asked`, what the first of `size` ranks says, and which
+        tokens are finite.
+        """
         if size == 1:
-            return self._run(None, StoredWeights(self.model_dir, torch.float32), make_kernels)
-        return on_all(ThreadRanks.group(size), lambda ranks: self._run_rank(ranks, make_kernels))[0]
+            weights = StoredWeights(self.model_dir, torch.float32)
+            return self._run(None, weights, make_kernels, asked)
+        self.ranks = ThreadRanks.group(size)
+        return on_all(self.ranks, lambda ranks: self._run_rank(ranks, make_kernels, asked))[0]
 
-    def _run_rank(self, ranks, make_kernels):
+    def _run_rank(self, ranks, make_kernels, asked):
         weights = ShardedWeights(StoredWeights(self.model_dir, torch.float32), ranks.shard)
         with torch.inference_mode():  # of each thread
-            return self._run(ranks, weights, make_kernels)
+            return self._run(ranks, weights, make_kernels, asked)
 
-    def _run(self, ranks, weights, make_kernels):
+    def _run(self, ranks, weights, make_kernels, asked):
         shard = ranks.shard if ranks else Shard()
         layout = Layout.of(self.config.shape, 4, num_shards=shard.size)
         form = PackedForm(layout, "float32", "base-1")
@@ -75,7 +81,7 @@ class World:
         tables = self._place(arena, form, shard)
         builder = InputBuilder(arena, form, lambda key: (0, tables[key]))
         found = []
-        for batch in batches([tables[key].digest for key in sorted(tables)]):
+        for batch in batches([tables[key].digest for key in sorted(tables)], asked):
             x, finite = model.hidden(builder.build(batch))
             found.append((model.lm_head(x) if model.lm_head else None, finite))
         return found
@@ -91,12 +97,12 @@ class World:
         return tables
 
 
-def batches(digests):
+def batches(digests, asked):
     """A base request, and one on each adapter: most of each prompt, then its last token."""
     for number, (start, end) in enumerate([(0, 32), (32, None)]):
         rows = []
-        for k, prompt in enumerate(PROMPTS):
-            tokens = tuple(prompt[start:end])
+        for k in asked:
+            tokens = tuple(PROMPTS[k][start:end])
             key, digest = (None, None) if k == 0 else (str(k - 1), digests[k - 1])
             blocks = tuple(range(4 * k, 4 * k + 4))
             sampling = SamplingParams(max_tokens=1) if number or k % 2 else None
@@ -122,10 +128,28 @@ def test_ranks_together_say_what_the_model_says_alone(world, size):
     assert_alike(world.logits(size), world.logits(1))
 
 
-def test_so_do_the_c_kernels(tmp_path):
-    world = World(tmp_path, "qwen3")
-    kernels = kernels_of("native")
-    assert_alike(world.logits(2, kernels), world.logits(1))
+def test_so_do_three_though_they_divide_neither_a_tiles_rows_nor_the_hidden_size(tmp_path):
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    world = World(tmp_path, "qwen3", intermediate_size=162, **heads)
+    assert world.config.shape.hidden_size % 3
+    assert_alike(world.logits(3), world.logits(1))
+
+
+@pytest.mark.parametrize("kind", ["native", "numba"])
+def test_so_do_compiled_kernels_and_a_tokens_bits_are_the_same_beside_any_others(tmp_path, kind):
+    world, kernels = World(tmp_path, "qwen3"), kernels_of(kind, batch_invariant=True)
+    together = world.logits(2, kernels)
+    assert_alike(together, world.logits(1))
+    for asked in ALL:
+        alone = world.logits(2, kernels, (asked,))
+        assert torch.equal(alone[-1][0][0], together[-1][0][asked])
+
+
+@pytest.mark.parametrize("asked", [(0,), ALL], ids=["base", "adapters"])
+def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(world, asked):
+    world.logits(2, asked=asked)
+    num_steps, num_layers = 2, 2
+    assert [ranks.num_reduced for ranks in world.ranks] == [num_steps * (2 * num_layers + 1)] * 2
 
 
 class NotFiniteOnOneRank(PlainKernels):
