@@ -46,6 +46,11 @@ class EngineConfig:
     batch_invariant: a request's tokens and logprobs are the same bits whatever else runs, and
     however it was cut, cached or computed again; on a CPU.
     cpu_kernels: "auto" takes the first of the others that works.
+    enforce_eager: a GPU's steps are launched kernel by kernel; no graph is captured.
+    lora_overlap: "shrink" has a GPU multiply by an adapter's A beside the base model's product,
+    "none" before it.
+    reference_kernels: names of a GPU's kernels in whose place the plain torch of
+    `kernels.reference` computes, slowly; then no graph is captured.
     device and dtype may be "auto", and arena_bytes, max_model_len, max_num_batched_tokens,
     max_sum_ranks_per_step, host_cache_bytes and swap_bytes None: `engine.build` replaces them by
     what the machine, the checkpoint and the arena give.
@@ -78,6 +83,9 @@ class EngineConfig:
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
+    enforce_eager: bool = False
+    lora_overlap: Literal["shrink", "none"] = "shrink"
+    reference_kernels: tuple[str, ...] = ()
     sliding_window: int | None = None
     tensor_parallel_size: int = 1
     block_size: int = 16
@@ -108,6 +116,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         # From JSON they come as lists.
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
+        object.__setattr__(self, "reference_kernels", tuple(self.reference_kernels))
         public = tuple(tuple(prefix) for prefix in self.public_prefixes)
         object.__setattr__(self, "public_prefixes", public)
 

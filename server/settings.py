@@ -93,6 +93,10 @@ class Settings(BaseModel):
     quantization: Literal["fp8", "int8"] | None = None  # of the base's weights: GPU, CPU
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False  # on a CPU: the same bits whoever else is there
+    # For finding out what is wrong on a GPU; see engine/config.py.
+    enforce_eager: bool = False
+    lora_overlap: Literal["shrink", "none"] = "shrink"
+    reference_kernels: tuple[str, ...] = ()
     threads: int = Field(default_factory=_default_threads, ge=1)  # of each process of an engine
 
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from engine.models.config import DecoderConfig
 from engine.ranks import Ranks
 from engine.segments import Tables
 from engine.weights import ShardedWeights, StoredWeights
+from kernels import reference
 from kernels.reference import FP8
 from lora.device import CudaDevice, Device
 from lora.packed import PackedForm
@@ -92,12 +93,16 @@ def assemble(
 ) -> Backend:
     """weights, kernels, ranks: see GpuDecoder. Raises UnsupportedModel."""
     dtype: torch.dtype = getattr(torch, config.dtype)
+    is_eager = config.enforce_eager or bool(config.reference_kernels)
+    if config.reference_kernels:
+        kernels = SomeReferences(kernels, config.reference_kernels)
     kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
     limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
     quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
     model = GpuDecoder(
-        model_config, weights, limits.max_model_len, device, kernels, quantization, ranks
-    )
+        model_config, weights, limits.max_model_len, device, kernels, quantization, ranks,
+        config.lora_overlap,
+    )  # fmt: skip
     if ranks is not None:
         ranks.least(0)  # one may read its weights for longer than a step's sums wait
     slab_bytes = form.layout.slab_bytes
@@ -108,12 +113,28 @@ def assemble(
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> GpuRunner:
         runner = GpuRunner(model, slabs, form, kv_dtype, tables, meter, limits, num_swap_slots)
-        start = time.monotonic()
-        runner.capture_graphs()
-        logger.info("graphs captured in %.1f s", time.monotonic() - start)
+        if not is_eager:
+            start = time.monotonic()
+            runner.capture_graphs()
+            logger.info("graphs captured in %.1f s", time.monotonic() - start)
         return runner
 
     return Backend(slabs, device, model.weight_bytes, make_runner)
+
+
+class SomeReferences:
+    """Kernels, some of which are plain torch. Raises UnsupportedModel for a name that is none."""
+
+    def __init__(self, kernels: Any, names: Sequence[str]) -> None:
+        for name in names:
+            if not (hasattr(kernels, name) and hasattr(reference, name)):
+                raise UnsupportedModel(
+                    f"reference_kernels: {name} is no kernel; kernels/reference.py has their names"
+                )
+        self._kernels, self._names = kernels, frozenset(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(reference if name in self._names else self._kernels, name)
 
 
 def step_limits(

@@ -9,7 +9,7 @@ None is under way beside another one, and every rank's steps have the same ones,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,6 +24,15 @@ from lora.shard import WHOLE
 from lora.sites import site_of
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
+
+
+LoraOverlap = Literal["shrink", "none"]
+
+
+def _at_once(work: Callable[[], None]) -> Callable[[], None]:
+    """The same as Device.beside, with nothing beside it."""
+    work()
+    return lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,7 @@ class GpuDecoder:
     ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
     ShardedWeights); `config` is of the whole model. Embedding and norms are whole on every rank,
     and the head is, on the first: it alone has logits, and chooses.
+    lora_overlap: see EngineConfig.
     Raises UnsupportedModel where Checkpoint does.
     """
 
@@ -73,6 +83,7 @@ class GpuDecoder:
         kernels: Any,
         quantization: Quantization | None = None,
         ranks: Ranks | None = None,
+        lora_overlap: LoraOverlap = "shrink",
     ) -> None:
         self.config = config
         self.device = device
@@ -80,6 +91,7 @@ class GpuDecoder:
         self.ranks = ranks
         self.shard = ranks.shard if ranks else WHOLE
         self._quantization = quantization
+        self._run_shrink = device.beside if lora_overlap == "shrink" else _at_once
         own = config.shard(self.shard.size)
         self._shape = own.shape
         there = device.torch_device
@@ -208,7 +220,7 @@ class GpuDecoder:
             return lambda: None
         site = site_of(self._shape, layer, projections)
         done: list[Delta] = []
-        join = self.device.beside(lambda: done.append(self.kernels.shrink(x, work, site)))
+        join = self._run_shrink(lambda: done.append(self.kernels.shrink(x, work, site)))
 
         def take() -> Delta:
             join()

@@ -58,10 +58,9 @@ class StepGraphs:
                 return found
         return shape
 
-    def capture(self, capture: Callable[[StepShape], Callable[[], None]]) -> None:
-        """Ask `capture` for all of them, the largest first: the others fit into its memory."""
-        for shape in self.shapes():
-            self._graphs[shape] = capture(shape)
+    def keep(self, shape: StepShape, graph: Callable[[], None]) -> None:
+        """Have `graph` launch steps of this shape from now on."""
+        self._graphs[shape] = graph
 
     def find(self, shape: StepShape) -> Callable[[], None] | None:
         """What launches the step's graph; None where it has none."""

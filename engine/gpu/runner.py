@@ -6,6 +6,7 @@ that the step before is still choosing is read on the device. Host memory of a s
 when the step has been collected.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,8 @@ from engine.scoring import ScoredTokens
 from engine.segments import Tables
 from lora.device import Event
 from lora.packed import PackedForm
+
+logger = logging.getLogger(__name__)
 
 _MEASURED_SLABS = 64
 _INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
@@ -152,17 +155,28 @@ class GpuRunner:
 
     @torch.inference_mode()
     def capture_graphs(self) -> None:
-        """Capture a graph for every shape that is to have one, before the first step."""
-        memory = self._slots[0].memory
+        """Capture a graph for every shape that is to have one, before the first step.
 
-        def capture(shape: StepShape) -> "partial[None]":
-            self.builder.build_empty(shape, memory)
-            self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
-            self.device.synchronize(self.device.record(self.device.compute))
-            replay = self.device.capture(self._forward(shape))
-            return partial(replay)
+        Where that fails, steps of the shape are launched kernel by kernel, and the log says why.
+        """
+        shapes, errors = list(self.graphs.shapes()), []
+        for shape in shapes:
+            try:
+                self.graphs.keep(shape, self._capture(shape))
+            except RuntimeError as error:  # as all that CUDA and torch's allocator complain of
+                errors.append(error)
+        if errors:
+            logger.warning(
+                "%d of %d graphs could not be captured, and their steps are launched kernel by "
+                "kernel; the first error: %s", len(errors), len(shapes), errors[0],
+            )  # fmt: skip
 
-        self.graphs.capture(capture)
+    def _capture(self, shape: StepShape) -> Callable[[], None]:
+        """A graph of a step that is padding only."""
+        self.builder.build_empty(shape, self._slots[0].memory)
+        self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
+        self.device.synchronize(self.device.record(self.device.compute))
+        return self.device.capture(self._forward(shape))
 
     def _forward(
         self, shape: StepShape, take: Callable[[torch.Tensor], None] = lambda _: None

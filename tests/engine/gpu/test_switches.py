@@ -1,0 +1,115 @@
+"""What an operator switches off on a GPU where it is broken: the tokens stay the same."""
+
+import logging
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from engine.errors import UnsupportedModel
+from engine.gpu.backend import SomeReferences
+from engine.messages import SamplingParams
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.gpu.backends import fake_backend
+from tests.engine.gpu.fake_device import FakeDevice
+from tests.engine.gpu.recording import RecordingKernels
+from tests.engine.real_core import add_adapter, build_core
+from tests.tiny_models import save_adapter, save_model
+
+
+class Watched(FakeDevice):
+    """A device that counts graphs and work beside other work.
+
+    num_good: captures that succeed; those after them fail.
+    """
+
+    def __init__(self, num_good=1000):
+        super().__init__()
+        self.num_good = num_good
+        self.num_captures = self.num_beside = 0
+
+    def capture(self, work):
+        self.num_captures += 1
+        if self.num_captures > self.num_good:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().capture(work)
+
+    def beside(self, work):
+        self.num_beside += 1
+        return super().beside(work)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Makes an engine with these switches on this device, and gives the tokens that it chooses."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("switches")
+    model_dir, objects = save_model(folder / "model"), {}
+    adapter = save_adapter(model_dir, folder / "adapter", seed=1, r=4, lora_alpha=16)
+    ref = add_adapter(objects, model_dir, adapter, folder)
+
+    def ask(device, **switches):
+        own = folder / str(len(list(folder.iterdir())))
+        backend = partial(fake_backend, device=device, **switches)
+        core = build_core(model_dir, own, objects, make_backend=backend)
+        params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+        for number in range(4):
+            message = make_message(f"r{number}", prompt_len=5 + 3 * number)
+            message = replace(message, adapter=ref if number % 2 else None, token_lease=6)
+            core.handle("gw", replace(message, sampling_params=params))
+        return {name: tokens_of(own) for name, own in run_until_idle(core).items()}
+
+    return ask
+
+
+@pytest.fixture(scope="module")
+def usual(world):
+    return world(Watched())
+
+
+def test_an_eager_engine_captures_no_graph(world, usual):
+    device = Watched()
+    assert world(device, enforce_eager=True) == usual
+    assert device.num_captures == 0
+
+
+@pytest.mark.parametrize("num_good", [0, 3])
+def test_graphs_that_cannot_be_captured_are_launched_eagerly_and_the_log_says_so(
+    world, usual, caplog, num_good
+):
+    device = Watched(num_good)
+    with caplog.at_level(logging.WARNING):
+        assert world(device) == usual
+    (message,) = caplog.messages
+    failed = device.num_captures - num_good
+    assert message.startswith(f"{failed} of {device.num_captures} graphs could not be captured")
+    assert message.endswith("operation not permitted when stream is capturing")
+
+
+def test_without_overlap_nothing_runs_beside_a_product(world, usual):
+    device = Watched()
+    assert world(device, lora_overlap="none") == usual
+    assert device.num_beside == 0
+    overlapped = Watched()
+    world(overlapped)
+    assert overlapped.num_beside > 0
+
+
+def test_a_kernel_that_is_replaced_is_not_called_and_no_graph_is_captured(
+    world, usual, monkeypatch
+):
+    def be_broken(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(RecordingKernels, "shrink", be_broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        world(Watched())
+    device = Watched()
+    assert world(device, reference_kernels=["shrink"]) == usual
+    assert device.num_captures == 0
+
+
+def test_a_name_that_is_no_kernel_is_refused():
+    with pytest.raises(UnsupportedModel, match="reference_kernels: atention is no kernel"):
+        SomeReferences(RecordingKernels(FakeDevice()), ["shrink", "atention"])
