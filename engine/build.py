@@ -168,8 +168,10 @@ def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:
     # What the first rank counts is the engine's count; this one's is nobody's.
     meter = TokenMeter(Path(config.data_dir) / "ranks" / f"meter-{ranks.shard.index}")
     num_slots = _num_swap_slots(config, form.layout)
+    # One adapter is on its way at a time, and the first rank takes none that is too large.
+    host_bytes = min(config.host_cache_bytes or 0, form.layout.most_adapter_bytes)
     return Rank(
-        SlabFiller(form, backend.slabs, backend.device, ranks.shard),
+        SlabFiller(form, backend.slabs, backend.device, ranks.shard, host_bytes),
         lambda tables: backend.make_runner(tables, meter, num_slots),
     )
 
@@ -233,6 +235,7 @@ def _adapters(
         form,
         backend.slabs,
         device=backend.device,
+        host_cache_bytes=config.host_cache_bytes,
         others=group,
         timeout_s=config.fetch_timeout_s,
     )

@@ -59,8 +59,11 @@ class PlacedAdapters:
         path = packed_path(self._cache_dir, digest, self._filler.form.form_id)
         try:
             packed = self._filler.read(path, digest)
-            os.utime(path)  # the fetcher evicts what is used less first
-            tables = self._filler.fill(packed, slabs)
+            try:
+                os.utime(path)  # the fetcher evicts what is used less first
+                tables = self._filler.fill(packed, slabs)
+            finally:
+                self._filler.release(packed)
         except FileNotFoundError:
             kind = "evicted"
         except AdapterError as error:

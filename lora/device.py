@@ -6,10 +6,14 @@ and loaders give a GPU goes through here, so that tests can run it late, in any 
 allowed, and find two accesses that nothing orders.
 """
 
+import math
+import mmap
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 Stream = Any
@@ -55,7 +59,10 @@ class Device(Protocol):
         """
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies can read and write while the host goes on."""
+        """Host memory that copies can read and write while the host goes on.
+
+        For the start only: pinning takes long, and may hold up what runs.
+        """
 
     def measure(self, work: Callable[[], None]) -> Memory:
         """Do `work`; how much would be left while it takes the most."""
@@ -103,7 +110,19 @@ class CudaDevice:
         return graph.replay
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        # Not torch's pin_memory: its allocator rounds up to powers of two, and keeps what is freed.
+        cudart = torch.cuda.cudart()
+
+        def register(address: int, num_bytes: int) -> None:
+            torch.cuda.check_error(cudart.cudaHostRegister(address, num_bytes, 0))
+
+        try:
+            return page_locked(shape, dtype, register, cudart.cudaHostUnregister)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"host memory of {math.prod(shape) * dtype.itemsize} bytes cannot be pinned "
+                f"({error}): take a smaller host_cache_bytes or swap_bytes"
+            ) from error
 
     def measure(self, work: Callable[[], None]) -> Memory:
         torch.cuda.empty_cache()
@@ -115,3 +134,24 @@ class CudaDevice:
         kept = torch.cuda.memory_reserved(self.torch_device)
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return Memory(free - (peak - kept), total)
+
+
+def page_locked(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    register: Callable[[int, int], None],
+    unregister: Callable[[int], object],
+) -> torch.Tensor:
+    """Fresh host memory from a page's start on, registered until the last view of it is gone.
+
+    register: takes address and bytes.   unregister: takes the address.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    whole = np.empty(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
+    start = -whole.ctypes.data % mmap.PAGESIZE
+    address = whole.ctypes.data + start
+    if num_bytes:
+        register(address, num_bytes)
+        # At exit, steps may still be copying: the process ends with it.
+        weakref.finalize(whole, unregister, address).atexit = False
+    return torch.from_numpy(whole)[start : start + num_bytes].view(dtype).view(shape)

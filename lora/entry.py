@@ -71,6 +71,8 @@ class Entry:
     generation: int = 0
     num_hits: int = 0
     packed: Packed | None = None
+    # Known since it was last fetched; 0 before.
+    host_bytes: int = 0
     # Known since it was first read; 0 before.
     packed_bytes: int = 0
     num_slabs: int = 0

@@ -8,11 +8,11 @@ It listens on a Unix socket for engines. One JSON object a line:
              {"op": "fetch", "order", "object_key", "digest", "size_bytes", "timeout_s"}
              {"op": "drop", "order"}
     fetcher  {"order", "object_key", "kind", "error", "was_there", "seconds", "size_bytes",
-              "used_bytes"}
+              "used_bytes", "slabs_bytes"}
 
 Every fetch is answered once, dropped ones too, with its order's number. kind and error are a
-Failure, or null; used_bytes is of the disk cache. It runs at the lowest priority: boto3 and packing
-in the engine's own process would triple the decode step's p99.
+Failure, or null; used_bytes is of the disk cache, slabs_bytes of the packed file. It runs at the
+lowest priority: boto3 and packing in the engine's own process would triple the decode step's p99.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
 from lora.errors import AdapterError, Failure
-from lora.packed import PackedForm
+from lora.packed import PackedForm, slabs_bytes
 from lora.packing import pack
 from registry.storage_url import open_storage
 
@@ -77,12 +77,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Fetched:
-    """size_bytes: that were downloaded.   seconds: of the download and the packing."""
+    """size_bytes: that were downloaded.   seconds: of the download and the packing.
+    slabs_bytes: of the packed file's slabs.
+    """
 
     failure: Failure | None = None
     was_there: bool = False
     seconds: float = 0.0
     size_bytes: int = 0
+    slabs_bytes: int = 0
 
 
 class Fetcher:
@@ -99,7 +102,7 @@ class Fetcher:
         path = packed_path(self.cache.root, order.digest, form.form_id)
         try:
             if self.cache.touch(path):
-                return Fetched(was_there=True)
+                return Fetched(was_there=True, slabs_bytes=slabs_bytes(path))
             try:
                 self._store(order, form, path)
             except OSError as error:
@@ -107,12 +110,13 @@ class Fetcher:
                     raise
                 self.cache.evict_half()
                 self._store(order, form, path)
+            seconds = time.monotonic() - started
+            return Fetched(None, False, seconds, order.size_bytes, slabs_bytes(path))
         except AdapterError as error:
             return Fetched(error.failure, seconds=time.monotonic() - started)
         except OSError as error:
             reason = "the disk is full" if error.errno in _DISK_FULL else str(error)
             return Fetched(Failure("unavailable", reason), seconds=time.monotonic() - started)
-        return Fetched(seconds=time.monotonic() - started, size_bytes=order.size_bytes)
 
     def _store(self, order: Order, form: PackedForm, path: Path) -> None:
         """Download, check and pack one object. Raises AdapterError, OSError."""
@@ -203,6 +207,7 @@ class Connection:
             "seconds": fetched.seconds,
             "size_bytes": fetched.size_bytes,
             "used_bytes": self.fetcher.cache.used_bytes,
+            "slabs_bytes": fetched.slabs_bytes,
         }
         try:
             with self._sending:

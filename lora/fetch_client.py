@@ -128,6 +128,7 @@ class FetchClient:
                 seconds=answer["seconds"],
                 size_bytes=answer["size_bytes"],
                 used_bytes=answer["used_bytes"],
+                host_bytes=answer["slabs_bytes"] // self.form.layout.num_shards,
             )
         )
 

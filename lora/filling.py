@@ -4,18 +4,22 @@ from pathlib import Path
 
 import torch
 
+from kernels.tiles import MAX_RANK, RANK_ROWS
 from lora.batch import DeviceTables
 from lora.device import Device
 from lora.host import PackedAdapter, open_packed, read_packed
+from lora.host_region import HostRegion
+from lora.layout import PROJECTIONS, Layout
 from lora.packed import PackedForm
 from lora.shard import WHOLE, Shard
 
 
 class SlabFiller:
-    """For one thread.
+    """For one thread, but for `release`. All memory that copies need is pinned here, once.
 
     arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
-    shard: of `form`, that lies in this arena.
+    shard: of `form`, that lies in this arena.   host_bytes: pinned for adapters on their way to a
+    device, in whole slabs.
     """
 
     def __init__(
@@ -24,20 +28,27 @@ class SlabFiller:
         arena: torch.Tensor,
         device: Device | None = None,
         shard: Shard = WHOLE,
+        host_bytes: int = 0,
     ) -> None:
         self.form = form
         self.arena = arena
         self.shard = shard
-        self._copies = None if device is None else _Copies(device)
+        self._copies = None if device is None else _Copies(device, form.layout)
+        self._region = None if device is None else _pinned_region(device, form.layout, host_bytes)
 
     def read(self, path: Path, digest: str) -> PackedAdapter:
-        """Into host memory, where the arena is somewhere else.
+        """Into host memory, where the arena is somewhere else; to be released after use.
 
         Raises FileNotFoundError; AdapterError("lost"); OSError, and RuntimeError for no memory.
         """
-        if self._copies is not None:
-            return read_packed(path, digest, self.form, self._copies.device.pinned, self.shard)
-        return open_packed(path, digest, self.form, self.shard)
+        if self._region is None:
+            return open_packed(path, digest, self.form, self.shard)
+        return read_packed(path, digest, self.form, self.shard, self._region)
+
+    def release(self, packed: PackedAdapter) -> None:
+        """Its host memory may hold another adapter. From any thread, without a wait."""
+        if self._region is not None:
+            self._region.give_back(packed.places)
 
     def fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
         """The adapter in these slabs, all of it: steps may use it from now on. Raises as `read`."""
@@ -54,23 +65,32 @@ class SlabFiller:
 class _Copies:
     """From host memory to the device, on a stream of their own beside the steps."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, layout: Layout) -> None:
+        self._device = device
         self._stream = device.stream()
-        self._sources: list[torch.Tensor] = []
+        # An adapter's tables at most: an address for each tile, and a scale for each projection.
+        places = layout.shape.num_layers * len(PROJECTIONS)
+        self._tables = device.pinned(places * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
+        self._num_used = 0
 
     def begin(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.device.copy(self._stream, target, source)
+        self._device.copy(self._stream, target, source)
 
     def begin_new(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy of `source` in device memory of its own."""
-        pinned = self.device.pinned(*source.shape, dtype=source.dtype).copy_(source)
-        target = torch.empty_like(source, device=self.device.torch_device)
-        self._sources.append(pinned)
-        self.begin(target, pinned)
+        """A copy of `source`, of four-byte values, in device memory of its own."""
+        end = self._num_used + source.numel()
+        pinned = self._tables[self._num_used : end].view(source.dtype).view(source.shape)
+        self._num_used = end
+        target = torch.empty_like(source, device=self._device.torch_device)
+        self.begin(target, pinned.copy_(source))
         return target
 
     def finish(self) -> None:
         """Wait for all of them."""
-        self.device.synchronize(self.device.record(self._stream))
-        self._sources.clear()
+        self._device.synchronize(self._device.record(self._stream))
+        self._num_used = 0
+
+
+def _pinned_region(device: Device, layout: Layout, host_bytes: int) -> HostRegion:
+    num_slabs = host_bytes // layout.slab_bytes
+    return HostRegion(device.pinned(num_slabs, layout.slab_bytes, dtype=torch.uint8))

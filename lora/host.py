@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
+from lora.host_region import HostRegion
 from lora.layout import PROJECTIONS, Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 from lora.shard import WHOLE, Shard
@@ -25,8 +26,8 @@ _READ_BYTES = 8 << 20
 class PackedAdapter:
     """What a packed file says, and where the slabs are that it holds of this rank's shard.
 
-    slabs: [num_slabs, slab_bytes] uint8 in host memory, for a device; None where the arena is host
-    memory itself: then they go there straight from the file, and lie nowhere between.
+    slabs: [slabs, slab_bytes] uint8 of host memory, where the adapter's lie at `places`; None where
+    the arena is host memory itself: then they go there straight from the file.
     slabs_start: bytes into the file.   checksum: sha256 of the slabs, hex.
     scales: [layers, projections] float32.
     """
@@ -37,7 +38,8 @@ class PackedAdapter:
     path: Path
     slabs_start: int
     checksum: str
-    slabs: torch.Tensor | None
+    slabs: torch.Tensor | None = None
+    places: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -67,20 +69,22 @@ class PackedAdapter:
     @property
     def host_bytes(self) -> int:
         """In host memory outside it."""
-        return 0 if self.slabs is None else self.slabs.nbytes
+        return len(self.places) * self.header.slab_bytes
 
     def copy_to(self, arena: torch.Tensor, slab_ids: list[int], copy: Copy = Tensor.copy_) -> None:
         """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
 
-        copy: (target, source), of what is in host memory; it may only be begun.
+        copy: (target, source), of what is in host memory; it may only be begun. Slabs that are
+        neighbours in both are copied at once.
         Raises FileNotFoundError; AdapterError("lost") when the file is not what it was.
         """
-        targets = [(first, arena[start:end]) for first, start, end in _runs(slab_ids)]
         if self.slabs is None:
-            self.read_to([target for _, target in targets])
+            self.read_to(_runs_of(arena, slab_ids))
             return
-        for first, target in targets:
-            copy(target, self.slabs[first : first + len(target)])
+        for start, end in _runs(slab_ids, self.places):
+            target, source = slab_ids[start], self.places[start]
+            length = end - start
+            copy(arena[target : target + length], self.slabs[source : source + length])
 
     def read_to(self, targets: Sequence[torch.Tensor]) -> None:
         """Fill these, [slabs, slab_bytes] uint8 each, one after the other from the file.
@@ -124,22 +128,38 @@ def open_packed(path: Path, digest: str, form: PackedForm, shard: Shard = WHOLE)
     slabs_start += shard.index * header.num_slabs * header.slab_bytes
     dtype: torch.dtype = getattr(torch, form.dtype)
     scales, checksum = _scales(header, form.layout), header.checksums[shard.index]
-    return PackedAdapter(header, dtype, scales, path, slabs_start, checksum, None)
+    return PackedAdapter(header, dtype, scales, path, slabs_start, checksum)
 
 
 def read_packed(
     path: Path,
     digest: str,
     form: PackedForm,
-    allocate: Callable[..., Tensor] = torch.empty,
     shard: Shard = WHOLE,
+    region: HostRegion | None = None,
 ) -> PackedAdapter:
-    """As open_packed, with its slabs in host memory that `allocate` gives."""
+    """As open_packed, with its slabs in host memory: in a region, or in memory of its own.
+
+    Slabs of a region are the caller's to give back. A file that needs more of them than are free is
+    not the one that room was made for: AdapterError("lost").
+    """
     packed = open_packed(path, digest, form, shard)
-    shape = (packed.num_slabs, packed.header.slab_bytes)
-    slabs = allocate(*shape, dtype=torch.uint8)
-    packed.read_to([slabs])
-    return replace(packed, slabs=slabs)
+    if region is None:
+        shape = (packed.num_slabs, packed.header.slab_bytes)
+        region = HostRegion(torch.empty(shape, dtype=torch.uint8))
+    if (places := region.take(packed.num_slabs)) is None:
+        raise AdapterError("lost", f"the packed file of {digest} has grown since it was fetched")
+    try:
+        packed.read_to(_runs_of(region.memory, places))
+    except BaseException:
+        region.give_back(places)
+        raise
+    return replace(packed, slabs=region.memory, places=places)
+
+
+def _runs_of(memory: torch.Tensor, slab_ids: Sequence[int]) -> list[torch.Tensor]:
+    """Slabs of `memory`, [slabs, slab_bytes], in order, neighbours together."""
+    return [memory[slab_ids[start] : slab_ids[end - 1] + 1] for start, end in _runs(slab_ids)]
 
 
 def _read_into(slabs: torch.Tensor, file: FileIO, hasher: "hashlib._Hash") -> None:
@@ -151,12 +171,12 @@ def _read_into(slabs: torch.Tensor, file: FileIO, hasher: "hashlib._Hash") -> No
         hasher.update(part)
 
 
-def _runs(slab_ids: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(index of the first, its slab, the slab after the last) of each run of neighbours."""
-    first = 0
-    for index in range(1, len(slab_ids) + 1):
-        if index == len(slab_ids) or slab_ids[index] != slab_ids[index - 1] + 1:
-            yield first, slab_ids[first], slab_ids[index - 1] + 1
+def _runs(*lists: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where runs of neighbours in all of these lists start, and where they end."""
+    first, length = 0, len(lists[0])
+    for index in range(1, length + 1):
+        if index == length or any(ids[index] != ids[index - 1] + 1 for ids in lists):
+            yield first, index
             first = index
 
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from lora.entry import Entry
+from lora.entry import Entry, Packed
 
 
 class HostCache:
-    """limit_bytes: held and on their way in together. One larger adapter may be here alone.
+    """limit_bytes: held and on their way in together.
 
-    on_drop: told of an adapter whose copy here is gone.
+    on_drop: told of an adapter whose copy here is gone, and of that copy.
     """
 
-    def __init__(self, limit_bytes: int, on_drop: Callable[[Entry], None]) -> None:
+    def __init__(self, limit_bytes: int, on_drop: Callable[[Entry, Packed], None]) -> None:
         self.limit_bytes = limit_bytes
         self._on_drop = on_drop
         self.used_bytes = 0
@@ -25,20 +25,18 @@ class HostCache:
         urgently: else those who find no room in the arena would keep the others from it.
         """
         self._trim(size_bytes, entry)
-        is_alone = not self._entries and not self._expected
-        if self.used_bytes + size_bytes > self.limit_bytes and not is_alone:
+        if self.used_bytes + size_bytes > self.limit_bytes:
             return False
         self._expected[entry.key] = size_bytes
         self.used_bytes += size_bytes
         return True
 
     def arrived(self, entry: Entry) -> None:
-        """It was read, or could not be; what is larger than expected pushes others out."""
+        """It was read, or could not be."""
         self.used_bytes -= self._expected.pop(entry.key)
         if entry.packed is not None:
             self._entries[entry.key] = entry
             self.used_bytes += entry.packed.host_bytes
-            self._trim(0, entry)
 
     def touch(self, entry: Entry) -> None:
         """It was asked for."""
@@ -47,11 +45,11 @@ class HostCache:
 
     def drop(self, entry: Entry) -> None:
         """Its copy here is needed no more, if there is one."""
-        if entry.packed is not None:
+        if (packed := entry.packed) is not None:
             del self._entries[entry.key]
-            self.used_bytes -= entry.packed.host_bytes
+            self.used_bytes -= packed.host_bytes
             entry.packed = None
-            self._on_drop(entry)
+            self._on_drop(entry, packed)
 
     def check_integrity(self) -> None:
         held = sum(e.packed.host_bytes for e in self._entries.values() if e.packed is not None)
@@ -62,9 +60,13 @@ class HostCache:
         for entry in list(self._entries.values()):
             if self.used_bytes + coming_bytes <= self.limit_bytes:
                 return
-            is_waited_for = entry.tier == "host" and entry.is_wanted
-            is_needed = entry.tier == "loading" or (
-                is_waited_for and entry.urgency <= asker.urgency
-            )
-            if not is_needed and asker.prefetched_by in (None, entry.claim.tenant_id):
+            if _may_go(entry, asker) and asker.prefetched_by in (None, entry.claim.tenant_id):
                 self.drop(entry)
+
+
+def _may_go(entry: Entry, asker: Entry) -> bool:
+    """Whether `entry` is of less use here than `asker`: nobody copies it, or waits more urgently
+    for it.
+    """
+    is_waited_for = entry.tier == "host" and entry.is_wanted
+    return entry.tier != "loading" and not (is_waited_for and entry.urgency <= asker.urgency)

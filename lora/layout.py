@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -146,6 +146,13 @@ class Layout:
         """Of an adapter on every projection of every layer."""
         tiles = sum(self.tile_bytes(p) for p in range(len(PROJECTIONS)))
         return self.shape.num_layers * tiles // RANK_ROWS
+
+    @property
+    def most_adapter_bytes(self) -> int:
+        """What no adapter's slabs exceed, even if projections shared no slab."""
+        num_tiles = self.shape.num_layers * MAX_RANK // RANK_ROWS
+        in_slab = [self.slab_bytes // self.tile_bytes(p) for p in range(len(PROJECTIONS))]
+        return self.slab_bytes * sum(-(-num_tiles // count) for count in in_slab)
 
     @property
     def units_per_slab(self) -> int:

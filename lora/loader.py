@@ -60,6 +60,7 @@ class ThreadLoader:
 
     cache_dir: the fetcher's.   fetcher: its socket.   timeout_s: of one fetch.
     arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
+    host_cache_bytes: pinned at start where there is a device, for adapters that were loaded.
     others: ranks that share the model, if there are several; this is the first.
     """
 
@@ -71,6 +72,7 @@ class ThreadLoader:
         arena: torch.Tensor,
         *,
         device: Device | None = None,
+        host_cache_bytes: int = 0,
         others: OtherRanks | None = None,
         timeout_s: float = 60.0,
     ) -> None:
@@ -78,7 +80,7 @@ class ThreadLoader:
         self.form = form
         self._others = others
         shard = Shard(0, others.size if others else 1)
-        self._filler = SlabFiller(form, arena, device, shard)
+        self._filler = SlabFiller(form, arena, device, shard, host_cache_bytes)
         self._done: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
         self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
@@ -97,6 +99,9 @@ class ThreadLoader:
 
     def place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> None:
         self._work.put(_Placing(ref, packed, slabs))
+
+    def release(self, packed: PackedAdapter) -> None:
+        self._filler.release(packed)
 
     def poll(self) -> list[Loaded]:
         """What has been done. Raises what ended a thread here: nothing would load any more."""

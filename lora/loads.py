@@ -17,7 +17,8 @@ class Loaded:
 
     value: its Packed ("host") or its tables ("device").   was_there: on disk already.
     seconds, size_bytes: what the move took, where there was one.
-    used_bytes: of the disk cache, after a "disk".
+    used_bytes: of the disk cache, after a "disk".   host_bytes: that it takes in host memory
+    outside the arena, after a "disk".
     """
 
     key: str
@@ -28,6 +29,7 @@ class Loaded:
     seconds: float = 0.0
     size_bytes: int = 0
     used_bytes: int = 0
+    host_bytes: int = 0
 
 
 class Loader(Protocol):
@@ -35,13 +37,14 @@ class Loader(Protocol):
 
     fetch: store to disk; answered by one Loaded "disk", also when dropped.   drop: nobody waits for
     a fetch any more.   load: make ready what is on disk, in host memory where the arena is not.
-    place: into slabs of the arena.
+    place: into slabs of the arena.   release: what was loaded is needed in host memory no more.
     """
 
     def fetch(self, ref: AdapterRef) -> None: ...
     def drop(self, key: str) -> None: ...
     def load(self, ref: AdapterRef) -> None: ...
     def place(self, ref: AdapterRef, packed: Any, slabs: list[int]) -> None: ...
+    def release(self, packed: Any) -> None: ...
     def poll(self) -> list[Loaded]: ...
 
 

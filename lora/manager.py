@@ -266,8 +266,7 @@ class AdapterManager:
 
     def _host_expects(self, entry: Entry) -> bool:
         """Whether it may be read now. To an arena in host memory it goes straight from its file."""
-        size_bytes = 0 if self.arena_is_host else entry.packed_bytes or entry.ref.size_bytes
-        return self._host.expect(entry, size_bytes)
+        return self._host.expect(entry, 0 if self.arena_is_host else entry.host_bytes)
 
     def _may_try_again(self, entry: Entry) -> bool:
         return entry.tier == "failed" and self.clock() >= entry.retry_at
@@ -277,6 +276,10 @@ class AdapterManager:
         self.counts.disk.used_bytes = done.used_bytes or self.counts.disk.used_bytes
         if done.failure is None:
             self.counts.fetched(entry, done.seconds, done.size_bytes, was_there=done.was_there)
+            entry.host_bytes = done.host_bytes
+            if not self.arena_is_host and done.host_bytes > self._host.limit_bytes:
+                self._fail(entry, _too_large(done.host_bytes, self._host.limit_bytes))
+                return
             self._move(entry, "disk")
         elif done.failure.kind == "dropped":
             self._move(entry, "remote")
@@ -368,8 +371,9 @@ class AdapterManager:
         entry.slabs, entry.tables = [], None
         self.arena.idle.adapter_left(entry.key)
 
-    def _left_host(self, entry: Entry) -> None:
+    def _left_host(self, entry: Entry, packed: Packed) -> None:
         """The host cache dropped its copy."""
+        self.loader.release(packed)
         if entry.tier == "host":
             self._move(entry, "remote")
 
@@ -436,6 +440,14 @@ class AdapterManager:
         size_bytes = entry.packed_bytes or entry.ref.size_bytes
         error = entry.failure.error if entry.failure and entry.tier == "failed" else None
         return entry.ref, entry.tier, size_bytes, error
+
+
+def _too_large(host_bytes: int, limit_bytes: int) -> Failure:
+    return Failure(
+        "too_large",
+        f"it takes {host_bytes} bytes of host memory on its way to the device, of "
+        f"{limit_bytes}: set host_cache_bytes to {host_bytes} at least",
+    )
 
 
 def _retry_s(kind: FailureKind, num_failures: int) -> float:

@@ -13,6 +13,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from lora.errors import AdapterError
@@ -104,6 +105,18 @@ def read_header(file: BinaryIO) -> PackedHeader:
         raise _lost(f"is not of the {size_bytes} bytes that its header describes")
     file.seek(slabs_start)
     return header
+
+
+def slabs_bytes(path: Path) -> int:
+    """Bytes of the slabs in a packed file, of all shards; 0 if it has no header.
+
+    Raises FileNotFoundError.
+    """
+    with path.open("rb") as file:
+        prefix = file.read(_PREFIX_BYTES)
+        length = int.from_bytes(prefix[len(_MAGIC) :][:8], "little")
+        slabs_start = _PREFIX_BYTES + length + _padding(length)
+        return max(0, file.seek(0, os.SEEK_END) - slabs_start)
 
 
 def check_header(header: PackedHeader, digest: str, form: PackedForm) -> None:

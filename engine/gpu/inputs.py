@@ -14,16 +14,12 @@ from engine.batch import Batch, ScheduledRow
 from engine.request import PENDING_TOKEN
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
+from kernels.tiles import MAX_RANK
 from kernels.work import PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
 from lora.batch import DeviceTables, Segment
 from lora.packed import PackedForm
 
 Ints = npt.NDArray[np.int32]
-
-MAX_RANK = 256
-"""Of an adapter; what the registry takes at most (registry/validate.py). Planes have room for it in
-every step: the true ranks decide what is read and written, and no rank compiles a kernel anew.
-"""
 
 _ALIGNED_INTS = 4
 DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
@@ -220,6 +216,7 @@ class StepBuilder:
             scales=field("scales").view(torch.int64),
             depths=field("depths"),
             block_rows=shape.block_rows,
+            # Planes have room for it in every step: no rank compiles a kernel anew.
             max_rank=MAX_RANK,
         )
 

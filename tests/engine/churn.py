@@ -267,6 +267,7 @@ def build_core(
     *,
     arena=None,
     num_slabs=84,
+    num_host_slabs=40,
     arena_is_host=True,
     lag=1,
     late=None,
@@ -278,12 +279,16 @@ def build_core(
     """
     form = PackedForm(LAYOUT, "float32", "base-1")
     slabs = torch.zeros(num_slabs, LAYOUT.slab_bytes, dtype=torch.uint8)
+    device, host_cache_bytes = None, num_host_slabs * LAYOUT.slab_bytes
     if backend:
-        slabs = backend.slabs
+        slabs, device = backend.slabs, backend.device
+    loader = ThreadLoader(
+        cache_dir, socket, form, slabs, device=device, host_cache_bytes=host_cache_bytes
+    )
     adapters = AdapterManager(
         arena or Arena(num_slabs),
-        ThreadLoader(cache_dir, socket, form, slabs, device=backend and backend.device),
-        host_cache_bytes=40 * LAYOUT.slab_bytes,
+        loader,
+        host_cache_bytes=host_cache_bytes,
         arena_is_host=arena_is_host and not backend,
     )
     limits = SchedulerConfig(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=96)

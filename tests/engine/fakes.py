@@ -28,6 +28,7 @@ from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.errors import Failure
+from lora.host_region import HostRegion
 from lora.layout import Layout, ModelShape
 from lora.loads import Loaded
 from lora.manager import AdapterManager
@@ -214,6 +215,7 @@ class FakePacked:
     num_slabs: int
     size_bytes: int
     invocation_tokens: tuple[int, ...] | None = None
+    places: tuple[int, ...] = ()
 
     @property
     def host_bytes(self) -> int:
@@ -224,8 +226,10 @@ class FakeLoader:
     """Every stage is done by the time of the next poll, or when `finish` says so.
 
     slabs: how many an adapter takes, by object key.   failures: by (object key, stage).
-    invocation_tokens: of aLoRAs, by object key.
+    invocation_tokens: of aLoRAs, by object key.   region: that what is read takes slabs of.
     """
+
+    region: HostRegion | None = None
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.at_once = at_once
@@ -243,7 +247,7 @@ class FakeLoader:
 
     def fetch(self, ref: AdapterRef) -> None:
         self.fetched.append(ref.object_key)
-        self._begin(Loaded(ref.object_key, "disk"))
+        self._begin(Loaded(ref.object_key, "disk", host_bytes=ref.size_bytes))
 
     def drop(self, key: str) -> None:
         """What has not come yet is not going to."""
@@ -257,12 +261,20 @@ class FakeLoader:
         packed = FakePacked(
             ref.digest, self.slabs.get(key, 1), ref.size_bytes, self.invocation_tokens.get(key)
         )
+        if self.region is not None and (key, "host") not in self.failures:
+            places = self.region.take(packed.num_slabs)
+            assert places is not None, "no slabs for what the host cache expects"
+            packed = replace(packed, places=places)
         self._begin(Loaded(ref.object_key, "host", packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
         assert len(slabs) == packed.num_slabs
         self.on_place(slabs)
         self._begin(Loaded(ref.object_key, "device", f"tables of {ref.digest}"))
+
+    def release(self, packed: FakePacked) -> None:
+        if self.region is not None:
+            self.region.give_back(packed.places)
 
     def finish(self, count: int = 1) -> None:
         self.done += self.under_way[:count]

@@ -10,6 +10,7 @@ from lora.filling import SlabFiller
 from lora.layout import Layout
 from lora.packed import PackedForm
 from lora.shard import Shard
+from tests.engine.gpu.fake_device import FakeDevice
 from tests.lora.factories import SHAPE, make_object, make_ref
 from tests.tiny_models import packed_adapter
 
@@ -18,13 +19,19 @@ SHARD = Shard(1, 2)
 
 
 class World:
-    """A rank, and adapters on disk. `slabs`: how many one takes."""
+    """A rank, and adapters on disk. `slabs`: how many one takes.
 
-    def __init__(self, folder):
+    is_on_device: its arena, before which there is host memory for one adapter.
+    """
+
+    def __init__(self, folder, is_on_device):
         self.folder = folder
         self.arena = torch.zeros(32, FORM.layout.slab_bytes, dtype=torch.uint8)
-        self.placed = PlacedAdapters(SlabFiller(FORM, self.arena, shard=SHARD), folder)
         self.slabs = packed_adapter(make_object(0), FORM, folder, SHARD).num_slabs
+        device = FakeDevice() if is_on_device else None
+        host_bytes = self.slabs * FORM.layout.slab_bytes
+        filler = SlabFiller(FORM, self.arena, device, SHARD, host_bytes)
+        self.placed = PlacedAdapters(filler, folder)
 
     def on_disk(self, seed):
         data = make_object(seed)
@@ -34,9 +41,9 @@ class World:
         return packed_path(self.folder, digest, FORM.form_id)
 
 
-@pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
+@pytest.fixture(params=[False, True])
+def world(tmp_path, request):
+    return World(tmp_path, request.param)
 
 
 def test_an_adapter_lies_in_the_slabs_that_the_first_rank_named(world):

@@ -21,7 +21,7 @@ from lora.errors import Failure
 from lora.loader import ThreadLoader
 from lora.loads import Loaded
 from lora.manager import AdapterManager
-from lora.packed import PackedForm
+from lora.packed import PackedForm, slabs_bytes
 from lora.packing import pack
 from registry.ref import AdapterRef
 from tests.gpu.stage import make_engine_config
@@ -49,9 +49,13 @@ class DiskLoader(ThreadLoader):
     """Where no fetcher is: an adapter is on disk, or nowhere."""
 
     def fetch(self, ref: AdapterRef) -> None:
-        is_there = packed_path(self.cache_dir, ref.digest, self.form.form_id).exists()
+        path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
+        is_there = path.exists()
         failure = None if is_there else Failure("missing", "no such file")
-        self._done.put(Loaded(ref.object_key, "disk", failure=failure, was_there=True))
+        host_bytes = slabs_bytes(path) if is_there else 0
+        self._done.put(
+            Loaded(ref.object_key, "disk", failure=failure, was_there=True, host_bytes=host_bytes)
+        )
 
 
 def make_disk_engine(
@@ -64,7 +68,7 @@ def make_disk_engine(
     num_swap_slots: int = 0,
     reference: Reference | None = None,
     precision: float = 0.05,
-    host_cache_bytes: int = 1 << 20,
+    host_cache_bytes: int = 64 << 20,
     **limits: int,
 ) -> EngineCore:
     """An engine whose adapters lie in folder/cache.
@@ -78,7 +82,10 @@ def make_disk_engine(
     settings = make_engine_config(folder, config, form, arena_bytes=arena_bytes, **limits)
     backend = assemble(settings, config, form, in_dtype, device, ops)
     del in_dtype, weights
-    loader = DiskLoader(folder / "cache", folder / "no.sock", form, backend.slabs, device=device)
+    loader = DiskLoader(
+        folder / "cache", folder / "no.sock", form, backend.slabs, device=device,
+        host_cache_bytes=host_cache_bytes,
+    )  # fmt: skip
     adapters = AdapterManager(
         Arena(len(backend.slabs)), loader, host_cache_bytes=host_cache_bytes, arena_is_host=False
     )

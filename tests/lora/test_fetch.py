@@ -199,6 +199,13 @@ def test_another_object_under_the_key_is_refused(s3, fetcher, wire):
     assert not [name for name in fetcher.files() if name.startswith(make_ref(data).digest)]
 
 
+def test_the_answer_tells_the_bytes_that_wait_before_a_device(s3, fetcher, wire):
+    ref = put_new(s3)
+    answers = [fetch(wire, ref) for _ in range(2)]
+    assert [answer["was_there"] for answer in answers] == [False, True]
+    assert {answer["slabs_bytes"] for answer in answers} == {read(fetcher, ref).size_bytes}
+
+
 def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
     ref = put_new(s3)
     s3.fail("hang", key=ref.object_key)

@@ -46,18 +46,20 @@ def test_another_adapters_weights_are_never_taken_for_this_ones():
         manager.poll()
 
 
-def test_one_adapter_larger_than_the_host_cache_goes_alone():
-    manager, _ = make_manager(host_cache_bytes=500, arena_is_host=False)
-    refs = [make_adapter(name) for name in "ab"]
-    for arrival, ref in enumerate(refs):
-        manager.join(ref, make_waiter(f"r{arrival}", arrival=arrival))
-    for _ in range(4):
+def test_an_adapter_larger_than_the_host_cache_is_refused_and_costs_nobody_anything():
+    manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
+    here, large = make_adapter("here"), replace(make_adapter("large"), size_bytes=1501)
+    manager.join(here, make_waiter("here"))
+    for _ in range(3):
         manager.poll()
-    assert [tier(manager, ref) for ref in refs] == ["host", "disk"]
-    manager.place(refs[0].object_key)
-    for _ in range(2):
+    manager.leave(here.object_key, "here")
+    manager.join(large, make_waiter("large", arrival=1))
+    for _ in range(3):
         manager.poll()
-    assert [tier(manager, ref) for ref in refs] == ["device", "host"]
+    failure = manager.wait(large.object_key)
+    assert failure.kind == "too_large"
+    assert "set host_cache_bytes to 1501 at least" in failure.error
+    assert tier(manager, here) == "host"
 
 
 def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():

@@ -40,6 +40,7 @@ def test_a_large_adapter_leaves_almost_nothing_of_its_slabs_empty():
     everywhere = {(layer, p): 256 for layer in range(32) for p in range(len(PROJECTIONS))}
     _, num_slabs = layout.pack(everywhere)
     assert num_slabs * layout.slab_bytes < 1.02 * 256 * layout.bytes_per_rank
+    assert num_slabs * layout.slab_bytes <= layout.most_adapter_bytes
 
 
 def test_tiles_of_a_projection_in_one_slab_are_neighbours():

@@ -20,7 +20,7 @@ from tests.engine.gpu.fake_device import FakeDevice
 from tests.lora.factories import FORM, FetcherProcess, make_object, make_ref, wait_for
 from tests.watched import forbidden_calls
 
-NUM_SLABS = 64
+NUM_SLABS, HOST_SLABS = 64, 8
 
 
 class Tiers:
@@ -32,7 +32,12 @@ class Tiers:
         self.fetcher = FetcherProcess(folder, (folder / "objects").as_uri())
         self.arena = torch.zeros(NUM_SLABS, FORM.layout.slab_bytes, dtype=torch.uint8)
         self.loader = ThreadLoader(
-            self.fetcher.cache, self.fetcher.path, FORM, self.arena, device=device
+            self.fetcher.cache,
+            self.fetcher.path,
+            FORM,
+            self.arena,
+            device=device,
+            host_cache_bytes=HOST_SLABS * FORM.layout.slab_bytes + 1,
         )
 
     def put(self, seed, key=None):
@@ -119,7 +124,10 @@ def test_scattered_slabs_get_each_its_own_bytes(tiers, tmp_path, slabs, is_in_me
     source = torch.frombuffer(bytearray(packed.path.read_bytes()), dtype=torch.uint8)
     source = source.view(len(slabs), -1)
     if is_in_memory:
-        packed = replace(packed, slabs=source)
+        places = (1, 2, 3, 0, 7, 8)
+        region = torch.zeros(9, FORM.layout.slab_bytes, dtype=torch.uint8)
+        region[torch.tensor(places)] = source
+        packed = replace(packed, slabs=region, places=places)
     tiers.arena.zero_()
     tiers.loader.place(ref, packed, slabs)
     assert next_loaded(tiers.loader).failure is None
@@ -153,7 +161,7 @@ def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(
         tables = next_loaded(tiers.loader).value
     finally:
         tiers.fetcher.kill()
-    assert torch.equal(tiers.arena[slabs], packed.slabs)
+    assert torch.equal(tiers.arena[slabs], packed.slabs[list(packed.places)])
     assert torch.equal(tables.tile_table, packed.tile_table(FORM.layout, slabs))
     assert torch.equal(tables.scales, packed.scales)
     assert tables.digest == ref.digest
@@ -310,6 +318,7 @@ def answer_to(order, **fields):
     answer = {"kind": None, "error": None, "was_there": False, "seconds": 0.1, "size_bytes": 1}
     answer |= {
         "used_bytes": 1,
+        "slabs_bytes": 1,
         "order": order["order"],
         "object_key": order["object_key"],
         **fields,

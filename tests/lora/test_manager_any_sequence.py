@@ -1,12 +1,15 @@
 """Requests, prefetches, pins, failures in any order: counts add up, and nobody waits for ever."""
 
 from collections import Counter
+from dataclasses import replace
 
+import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hypothesis.strategies import integers, lists, sampled_from
 
 from lora.errors import Failure
+from lora.host_region import HostRegion
 from tests.engine.fakes import make_adapter
 from tests.lora.managers import finish, make_manager, make_waiter
 
@@ -14,13 +17,24 @@ from tests.lora.managers import finish, make_manager, make_waiter
 class ManagerMachine(RuleBasedStateMachine):
     """Requests, releases, pins and a slow, failing loader, in any order."""
 
+    arena_is_host = True
+
     def __init__(self):
         super().__init__()
         self.manager, self.loader = make_manager(
-            num_slabs=6, at_once=False, host_cache_bytes=3000, max_fetches=2, max_entries=3
+            num_slabs=6,
+            at_once=False,
+            host_cache_bytes=3999,
+            max_fetches=2,
+            max_entries=3,
+            arena_is_host=self.arena_is_host,
         )
-        self.refs = [make_adapter(f"a{i}") for i in range(6)]
+        self.refs = [
+            replace(make_adapter(f"a{i}"), size_bytes=1000 * (i % 3 + 1)) for i in range(6)
+        ]
         self.loader.slabs = {ref.object_key: i % 3 + 1 for i, ref in enumerate(self.refs)}
+        if not self.arena_is_host:
+            self.loader.region = HostRegion(torch.zeros(3, 1000, dtype=torch.uint8))
         self.joined: dict[str, str] = {}
         self.held: list[str] = []
         self.was_there_ms: Counter[tuple] = Counter()
@@ -130,5 +144,21 @@ class ManagerMachine(RuleBasedStateMachine):
         assert not self.joined, "somebody waits for ever"
 
 
+class DeviceManagerMachine(ManagerMachine):
+    """Before a device: what is read lies in slabs of a region, of which there are always enough."""
+
+    arena_is_host = False
+
+    @invariant()
+    def as_much_of_the_host_is_taken_as_is_counted(self):
+        manager = self.manager
+        held = [e.packed.places for e in manager.entries.values() if e.packed is not None]
+        slabs = [slab for places in held for slab in places]
+        assert len(slabs) == len(set(slabs))
+        assert 1000 * len(slabs) <= manager.host_bytes <= 3999
+
+
 TestManagerMachine = ManagerMachine.TestCase
-TestManagerMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestDeviceManagerMachine = DeviceManagerMachine.TestCase
+for case in (TestManagerMachine, TestDeviceManagerMachine):
+    case.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)

@@ -22,7 +22,7 @@ Clock = dict[int, int]
 
 
 class Race(AssertionError):
-    """Two accesses to a slab, one of them a write, with nothing that orders them."""
+    """Two accesses to a slab, or to pinned memory, one of them a write, and nothing orders them."""
 
 
 @dataclass(eq=False)
@@ -79,6 +79,8 @@ class FakeDevice:
         self._reads: dict[int, list[_Access]] = {}
         self._running: tuple[FakeStream, Clock] | None = None
         self._late: list[Callable[[], None]] = []
+        # By address; held, so that no other tensor comes to lie there.
+        self._pinned: dict[int, torch.Tensor] = {}
         self.compute = self.stream()
 
     # ---- lora.device.Device ----
@@ -96,7 +98,12 @@ class FakeDevice:
             self._wander()
 
     def copy(self, stream: FakeStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        is_pinned = source.untyped_storage().data_ptr() in self._pinned
+        before = source.clone() if is_pinned else source
+
         def work() -> None:
+            if not torch.equal(before.view(torch.uint8), source.view(torch.uint8)):
+                raise Race("the host wrote what a copy was still to read")
             self.touch(self._slabs_of(source), is_write=False, what="copy")
             self.touch(self._slabs_of(target), is_write=True, what="copy")
             target.copy_(source)
@@ -134,7 +141,14 @@ class FakeDevice:
         return work
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
+        memory = torch.empty(shape, dtype=dtype)
+        self._pinned[memory.data_ptr()] = memory
+        return memory
+
+    @property
+    def num_pinned(self) -> int:
+        """Times that host memory was pinned."""
+        return len(self._pinned)
 
     def measure(self, work: Callable[[], None]) -> Memory:
         work()

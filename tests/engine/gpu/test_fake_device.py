@@ -92,6 +92,22 @@ def test_copies_touch_the_slabs_that_they_lie_in(slab, expected):
     assert expected or device.arena[:, 0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_pinned_memory_that_is_written_before_its_copy_is_done_is_a_race(is_waited_for):
+    device = FakeDevice(eagerness=0.0)
+    copies = device.stream()
+    source = device.pinned(4, 256, dtype=torch.uint8).zero_()
+    device.copy(copies, torch.empty(2, 256, dtype=torch.uint8), source[1:3])
+    event = device.record(copies)
+    source[0] = 1  # nobody copies this one
+    if is_waited_for:
+        device.synchronize(event)
+    source[2] = 1
+    if not is_waited_for:
+        with pytest.raises(Race, match="the host wrote"):
+            device.synchronize(event)
+
+
 def test_what_runs_beside_must_be_waited_for():
     device = FakeDevice(eagerness=0.0)
     device.submit(device.compute, lambda: [device.beside(lambda: None) for _ in range(10)])

@@ -10,15 +10,18 @@ from collections import deque
 import pytest
 import torch
 
+from lora import host_cache
 from lora.arena import Arena
-from lora.filling import _Copies
+from lora.filling import SlabFiller, _Copies
 from lora.packed import PackedForm
+from lora.shard import WHOLE
 from registry.storage import LocalStorage
 from tests.engine.churn import CONFIG, LAYOUT, Churn, build_core, make_weights
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.fake_device import FakeDevice, Race
 from tests.engine.test_churn import ALLOWED
-from tests.lora.factories import FetcherProcess
+from tests.lora.factories import FORM, FetcherProcess, make_object
+from tests.tiny_models import packed_adapter
 
 NUM_SLABS = 60  # so few that requests are preempted all the time
 
@@ -62,11 +65,15 @@ def world(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("eagerness", "device_type"),
-    [(0.0, FakeDevice), (0.3, FakeDevice), (0.9, FakeDevice), (0.1, SlowCopies)],
+    ("eagerness", "device_type", "num_host_slabs"),
+    [(0.0, FakeDevice, 40), (0.3, FakeDevice, 6), (0.9, FakeDevice, 40), (0.1, SlowCopies, 6)],
 )
-def test_nothing_meets_in_a_slab_without_an_event_between(world, eagerness, device_type):
-    churn, device = world(seed=2, eagerness=eagerness, device_type=device_type)
+def test_nothing_meets_in_a_slab_without_an_event_between(
+    world, eagerness, device_type, num_host_slabs
+):
+    churn, device = world(
+        seed=2, eagerness=eagerness, device_type=device_type, num_host_slabs=num_host_slabs
+    )
     core, num_requests = churn.core, 0
     while not has_seen_all(core) or num_requests < 200 or device.num_accesses <= 10_000:
         num_requests += 100
@@ -119,6 +126,48 @@ def test_a_loader_that_reports_before_its_copies_are_done_is_found_out(world, mo
     monkeypatch.setattr(_Copies, "finish", lambda self: None)
     churn, _ = world()
     assert is_found_out(churn, LookupError, RuntimeError)
+
+
+def test_a_host_cache_that_drops_what_is_being_placed_is_found_out(world, monkeypatch):
+    monkeypatch.setattr(host_cache, "_may_go", lambda entry, asker: True)
+    churn, _ = world(device_type=SlowCopies, num_host_slabs=6)
+    assert is_found_out(churn, AssertionError)
+
+
+def test_host_slabs_that_another_adapter_is_given_under_a_copy_are_found_out(tmp_path, monkeypatch):
+    filler, device, files = filler_of_one(tmp_path)
+    place_one_after_the_other(filler, device, files)
+    monkeypatch.setattr(_Copies, "finish", lambda self: None)
+    with pytest.raises(Race, match="the host wrote"):
+        place_one_after_the_other(filler, device, files)
+
+
+def filler_of_one(folder):
+    """A filler with host memory for one adapter, and the files of two."""
+    device = FakeDevice(eagerness=0.0)
+    packed = [packed_adapter(make_object(seed), FORM, folder, WHOLE) for seed in (1, 2)]
+    slab_bytes, num_slabs = FORM.layout.slab_bytes, packed[0].num_slabs
+    device.arena = torch.zeros(2 * num_slabs, slab_bytes, dtype=torch.uint8)
+    filler = SlabFiller(FORM, device.arena, device, host_bytes=num_slabs * slab_bytes)
+    return filler, device, [(p.path, p.digest) for p in packed]
+
+
+def place_one_after_the_other(filler, device, files):
+    for number, (path, digest) in enumerate(files):
+        packed = filler.read(path, digest)
+        first = number * packed.num_slabs
+        filler.fill(packed, list(range(first, first + packed.num_slabs)))
+        filler.release(packed)
+    device.synchronize(device.record(filler._copies._stream))
+
+
+def test_memory_is_pinned_at_start_only(world):
+    churn, device = world(num_host_slabs=6)
+    num_pinned = device.num_pinned
+    assert num_pinned > 0
+    churn.run(200, deadline_s=120)
+    assert churn.core.adapters.num_evictions > 20
+    assert device.num_pinned == num_pinned
 
 
 def test_host_memory_that_is_filled_again_while_a_step_still_copies_it_is_found_out(world):
