@@ -42,10 +42,12 @@ def gpu_backend(
     try:
         from kernels.gpu import ops
         from kernels.gpu.launch import capability
+        from kernels.gpu.rows import MAX_COLUMNS
     except ModuleNotFoundError as missing:
         raise UnsupportedModel(
             f"device cuda: there is no {missing.name} here; pip install 'chorale-llm[gpu]'"
         ) from None
+    check_width(model_config, MAX_COLUMNS)
     shard = ranks.shard if ranks else WHOLE
     check_count(torch.cuda.device_count(), shard)
     there = torch.device("cuda", shard.index)
@@ -58,6 +60,15 @@ def gpu_backend(
     stored = StoredWeights(Path(config.model_dir), dtype)
     weights = ShardedWeights(stored, shard) if ranks else stored
     return assemble(config, model_config, form, weights, device, ops, ranks)
+
+
+def check_width(model_config: DecoderConfig, most: int) -> None:
+    """most: features that a kernel holds of a token. Raises UnsupportedModel."""
+    hidden_size = model_config.shape.hidden_size
+    if hidden_size > most:
+        raise UnsupportedModel(
+            f"hidden_size {hidden_size}: a GPU serves {most} at most; take device cpu"
+        )
 
 
 def check_count(num_devices: int, shard: Shard) -> None:

@@ -33,6 +33,8 @@ QWEN_HALF_B = ModelShape(24, 896, 4864, 14, 2, 64)
 DECODE_TOKENS = 64
 PREFILL_TOKENS = 2048
 WINDOW = 4096
+WIDE_ROW = 28672
+"""The intermediate size of Llama 70B: more than a tile of a row may be."""
 
 _VOCAB = 128256
 _CONTEXT = 8192
@@ -230,7 +232,8 @@ def _elementwise(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     yield Case("rms_norm", partial(_rms_norm, shape, decode_tokens))
     yield Case("add_rms_norm", partial(_add_rms_norm, shape, decode_tokens))
     yield Case("add_rms_norm finite", partial(_add_rms_norm, shape, decode_tokens, is_last=True))
-    yield Case("quantize_fp8", partial(_quantize_fp8, shape, decode_tokens), 89)
+    yield Case("quantize_fp8", partial(_quantize_fp8, shape.intermediate_size, decode_tokens), 89)
+    yield Case("quantize_fp8 wide", partial(_quantize_fp8, WIDE_ROW, decode_tokens), 89)
     yield Case("silu_mul", partial(_silu_mul, shape, decode_tokens))
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         delta = partial(_silu_mul, shape, tokens, block_rows=rows)
@@ -254,8 +257,8 @@ def _add_rms_norm(
     ops.add_rms_norm(residual, x, _of(dtype, shape.hidden_size), 1e-5, finite)
 
 
-def _quantize_fp8(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
-    ops.quantize_fp8(_of(dtype, tokens, shape.intermediate_size))
+def _quantize_fp8(columns: int, tokens: int, dtype: torch.dtype) -> None:
+    ops.quantize_fp8(_of(dtype, tokens, columns))
 
 
 def _silu_mul(

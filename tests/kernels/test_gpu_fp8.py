@@ -42,9 +42,26 @@ def test_values_times_scales_are_near(dtype, tokens, dim):
     assert (error <= half_a_step * 1.001).all()
 
 
+@pytest.mark.parametrize("columns", [9557, 5462])
+def test_a_row_too_wide_for_one_tile_is_quantized_as_its_parts(columns):
+    parts = random(6, columns, torch.bfloat16).view(2, 3, columns)
+    parts[:, :, 7] = 2 * parts.abs().amax(dim=(1, 2))[:, None]  # so that they have one scale
+    values, scales = quantize_fp8(parts.view(2, 3 * columns))
+    of_parts, scales_of_parts = quantize_fp8(parts.view(6, columns))
+    assert torch.equal(values.view(torch.uint8).view(6, columns), of_parts.view(torch.uint8))
+    assert torch.equal(scales.expand(2, 3), scales_of_parts.view(2, 3))
+
+
 def test_the_largest_of_a_row_is_448_and_a_row_of_zeros_has_scale_1():
     x = random(3, 33, torch.float16)
     x[1] = 0
+    check_ends(x)
+    wide = torch.zeros(3, 20001, dtype=torch.float16)
+    wide[:, -33:] = x
+    check_ends(wide)
+
+
+def check_ends(x):
     values, scales = quantize_fp8(x)
     assert values.float().abs().amax(dim=1).tolist() == [448, 0, 448]
     assert scales[1].item() == 1
@@ -53,8 +70,9 @@ def test_the_largest_of_a_row_is_448_and_a_row_of_zeros_has_scale_1():
 
 # The interpreter computes with numpy, which warns of NaN.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-def test_a_bad_number_is_seen_in_no_other_row():
-    x = random(5, 9, torch.float32)
+@pytest.mark.parametrize("dim", [9, 16390])
+def test_a_bad_number_is_seen_in_no_other_row(dim):
+    x = random(5, dim, torch.float32)
     x[1, 3], x[3, 8] = math.nan, math.inf
     values, scales = quantize_fp8(x)
     alone = [quantize_fp8(row[None]) for row in x[::2]]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.errors import UnsupportedModel
-from engine.gpu.backend import check_capability
+from engine.gpu.backend import check_capability, check_width
 from engine.gpu.inputs import StepShape
 from engine.gpu.profile import run_largest_steps
 from engine.messages import SamplingParams
@@ -175,6 +175,14 @@ def test_a_gpu_that_cannot_is_refused_by_what_it_lacks(capability, values, refus
     with pytest.raises(UnsupportedModel, match=refusal):
         check_capability(capability, make_config(**values))
     check_capability(90, make_config(**values))
+
+
+def test_a_model_that_is_too_wide_for_the_kernels_is_refused(model_dir):
+    config = DecoderConfig.parse(load_config(model_dir))
+    hidden_size = config.shape.hidden_size
+    with pytest.raises(UnsupportedModel, match=f"hidden_size {hidden_size}: .* take device cpu"):
+        check_width(config, most=hidden_size - 1)
+    check_width(config, most=hidden_size)
 
 
 def test_fp8_on_a_cpu_is_refused_before_anything_is_loaded(model_dir, tmp_path):
