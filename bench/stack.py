@@ -21,7 +21,7 @@ from bench.report import first_token_share, match_share, rate, summarize
 from bench.workload import Workload, make_requests
 
 _BLOCK_SIZE = 16
-_MAX_NUM_SEQS = 64  # the default of chorale serve
+_MAX_NUM_SEQS = 64  # the default of chorale serve on a CPU
 _CHUNK_TOKENS = 128  # of a step on a CPU, by default
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
 

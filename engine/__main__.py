@@ -50,7 +50,7 @@ def main() -> None:
             epoch=epoch,
             base_revision=config.base_revision,
             max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.scheduler.max_num_seqs,
             device=config.device,
             dtype=config.dtype,
             tensor_parallel_size=config.tensor_parallel_size,

@@ -32,6 +32,7 @@ from lora.packed import PackedForm
 logger = logging.getLogger(__name__)
 
 _DEFAULT_MAX_MODEL_LEN = 8192
+_STEP_REQUESTS = {"cpu": 64, "cuda": 256}
 _STEP_TOKENS = {"cpu": 128, "cuda": 2048}
 """Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (110 GFLOP/s in C),
 and decodes wait for a chunk of 0.3 s instead of 1.1 s (135M shape, one thread; bench/LOG.md).
@@ -59,6 +60,7 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
         config,
         device=device,
         dtype=dtype,
+        max_num_seqs=_or(config.max_num_seqs, _STEP_REQUESTS[device]),
         max_num_batched_tokens=_or(config.max_num_batched_tokens, _STEP_TOKENS[device]),
         arena_bytes=_or(config.arena_bytes, _ARENA_BYTES[device]),
         host_cache_bytes=_or(config.host_cache_bytes, _HOST_CACHE_BYTES[device]),
@@ -128,7 +130,7 @@ def build_core(
         data_dir / "journal",
         engine_id,
         config.base_revision,
-        max_open=config.max_num_seqs + config.max_waiting,
+        max_open=config.scheduler.max_num_seqs + config.max_waiting,
     )
     num_slabs = len(backend.slabs)
     logger.info(

@@ -51,9 +51,9 @@ class EngineConfig:
     "none" before it.
     reference_kernels: names of a GPU's kernels in whose place the plain torch of
     `kernels.reference` computes, slowly; then no graph is captured.
-    device and dtype may be "auto", and arena_bytes, max_model_len, max_num_batched_tokens,
-    max_sum_ranks_per_step, host_cache_bytes and swap_bytes None: `engine.build` replaces them by
-    what the machine, the checkpoint and the arena give.
+    device and dtype may be "auto", and arena_bytes, max_model_len, max_num_seqs,
+    max_num_batched_tokens, max_sum_ranks_per_step, host_cache_bytes and swap_bytes None:
+    `engine.build` replaces them by what the machine, the checkpoint and the arena give.
     swap_bytes: host memory for the KV of preempted requests.
     sliding_window: of the model, filled in by `engine.build`.
     fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
@@ -89,7 +89,7 @@ class EngineConfig:
     sliding_window: int | None = None
     tensor_parallel_size: int = 1
     block_size: int = 16
-    max_num_seqs: int = 64
+    max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     max_waiting: int = 1024
     max_sum_ranks_per_step: int | None = None
@@ -123,6 +123,7 @@ class EngineConfig:
     @property
     def scheduler(self) -> SchedulerConfig:
         assert self.max_model_len is not None, "not resolved yet"
+        assert self.max_num_seqs is not None, "not resolved yet"
         assert self.max_num_batched_tokens is not None, "not resolved yet"
         assert self.max_sum_ranks_per_step is not None, "not resolved yet"
         return SchedulerConfig(

@@ -129,7 +129,7 @@ def main() -> None:
             base_revision=config.base_revision,
             # They limit nobody, for whoever has not heard yet that it takes nothing.
             max_model_len=config.max_model_len or _NO_LIMIT,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=config.max_num_seqs or _NO_LIMIT,
             device="none",
             dtype="none",
         )

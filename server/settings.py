@@ -77,7 +77,7 @@ class Settings(BaseModel):
     pool_dir: Path | None = None  # data_dir
 
     max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
-    max_num_seqs: int = Field(64, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1)  # by device, see engine/build.py
     max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/build.py
     max_waiting: int = Field(1024, ge=1)
     max_sum_ranks_per_step: int | None = Field(None, ge=1)  # a tenth of the step's bytes

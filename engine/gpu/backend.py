@@ -157,6 +157,7 @@ def step_limits(
 ) -> StepLimits:
     """What a step may be, and how the prefill attention wants to have it cut."""
     assert config.max_model_len is not None, "not resolved yet"
+    assert config.max_num_seqs is not None, "not resolved yet"
     assert config.max_num_batched_tokens is not None, "not resolved yet"
     shape = model_config.shape
     return StepLimits(

@@ -74,7 +74,9 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens of the longest request, answer included.")
     ] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests in one step.")] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests in one step: 64 on a CPU, 256 on a GPU.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="CPU threads of an engine.")] = None,
     config: Annotated[
         Path | None, typer.Option(envvar="CHORALE_CONFIG", help="A chorale.toml.")

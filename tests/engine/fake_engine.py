@@ -50,8 +50,12 @@ def serve(
     **journal_options: Any,
 ) -> None:
     """Until every gateway is gone."""
-    step_tokens = config.max_num_batched_tokens or 128
-    config = replace(config, max_num_batched_tokens=step_tokens, max_sum_ranks_per_step=1024)
+    config = replace(
+        config,
+        max_num_seqs=config.max_num_seqs or 64,
+        max_num_batched_tokens=config.max_num_batched_tokens or 128,
+        max_sum_ranks_per_step=1024,
+    )
     data_dir = Path(config.data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):

@@ -62,7 +62,7 @@ def test_a_wish_is_kept(tmp_path):
 def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
     config = resolve_device(make_config(tmp_path))
     assert (config.device, config.dtype) == ("cpu", "float32")
-    assert config.max_num_batched_tokens == 128
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,9 @@ def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
 )
 def test_a_gpu_runs_the_checkpoints_own_16_bits(tmp_path, saved, dtype):
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    assert resolve_device(make_config(tmp_path, device="cuda")).dtype == dtype
+    config = resolve_device(make_config(tmp_path, device="cuda"))
+    assert config.dtype == dtype
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (256, 2048)
 
 
 def test_a_cpu_needs_no_triton(tmp_path):
@@ -100,6 +102,7 @@ def test_what_was_given_stays(tmp_path):
         tmp_path,
         device="cpu",
         dtype="bfloat16",
+        max_num_seqs=3,
         max_num_batched_tokens=99,
         swap_bytes=0,
         host_cache_bytes=1 << 20,
