@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _BUDGET_S = 450.0
 """No row is begun later."""
@@ -24,18 +25,28 @@ def main() -> int:
         # Triton reads it where a kernel is defined: before anything here is imported.
         os.environ["TRITON_INTERPRET"] = "1"
     command = importlib.import_module("bench.gpu.command")
-    unknown = set(options.parts) - set(command.PARTS)
-    if unknown:
-        sys.exit(f"there is no part {', '.join(sorted(unknown))}: take {', '.join(command.PARTS)}")
+    names = list(command.parts_of({}))
+    if unknown := set(options.parts) - set(names):
+        sys.exit(f"there is no part {', '.join(sorted(unknown))}: take {', '.join(names)}")
     deadline_s = math.inf if options.dry else start + _BUDGET_S
-    parts = options.parts or list(command.PARTS)
-    return int(command.run(parts, options.dry, options.out, deadline_s))
+    parts = options.parts or names
+    return int(command.run(parts, options.dry, options.out, deadline_s, _switches(options)))
+
+
+def _switches(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of an engine that were given, by their names."""
+    names = ("enforce_eager", "lora_overlap", "reference_kernels")
+    given = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in given.items() if value}
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all, one by one")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU: figures mean nothing")
+    parser.add_argument("--enforce-eager", action="store_true", help="engines without graphs")
+    parser.add_argument("--lora-overlap", choices=("shrink", "none"))
+    parser.add_argument("--reference-kernels", nargs="+", help="plain torch in their place")
     parser.add_argument("--out", type=Path, help="default: bench/results/gpu-DEVICE.jsonl")
     return parser.parse_args(arguments)
 

@@ -34,6 +34,9 @@ def decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
                 setup = {"kv": _name(kv_dtype), "batch": batch, "context": context}
                 measure = partial(_decode, machine, ceilings, kv_dtype, batch, context)
                 yield Row("gpu.decode_attention", setup, measure)
+    batch, context = machine.pick((64, 4096), (3, 40))
+    setup = {"batch": batch, "context": context}
+    yield Row("gpu.shared_prefix", setup, partial(_shared, machine, batch, context))
 
 
 def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
@@ -75,7 +78,34 @@ class _Case:
         return run
 
 
-def _make_case(machine: Machine, kv_dtype: torch.dtype, lengths: list[tuple[int, int]]) -> _Case:
+def _shared(machine: Machine, batch: int, context: int) -> dict[str, float]:
+    """Rows with the same context, its blocks shared and not: what a cache of the GPU saves of it
+    is no work for a kernel that reads the shared part once.
+    """
+    apart, shared = (
+        _make_case(machine, machine.dtype, [(context - 1, 1)] * batch, is_shared=is_shared)
+        for is_shared in (False, True)
+    )
+    seconds = [
+        machine.seconds(case.work(ops.decode_attention, torch.empty_like(case.q))) / case.num_layers
+        for case in (apart, shared)
+    ]
+    alone = _make_case(machine, machine.dtype, [(context - 1, 1)])
+    one = machine.seconds(alone.work(ops.decode_attention, torch.empty_like(alone.q)))
+    return {
+        "apart_us": rounded(1e6 * seconds[0]),
+        "shared_us": rounded(1e6 * seconds[1]),
+        "one_row_us": rounded(1e6 * one / alone.num_layers),
+    }
+
+
+def _make_case(
+    machine: Machine,
+    kv_dtype: torch.dtype,
+    lengths: list[tuple[int, int]],
+    is_shared: bool = False,
+) -> _Case:
+    """is_shared: all rows have the first one's blocks."""
     shape = machine.shape
     longest = max(start + count for start, count in lengths)
     layer_bytes = len(lengths) * longest * 2 * shape.num_kv_heads * shape.head_dim
@@ -91,6 +121,8 @@ def _make_case(machine: Machine, kv_dtype: torch.dtype, lengths: list[tuple[int,
         part = kv[:, layer]
         part.copy_(machine.randn(*part.shape))
     blocks = deal_blocks(0, len(lengths), per_row)
+    if is_shared:
+        blocks = blocks[:1] * len(lengths)
     step = make_step(machine, make_form(machine, layout), slabs, make_rows(lengths, blocks))
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = machine.randn(sum(count for _, count in lengths), heads, shape.head_dim)

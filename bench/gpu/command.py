@@ -3,9 +3,10 @@
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,20 +48,33 @@ def _small(machine: Machine, found: Ceilings) -> Iterator[Row]:
     yield from copies.rows(machine, found)
 
 
-PARTS: dict[str, Rows] = {
-    "launches": lambda machine, _: launches.rows(machine),
-    "lora": lora_rows.rows,
-    "attention": _attention,
-    "engine": partial(engine_rows.rows, precision="16 bits"),
-    "open-loop": open_loop.rows,
-    "small": _small,
-    "fp8": partial(engine_rows.rows, precision="fp8"),
-}
-"""In the order of their worth. Before each the ceilings are measured, if they are not there."""
+def parts_of(switches: Mapping[str, Any]) -> dict[str, Rows]:
+    """All parts by name, in the order of their worth; before each the ceilings are measured.
+
+    switches: settings of the engines, as EngineConfig has them.
+    """
+    return {
+        "launches": lambda machine, _: launches.rows(machine),
+        "lora": lora_rows.rows,
+        "attention": _attention,
+        "engine": partial(engine_rows.rows, precision="16 bits", switches=switches),
+        "open-loop": open_loop.rows,
+        "small": _small,
+        "fp8": partial(engine_rows.rows, precision="fp8", switches=switches),
+    }
 
 
-def run(parts: Sequence[str], is_dry: bool, out: Path | None, deadline_s: float) -> int:
-    """parts: names of PARTS.   deadline_s: on the monotonic clock.   The exit status."""
+def run(
+    parts: Sequence[str],
+    is_dry: bool,
+    out: Path | None,
+    deadline_s: float,
+    switches: Mapping[str, Any],
+) -> int:
+    """Measure these parts, and say what was reached.
+
+    deadline_s: on the monotonic clock.   switches: see parts_of.   Result: the exit status.
+    """
     try:
         name = dry_name() if is_dry else probe().name
     except NoGpu as error:
@@ -68,7 +82,10 @@ def run(parts: Sequence[str], is_dry: bool, out: Path | None, deadline_s: float)
         return 1
     path = out or _path(name, is_dry)
     for part in parts:
-        _measure_part(part, is_dry, path, name, deadline_s)
+        rows_of = parts_of(switches)[part]
+        _measure_part(
+            part, partial(_measure_rows, rows_of, is_dry, path, name, deadline_s), path, name
+        )
     rows = RowFile(path, name).rows()
     wrong = [row for row in rows if not row["result"]["correct"]]
     note = "; a dry run, its figures mean nothing" if is_dry else ""
@@ -77,11 +94,11 @@ def run(parts: Sequence[str], is_dry: bool, out: Path | None, deadline_s: float)
     return 1 if wrong else 0
 
 
-def _measure_part(part: str, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
+def _measure_part(part: str, work: Callable[[], None], path: Path, name: str) -> None:
     """Measure a part in a child; where that dies, the row that it was at is wrong, and another
     child goes on behind it.
     """
-    work, num_rows = partial(_measure_rows, part, is_dry, path, name, deadline_s), -1
+    num_rows = -1
     while True:
         ended = child.run(work, _PART_S, is_heard=True)
         if ended.failure is None:
@@ -94,7 +111,7 @@ def _measure_part(part: str, is_dry: bool, path: Path, name: str, deadline_s: fl
         num_rows = len(file.rows())
 
 
-def _measure_rows(part: str, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
+def _measure_rows(rows_of: Rows, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
     machine = DryRun() if is_dry else Gpu()
     runs = Runs(
         RowFile(path, name),
@@ -108,7 +125,7 @@ def _measure_rows(part: str, is_dry: bool, path: Path, name: str, deadline_s: fl
         runs.run([first])
         measured = runs.file.find(first)
         found = Ceilings.of(measured["result"] if measured else {})
-        runs.run(PARTS[part](machine, found))
+        runs.run(rows_of(machine, found))
     _say([f"not measured: {line}" for line in runs.missing])
 
 

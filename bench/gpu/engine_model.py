@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -65,7 +65,12 @@ class EngineUnderTest:
     """
 
     def __init__(
-        self, machine: Machine, sizes: EngineSizes, precision: Precision, folder: Path
+        self,
+        machine: Machine,
+        sizes: EngineSizes,
+        precision: Precision,
+        switches: Mapping[str, Any],
+        folder: Path,
     ) -> None:
         is_fp8 = precision == "fp8"
         kv_dtype = FP8 if is_fp8 else machine.dtype
@@ -75,7 +80,7 @@ class EngineUnderTest:
         itemsize = machine.dtype.itemsize
         self.layout = Layout.of(sizes.shape, itemsize, kv_itemsize=kv_dtype.itemsize)
         self.form = make_form(machine, self.layout)
-        config = _engine_config(machine, sizes, self.layout, folder)
+        config = replace(_engine_config(machine, sizes, self.layout, folder), **switches)
         if is_fp8:
             config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
         model = make_model_config(sizes.shape, machine.vocab_size)

@@ -3,7 +3,7 @@ what adapters add to them.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -31,19 +31,28 @@ _DIFFERS = 0.4
 """Share of the logits' length: what two ways to the same may differ by, and what adapters must."""
 
 
-def rows(machine: Machine, ceilings: Ceilings, precision: Precision) -> Iterator[Row]:
+def rows(
+    machine: Machine, ceilings: Ceilings, precision: Precision, switches: Mapping[str, Any]
+) -> Iterator[Row]:
+    """switches: settings of the engine, as EngineConfig has them; rows name them."""
     with tempfile.TemporaryDirectory() as folder:
-        yield from _Bench(machine, ceilings, precision, Path(folder)).rows()
+        yield from _Bench(machine, ceilings, precision, switches, Path(folder)).rows()
 
 
 class _Bench:
     """One engine, put together when the first row needs it, and what its steps took so far."""
 
     def __init__(
-        self, machine: Machine, ceilings: Ceilings, precision: Precision, folder: Path
+        self,
+        machine: Machine,
+        ceilings: Ceilings,
+        precision: Precision,
+        switches: Mapping[str, Any],
+        folder: Path,
     ) -> None:
         self.machine, self.ceilings = machine, ceilings
         self.precision: Precision = precision
+        self.switches = switches
         self.folder = folder
         self._was_begun = False
         self.context, self.num_steps = machine.pick((1024, 40), (20, 1))
@@ -55,7 +64,8 @@ class _Bench:
         if self._was_begun:
             raise NoRoom("its engine could not be put together")
         self._was_begun = True
-        return EngineUnderTest(self.machine, self._sizes(), self.precision, self.folder)
+        sizes = self._sizes()
+        return EngineUnderTest(self.machine, sizes, self.precision, self.switches, self.folder)
 
     def rows(self) -> Iterator[Row]:
         batches, ranks = self._cases()
@@ -79,7 +89,8 @@ class _Bench:
         shape = self._shape
         model = f"random Llama, {shape.num_layers} layers of {shape.hidden_size}"
         weights = "fp8" if self.precision == "fp8" else self.machine.dtype_name
-        return Row(f"gpu.{name}", {"model": model, "weights": weights, **setup}, measure)
+        setup = {"model": model, "weights": weights, **setup, **self.switches}
+        return Row(f"gpu.{name}", setup, measure)
 
     def _cases(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Batches and ranks."""

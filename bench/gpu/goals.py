@@ -1,7 +1,7 @@
 """What is aimed at, and the arithmetic of it: floors that bytes set, and verdicts over rows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.report import rounded
@@ -22,7 +22,7 @@ GOALS = {
     "decode_attention": "decode attention over 32k tokens and more: 80 % of copy bandwidth",
     "prefill_attention": "prefill attention at 2,000 keys and more: 50 % of the matmul rate",
     "page_in": "an adapter of rank 16 from pinned memory: 80 % of pinned copy bandwidth",
-    "engine_step": "a decode step without adapters: of 64 rows: at most 1.15 of its bytes' time",
+    "engine_step": "a decode step of 64 rows without adapters: at most 1.15 of its bytes' time",
     "engine_lora": "LoRA in a decode step adds at most bytes / 0.8 + 2.5 % of the step",
     "engine_prefill": "LoRA in a prefill step of 2,048 tokens adds at most 6 %",
 }
@@ -63,11 +63,18 @@ def at_least(value: float, limit: float) -> dict[str, Any] | None:
     return {"value": rounded(value), "at_least": rounded(limit), "met": value >= limit}
 
 
+def found_of(
+    name: str, rows: Iterable[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The rows that speak of a goal, each with what it says."""
+    return [(row, row["result"]["goals"][name]) for row in rows if _speaks_of(name, row)]
+
+
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for every goal: met, missed and where, or not measured."""
     lines = []
     for name, text in GOALS.items():
-        found = [(row, row["result"]["goals"][name]) for row in rows if _speaks_of(name, row)]
+        found = found_of(name, rows)
         missed = [_describe(row, goal) for row, goal in found if not goal["met"]]
         if not found:
             lines.append(f"not measured  {text}")
@@ -84,6 +91,14 @@ def _speaks_of(name: str, row: Mapping[str, Any]) -> bool:
 
 
 def _describe(row: Mapping[str, Any], goal: Mapping[str, Any]) -> str:
-    setup = ", ".join(f"{key} {value}" for key, value in row["setup"].items())
+    return f"{setup_of(row)}: {value_of(goal)}"
+
+
+def setup_of(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row["setup"].items())
+
+
+def value_of(goal: Mapping[str, Any]) -> str:
+    """What was reached beside what is aimed at."""
     limit = "at_most" if "at_most" in goal else "at_least"
-    return f"{setup}: {goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"
+    return f"{goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"

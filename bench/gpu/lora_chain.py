@@ -5,11 +5,13 @@ torch, rotary embedding and activation by our kernels, adapters by whoever is as
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
 from bench.gpu.machine import Machine, Work
 from engine.gpu.inputs import StepInputs
+from kernels.gpu import lora
 from kernels.work import Delta, Site
 from lora.sites import site_of
 
@@ -104,6 +106,22 @@ class Chain:
                 self.layer(index, *inputs, step, kv, project, kernels)
 
         return run
+
+
+def our_capped_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
+    """The model's way with fewer programs of shrink on a multiprocessor, so that the product beside
+    it has more of each.
+    """
+
+    def capped(project: Project, programs: int) -> Project:
+        def with_fewer(x: torch.Tensor, weight: torch.Tensor, site: Site) -> Any:
+            with mock.patch.object(lora, "SHRINK_PROGRAMS", programs):
+                return project(x, weight, site)
+
+        return with_fewer
+
+    model = our_systems(machine, step, kernels)["model"]
+    return {f"model, {n} programs": capped(model, n) for n in machine.pick((1, 2), ())}
 
 
 def our_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:

@@ -18,6 +18,7 @@ from bench.gpu.lora_chain import (
     LayerOutputs,
     Project,
     by_torch,
+    our_capped_systems,
     our_systems,
 )
 from bench.gpu.lora_torch import Stacked
@@ -96,7 +97,9 @@ class _Lab:
     def decode(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
         case = self._make_case([(0, 1)] * tokens, ranks)
         stacked = self._stacked(case, range(self.machine.shape.num_layers))
+        capped = our_capped_systems(self.machine, case.step.inputs, ops)
         comparators: dict[str, Callable[[], Project]] = {
+            **{name: lambda project=project: project for name, project in capped.items()},
             "torch_gathered": lambda: stacked.gathered,
             "torch_masked": lambda: stacked.masked,
             "vllm": partial(self._vllm, stacked),

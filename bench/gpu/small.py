@@ -38,7 +38,7 @@ class _Case:
 
 def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
     for name, make in _CASES.items():
-        for tokens in machine.pick((64, 2048), (5,)):
+        for tokens in machine.pick((64, 256, 2048), (5,)):
             measure = partial(_measure, machine, ceilings, make, tokens)
             yield Row("gpu.small", {"kernel": name, "tokens": tokens}, measure)
 

@@ -27,7 +27,7 @@ _CHUNK = tl.constexpr(CHUNK_FEATURES)
 
 # (features of a step, warps, stages) by most tokens of a block. 16: a chunk is on its way at once.
 _SHRINK = {16: (128, 4, 4), 64: (128, 4, 3)}
-_SHRINK_PROGRAMS = 6
+SHRINK_PROGRAMS = 6
 
 # Programs of a multiprocessor, by most tokens of a block: no more than its registers hold at once,
 # or the last ones would run when all others are through.
@@ -155,7 +155,7 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     columns = len(site.projections) * work.max_rank
     planes = x.new_empty((site.num_chunks, len(x), columns), dtype=torch.float32)
     block_k, num_warps, num_stages = _SHRINK[work.block_rows]
-    grid = (launch.num_programs(x.device, _SHRINK_PROGRAMS),)
+    grid = (launch.num_programs(x.device, SHRINK_PROGRAMS),)
     _shrink[grid](
         x,
         planes,

@@ -48,7 +48,8 @@ runpy.run_module("bench.gpu", run_name="__main__", alter_sys=True)
 """
 BENCHES = {
     "gpu.ceilings", "gpu.launches", "gpu.small", "gpu.copy_slabs", "gpu.page_in",
-    "gpu.decode_attention", "gpu.prefill_attention", "gpu.lora_decode", "gpu.lora_prefill",
+    "gpu.decode_attention", "gpu.prefill_attention", "gpu.shared_prefix",
+    "gpu.lora_decode", "gpu.lora_prefill",
     "gpu.engine_capture", "gpu.engine_check", "gpu.engine_decode", "gpu.engine_mixed",
     "gpu.engine_prefill", "gpu.open_loop",
 }  # fmt: skip
@@ -111,7 +112,7 @@ def parts(monkeypatch):
 
     def give(**measures):
         rows = [Row("gpu.test", {"case": name}, work) for name, work in measures.items()]
-        monkeypatch.setattr(command, "PARTS", {"some": lambda *_: iter(rows)})
+        monkeypatch.setattr(command, "parts_of", lambda _: {"some": lambda *_: iter(rows)})
 
     first = Row("gpu.ceilings", {}, lambda: {"copy_gb_per_s": 1.0})
     monkeypatch.setattr(command.ceilings, "row", lambda _: first)
@@ -119,7 +120,7 @@ def parts(monkeypatch):
 
 
 def run_command(path):
-    return command.run(["some"], True, path, math.inf)
+    return command.run(["some"], True, path, math.inf, {})
 
 
 def results_in(path):
@@ -163,9 +164,9 @@ def test_a_ceiling_that_fails_skips_nothing(path, parts, monkeypatch):
     assert results_in(path)["a"]["correct"]
 
 
-def test_a_part_that_breaks_before_its_first_row_is_not_begun_for_ever(path, parts, capfd):
-    parts(a=lambda: {"us": 1.0})
-    command.PARTS["some"] = lambda *_: 1 // 0
+@pytest.mark.usefixtures("parts")
+def test_a_part_that_breaks_before_its_first_row_is_not_begun_for_ever(path, monkeypatch, capfd):
+    monkeypatch.setattr(command, "parts_of", lambda _: {"some": lambda *_: 1 // 0})
     assert run_command(path) == 0
     assert "some: it raised an error, and before it measured anything" in capfd.readouterr().out
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.gpu.inputs import MAX_RANK
 from kernels.gpu.launch import capability
+from kernels.tiles import MAX_RANK
 from lora.device import CudaDevice, Device
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 

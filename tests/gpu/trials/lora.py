@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import silu
 
-from engine.gpu.inputs import MAX_RANK
+from kernels.tiles import MAX_RANK
 from kernels.work import Site
 from tests.gpu.setting import KernelSizes, Setting
 from tests.gpu.trials.trial import Trial, near, on, randn
