@@ -2,12 +2,12 @@
 with, and what runs where there is no GPU. Plain and slow; for tensors in host memory.
 """
 
-import ctypes
-
+import numpy as np
 import torch
 from torch.nn.functional import silu
 
 from kernels import attention, elementwise, sampling
+from kernels.block import adapter_blocks, places_of, scale_of
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import (
     CHUNK_FEATURES,
@@ -196,15 +196,15 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     """
     columns = len(site.projections) * work.max_rank
     planes = torch.full((site.num_chunks, len(x), columns), torch.nan)
-    for first, count, slot in _blocks(work):
+    for block in adapter_blocks(work):
+        rows = _rows(block)
         for number in range(len(site.projections)):
-            for index, a, _ in _tiles(work, site, slot, number):
+            for index, a, _ in _tiles(work, site, block, number):
                 at = number * work.max_rank + index * RANK_ROWS
                 for chunk in range(site.num_chunks):
                     part = slice(chunk * CHUNK_FEATURES, (chunk + 1) * CHUNK_FEATURES)
-                    h = x[first : first + count, part].float() @ a[:, part].float().T
-                    scaled = h * _scale(work, site, slot, number)
-                    planes[chunk, first : first + count, at : at + RANK_ROWS] = scaled
+                    h = x[rows, part].float() @ a[:, part].float().T
+                    planes[chunk, rows, at : at + RANK_ROWS] = h * scale_of(site, block, number)
     return Delta(planes, work, site)
 
 
@@ -221,35 +221,29 @@ def _delta(delta: Delta, num_tokens: int) -> torch.Tensor:
     """[T, sum of out_features] float32, zeros where there is no adapter."""
     work, site = delta.work, delta.site
     total = torch.zeros(num_tokens, sum(site.out_features))
-    for first, count, slot in _blocks(work):
-        rows = slice(first, first + count)
+    for block in adapter_blocks(work):
+        rows = _rows(block)
         for number, width in enumerate(site.out_features):
             out = total[rows, sum(site.out_features[:number]) :][:, :width]
-            for index, _, b in _tiles(work, site, slot, number):
+            for index, _, b in _tiles(work, site, block, number):
                 at = number * work.max_rank + index * RANK_ROWS
                 h = delta.planes[:, rows, at : at + RANK_ROWS].sum(0).to(b.dtype)
                 out += h.float() @ b.float()
     return total
 
 
-def _blocks(work: LoRAWork) -> list[list[int]]:
-    """(first token, tokens, slot) of the blocks that have an adapter."""
-    blocks: list[list[int]] = work.blocks[: int(work.counts[0])].tolist()
-    return [block for block in blocks if block[2] >= 0]
+def _rows(block: np.void) -> slice:
+    return slice(int(block["first"]), int(block["first"] + block["tokens"]))
 
 
 def _tiles(
-    work: LoRAWork, site: Site, slot: int, number: int
+    work: LoRAWork, site: Site, block: np.void, number: int
 ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """(index, A rows [8, in], B rows [8, out]) of the site's projection `number`."""
-    depth = int(work.depths[slot])
-    start = (site.layer * site.num_projections + site.projections[number]) * depth
-    address = int(work.tile_tables[slot]) + 4 * start
-    places = (ctypes.c_int32 * depth).from_address(address)
     in_features, out_features = site.in_features, site.out_features[number]
     elems = work.arena.view(-1)
     tiles = []
-    for index, place in enumerate(places):
+    for index, place in enumerate(places_of(site, block, number)):
         if place >= 0:
             first = place * ADDRESS_UNIT_BYTES // elems.element_size()
             middle = first + RANK_ROWS * in_features
@@ -257,11 +251,6 @@ def _tiles(
             b = elems[middle : middle + RANK_ROWS * out_features].view(RANK_ROWS, out_features)
             tiles.append((index, a, b))
     return tiles
-
-
-def _scale(work: LoRAWork, site: Site, slot: int, number: int) -> float:
-    at = site.layer * site.num_projections + site.projections[number]
-    return float(ctypes.c_float.from_address(int(work.scales[slot]) + 4 * at).value)
 
 
 # ---- slabs ----

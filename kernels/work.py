@@ -51,23 +51,18 @@ class LoRAWork:
     """Which adapter applies to which tokens. Tokens of an adapter are neighbours.
 
     arena: [slabs, elements] in the adapters' dtype, contiguous.
-    blocks: [.., 3] int32, (first token, tokens, slot); each token of the step is in one of them,
-    slot -1 means the base model.   pairs: [.., 2] int32, (block, pair) for all pairs of tiles of
-    the blocks' adapters: pair p is rank rows [16 p, 16 p + 16).
+    blocks: [.., 8] int32, a `kernels.block.BLOCK` each; each token of the step is in one of them.
+    pairs: [.., 2] int32, (block, pair) for all pairs of tiles of the blocks' adapters: pair p is
+    rank rows [16 p, 16 p + 16).
     counts: [2] int32, how many of `blocks` and of `pairs` count.
-    tile_tables, scales: [slots] int64, addresses of [layers, projections, depth] int32 (a tile's
-    place, -1 for none; a module's tiles come first) and of [layers, projections] float32.
-    depths: [slots] int32.
     block_rows: most tokens of a block.   max_rank: columns of one projection in the planes.
+    `blocks` and `pairs` begin at multiples of 16 bytes: kernels read them by wide loads.
     """
 
     arena: torch.Tensor
     blocks: torch.Tensor
     pairs: torch.Tensor
     counts: torch.Tensor
-    tile_tables: torch.Tensor
-    scales: torch.Tensor
-    depths: torch.Tensor
     block_rows: int
     max_rank: int
 

@@ -3,7 +3,7 @@
 The places of numbers depend on the step's shape only, so that a captured graph finds them again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from engine.batch import Batch, ScheduledRow
 from engine.request import PENDING_TOKEN
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
+from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
 from kernels.work import PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
 from lora.batch import DeviceTables, Segment
@@ -22,6 +23,7 @@ from lora.packed import PackedForm
 Ints = npt.NDArray[np.int32]
 
 _ALIGNED_INTS = 4
+_BLOCK_INTS = BLOCK.itemsize // 4
 DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
 _LEAST_PREFILL_SEGMENT = 64
 
@@ -209,12 +211,9 @@ class StepBuilder:
     def _lora_work(self, shape: StepShape, field: Callable[[str], torch.Tensor]) -> LoRAWork:
         return LoRAWork(
             arena=self.adapters,
-            blocks=field("lora_blocks").view(-1, 3),
+            blocks=field("lora_blocks").view(-1, _BLOCK_INTS),
             pairs=field("lora_pairs").view(-1, 2),
             counts=field("lora_counts"),
-            tile_tables=field("tile_tables").view(torch.int64),
-            scales=field("scales").view(torch.int64),
-            depths=field("depths"),
             block_rows=shape.block_rows,
             # Planes have room for it in every step: no rank compiles a kernel anew.
             max_rank=MAX_RANK,
@@ -342,12 +341,9 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
         # A row has tokens before its adapter's first one, and after it.
         num_blocks = 2 * rows + tokens // shape.block_rows
         sizes |= {
-            "lora_blocks": 3 * num_blocks,
+            "lora_blocks": _BLOCK_INTS * num_blocks,
             "lora_pairs": 2 * num_blocks * (MAX_RANK // PAIR_ROWS),
             "lora_counts": 2,
-            "depths": rows,
-            "tile_tables": 2 * rows,
-            "scales": 2 * rows,
         }
     return sizes
 
@@ -355,50 +351,32 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
 def _put_lora(
     segments: Sequence[Segment], num_tokens: int, shape: StepShape, memory: Ints, places: _Places
 ) -> None:
-    slots: dict[int, int] = {}
-    tables: list[DeviceTables] = []
-    for segment in segments:
-        if id(segment.tables) not in slots:
-            slots[id(segment.tables)] = len(tables)
-            tables.append(segment.tables)
-    runs = [(s.start, s.end, slots[id(s.tables)]) for s in segments]
-    blocks = _cut(_with_base(runs, num_tokens), shape.block_rows)
-    pairs = [
-        (block, pair)
-        for block, (_, _, slot) in enumerate(blocks)
-        if slot >= 0
-        for pair in range(tables[slot].num_pairs)
-    ]
-    places.put_some(memory, "lora_blocks", blocks)
+    blocks: list[tuple[int, ...]] = []
+    pairs: list[tuple[int, int]] = []
+    for start, end, tables in _with_base(segments, num_tokens):
+        for first in range(start, end, shape.block_rows):
+            tokens = first, min(shape.block_rows, end - first)
+            if tables is None:
+                blocks.append((*tokens, 0, 0, 0))
+                continue
+            pairs += [(len(blocks), pair) for pair in range(tables.num_pairs)]
+            table, scales = tables.tile_table, tables.scales
+            blocks.append((*tokens, table.shape[2], table.data_ptr(), scales.data_ptr()))
+    places.put_some(memory, "lora_blocks", np.array(blocks, dtype=BLOCK).view(np.int32))
     places.put_some(memory, "lora_pairs", pairs)
     places.put(memory, "lora_counts", (len(blocks), len(pairs)))
-    places.put(memory, "depths", [table.tile_table.shape[2] for table in tables])
-    for name, addresses in (
-        ("tile_tables", [table.tile_table.data_ptr() for table in tables]),
-        ("scales", [table.scales.data_ptr() for table in tables]),
-    ):
-        places.put(memory, name, np.asarray(addresses, dtype=np.int64).view(np.int32))
 
 
-def _with_base(runs: Sequence[tuple[int, int, int]], num_tokens: int) -> list[tuple[int, int, int]]:
-    """(start, end, slot) of all tokens: what lies between the adapters' is the base model's."""
-    whole, at = [], 0
-    for start, end, slot in (*runs, (num_tokens, num_tokens, -1)):
-        if start > at:
-            whole.append((at, start, -1))
-        if end > start:
-            whole.append((start, end, slot))
-        at = end
-    return whole
-
-
-def _cut(runs: Sequence[tuple[int, int, int]], most: int) -> list[tuple[int, int, int]]:
-    """(first token, tokens, slot) of blocks of at most `most` tokens."""
-    return [
-        (first, min(most, end - first), slot)
-        for start, end, slot in runs
-        for first in range(start, end, most)
-    ]
+def _with_base(
+    segments: Sequence[Segment], num_tokens: int
+) -> Iterator[tuple[int, int, DeviceTables | None]]:
+    """(start, end, tables) of all tokens: what lies between the adapters' is the base model's."""
+    at = 0
+    for segment in segments:
+        yield at, segment.start, None
+        yield segment.start, segment.end, segment.tables
+        at = segment.end
+    yield at, num_tokens, None
 
 
 def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:

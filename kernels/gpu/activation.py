@@ -40,7 +40,7 @@ def _silu_mul(out, gate_up, row_stride, WIDTH: tl.constexpr, BLOCK_N: tl.constex
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
-    do_not_specialize_on_alignment=["blocks", "counts", "tile_tables", "depths"],
+    do_not_specialize_on_alignment=["counts"],
 )
 def _silu_mul_expand(
     out,
@@ -49,8 +49,6 @@ def _silu_mul_expand(
     arena,
     blocks,
     counts,
-    tile_tables,
-    depths,
     num_tokens,
     row_stride,
     line,
@@ -67,7 +65,7 @@ def _silu_mul_expand(
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
-        first, count, slot = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
+        first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
         columns = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -77,11 +75,10 @@ def _silu_mul_expand(
         gate = tl.load(at, mask=mask, other=0.0)
         up = tl.load(at + WIDTH, mask=mask, other=0.0)
         zeros = tl.zeros((ROWS, BLOCK_N), tl.float32)
-        tiles, depth = tile_line(tile_tables, depths, slot, line)
         gate = gate.to(tl.float32) + add_expanded(
             zeros,
             arena,
-            tiles,
+            tile_line(table, depth, line),
             depth,
             planes,
             num_tokens,
@@ -95,11 +92,10 @@ def _silu_mul_expand(
             2 * MAX_RANK,
             UPCAST,
         )
-        tiles, depth = tile_line(tile_tables, depths, slot, line + 1)
         up = up.to(tl.float32) + add_expanded(
             zeros,
             arena,
-            tiles,
+            tile_line(table, depth, line + 1),
             depth,
             planes,
             num_tokens,
@@ -139,8 +135,6 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
         work.arena,
         work.blocks,
         work.counts,
-        work.tile_tables,
-        work.depths,
         num_tokens,
         gate_up.stride(0),
         first_line(site),

@@ -47,15 +47,24 @@ def num_fused_programs(device: torch.device, block_rows: int) -> int:
 
 
 @triton.jit
+def block_of(blocks, index):
+    """(first token, tokens, depth, tile table, scales) of a BLOCK, by two loads of 16 bytes."""
+    words = blocks.to(tl.pointer_type(tl.int64), bitcast=True) + 4 * index.to(tl.int64)
+    even, odd = tl.split(tl.reshape(tl.load(words + tl.arange(0, 4)), (2, 2)))
+    tokens, table = tl.split(even)
+    depth, scales = tl.split(odd)
+    first, count = tokens.to(tl.int32).to(tl.int64), (tokens >> 32).to(tl.int32)
+    return first, count, depth, table, scales
+
+
+@triton.jit
 def rows_of(blocks, tile, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
-    """(first token, tokens, slot) of a tile of rows: a block is cut into BLOCK_ROWS / ROWS."""
+    """(first token, tokens, depth, tile table) of a tile of rows; a block has BLOCK_ROWS / ROWS."""
     TILES: tl.constexpr = BLOCK_ROWS // ROWS
-    block = blocks + 3 * (tile // TILES).to(tl.int64)
+    first, count, depth, table, _ = block_of(blocks, tile // TILES)
     skipped = tile % TILES * ROWS
-    count = tl.load(block + 1) - skipped
     # A tile without tokens has nothing to look up.
-    slot = tl.where(count > 0, tl.load(block + 2), -1).to(tl.int64)
-    return tl.load(block).to(tl.int64) + skipped, count, slot
+    return first + skipped, count - skipped, tl.where(count > skipped, depth, 0), table
 
 
 @triton.jit
@@ -65,18 +74,22 @@ def by_number(number, zeroth, first, second):
 
 
 @triton.jit
-def tile_line(tile_tables, depths, slot, line):
-    """(address, length) of a line of places in a slot's tile table; slot -1 has an empty one."""
-    has_adapter = slot >= 0
-    depth = tl.load(depths + slot, mask=has_adapter, other=0)
-    table = tl.load(tile_tables + slot, mask=has_adapter, other=0)
-    return table.to(tl.pointer_type(tl.int32)) + tl.cast(line, tl.int64) * depth, depth
+def pair_of(pairs, index):
+    """(block, pair) of an item of LoRAWork.pairs."""
+    return tl.split(tl.load(pairs + 2 * index.to(tl.int64) + tl.arange(0, 2)))
 
 
 @triton.jit
-def place_of(line, depth, index):
-    """Tile `index` of a line, -1 past its end."""
-    return tl.load(line + index, mask=index < depth, other=-1)
+def tile_line(table, depth, line):
+    """Where a line of `depth` places begins in a tile table."""
+    return table.to(tl.pointer_type(tl.int32)) + tl.cast(line, tl.int64) * depth
+
+
+@triton.jit
+def places_of(line, depth, pair):
+    """Tiles 2 * pair and 2 * pair + 1 of a line, -1 past its end."""
+    place_0 = tl.load(line + 2 * pair, mask=2 * pair < depth, other=-1)
+    return place_0, tl.load(line + 2 * pair + 1, mask=2 * pair + 1 < depth, other=-1)
 
 
 @triton.jit
@@ -141,9 +154,8 @@ def add_expanded(
     """
     column_mask = out_columns < out_features
     pair = 0
-    place_0 = place_of(line, depth, 0)
+    place_0, place_1 = places_of(line, depth, pair)
     while place_0 >= 0:
-        place_1 = place_of(line, depth, 2 * pair + 1)
         rank_mask = pair_mask(place_1)
         offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
         b = tl.load(
@@ -154,7 +166,8 @@ def add_expanded(
         h_mask = row_mask[:, None] & rank_mask[None, :]
         first = column + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
-        acc = dot(h.to(b.dtype), b, acc, UPCAST)
         pair += 1
-        place_0 = place_of(line, depth, 2 * pair)
+        # The next places come while the product still waits for its operands.
+        place_0, place_1 = places_of(line, depth, pair)
+        acc = dot(h.to(b.dtype), b, acc, UPCAST)
     return acc

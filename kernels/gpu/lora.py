@@ -10,13 +10,15 @@ from kernels.gpu.expansion import (
     TILE_ROWS,
     add_expanded,
     b_start,
+    block_of,
     by_number,
     dot,
     first_line,
     load_planes,
     pair_mask,
+    pair_of,
     pair_offsets,
-    place_of,
+    places_of,
     rows_of,
     tile_line,
 )
@@ -41,7 +43,7 @@ _EXPAND_WARPS = 4
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
-    do_not_specialize_on_alignment=["blocks", "pairs", "counts", "tile_tables", "scales", "depths"],
+    do_not_specialize_on_alignment=["counts"],
 )
 def _shrink(
     x,
@@ -50,9 +52,6 @@ def _shrink(
     blocks,
     pairs,
     counts,
-    tile_tables,
-    scales,
-    depths,
     num_tokens,
     x_stride,
     line,
@@ -70,18 +69,14 @@ def _shrink(
         item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
         chunk = item % CHUNKS
         number = item // CHUNKS % PROJECTIONS
-        at = pairs + 2 * (item // (CHUNKS * PROJECTIONS)).to(tl.int64)
-        block = blocks + 3 * tl.load(at).to(tl.int64)
-        pair = tl.load(at + 1)
-        slot = tl.load(block + 2).to(tl.int64)
-        tiles, depth = tile_line(tile_tables, depths, slot, line + number)
-        place_0 = place_of(tiles, depth, 2 * pair)
+        block, pair = pair_of(pairs, item // (CHUNKS * PROJECTIONS))
+        first, count, depth, table, scales = block_of(blocks, block)
+        tiles = tile_line(table, depth, line + number)
+        place_0, place_1 = places_of(tiles, depth, pair)
         if place_0 >= 0:
-            place_1 = place_of(tiles, depth, 2 * pair + 1)
             rank_mask = pair_mask(place_1)
             row = tl.arange(0, BLOCK_ROWS)
-            rows = tl.load(block).to(tl.int64) + row
-            row_mask = row < tl.load(block + 1)
+            rows, row_mask = first + row, row < count
             a_rows = arena + pair_offsets(arena, place_0, place_1, IN_FEATURES)
             x_rows = x + rows * x_stride
             h = tl.zeros((BLOCK_ROWS, _PAIR_ROWS), tl.float32)
@@ -94,7 +89,7 @@ def _shrink(
                 left = tl.load(x_rows[:, None] + k[None, :], mask=x_mask, other=0.0)
                 right = tl.load(a_rows[None, :] + k[:, None], mask=a_mask, other=0.0)
                 h = dot(left, right, h, UPCAST)
-            scale = tl.load(scales + slot).to(tl.pointer_type(tl.float32)) + line + number
+            scale = scales.to(tl.pointer_type(tl.float32)) + line + number
             column = number * MAX_RANK + pair * _PAIR_ROWS + tl.arange(0, _PAIR_ROWS)
             plane = planes + chunk.to(tl.int64) * num_tokens * COLUMNS
             tl.store(
@@ -106,15 +101,13 @@ def _shrink(
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
-    do_not_specialize_on_alignment=["blocks", "pairs", "counts", "tile_tables", "depths"],
+    do_not_specialize_on_alignment=["counts"],
 )
 def _sum_planes(
     planes,
     blocks,
     pairs,
     counts,
-    tile_tables,
-    depths,
     num_tokens,
     line,
     MAX_RANK: tl.constexpr,
@@ -127,16 +120,13 @@ def _sum_planes(
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
         number = item % PROJECTIONS
-        at = pairs + 2 * (item // PROJECTIONS).to(tl.int64)
-        block = blocks + 3 * tl.load(at).to(tl.int64)
-        pair = tl.load(at + 1)
-        slot = tl.load(block + 2).to(tl.int64)
-        tiles, depth = tile_line(tile_tables, depths, slot, line + number)
-        has_tile = place_of(tiles, depth, 2 * pair) >= 0
+        block, pair = pair_of(pairs, item // PROJECTIONS)
+        first, count, depth, table, _ = block_of(blocks, block)
+        tiles = tile_line(table, depth, line + number)
+        place_0, place_1 = places_of(tiles, depth, pair)
         row = tl.arange(0, BLOCK_ROWS)
-        rows = tl.load(block).to(tl.int64) + row
-        row_mask = (row < tl.load(block + 1)) & has_tile
-        mask = row_mask[:, None] & pair_mask(place_of(tiles, depth, 2 * pair + 1))[None, :]
+        rows, row_mask = first + row, (row < count) & (place_0 >= 0)
+        mask = row_mask[:, None] & pair_mask(place_1)[None, :]
         column = number * MAX_RANK + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, column, mask, NUM_PLANES, COLUMNS)
         columns = column + tl.arange(0, _PAIR_ROWS)
@@ -163,9 +153,6 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         work.blocks,
         work.pairs,
         work.counts,
-        work.tile_tables,
-        work.scales,
-        work.depths,
         len(x),
         x.stride(0),
         first_line(site),
@@ -185,8 +172,6 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         work.blocks,
         work.pairs,
         work.counts,
-        work.tile_tables,
-        work.depths,
         len(x),
         first_line(site),
         MAX_RANK=work.max_rank,
@@ -203,7 +188,7 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
-    do_not_specialize_on_alignment=["blocks", "counts", "tile_tables", "depths"],
+    do_not_specialize_on_alignment=["counts"],
 )
 def _expand(
     y,
@@ -211,8 +196,6 @@ def _expand(
     arena,
     blocks,
     counts,
-    tile_tables,
-    depths,
     num_tokens,
     y_stride,
     line,
@@ -235,8 +218,8 @@ def _expand(
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
-        first, count, slot = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
-        if slot >= 0:
+        first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
+        if depth > 0:
             tile = item % TILES
             number = (tile >= TILES_0).to(tl.int32) + (tile >= TILES_0 + TILES_1).to(tl.int32)
             begin = by_number(number, 0, OUT_0, OUT_0 + OUT_1)
@@ -247,11 +230,10 @@ def _expand(
             mask = (row < count)[:, None] & (columns < width)[None, :]
             at = y + (first + row)[:, None] * y_stride + (begin + columns)[None, :]
             base = tl.load(at, mask=mask, other=0.0)
-            tiles, depth = tile_line(tile_tables, depths, slot, line + number)
             delta = add_expanded(
                 tl.zeros((ROWS, BLOCK_N), tl.float32),
                 arena,
-                tiles,
+                tile_line(table, depth, line + number),
                 depth,
                 planes,
                 num_tokens,
@@ -284,8 +266,6 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
         work.arena,
         work.blocks,
         work.counts,
-        work.tile_tables,
-        work.depths,
         len(y),
         y.stride(0),
         first_line(site),

@@ -17,7 +17,7 @@ from kernels.gpu.expansion import (
     num_fused_programs,
     pair_mask,
     pair_offsets,
-    place_of,
+    places_of,
     rows_of,
     tile_line,
 )
@@ -60,9 +60,8 @@ def _expanded_head(
     low = tl.zeros((rows.shape[0], out_columns.shape[0]), tl.float32)
     high = low
     pair = 0
-    place_0 = place_of(line, depth, 0)
+    place_0, place_1 = places_of(line, depth, pair)
     while place_0 >= 0:
-        place_1 = place_of(line, depth, 2 * pair + 1)
         rank_mask = pair_mask(place_1)
         offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
         at = arena + offsets[:, None] + out_columns[None, :]
@@ -73,10 +72,10 @@ def _expanded_head(
         first = column + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
         h = h.to(b_low.dtype)
+        pair += 1
+        place_0, place_1 = places_of(line, depth, pair)
         low = dot(h, b_low, low, UPCAST)
         high = dot(h, b_high, high, UPCAST)
-        pair += 1
-        place_0 = place_of(line, depth, 2 * pair)
     return low, high
 
 
@@ -141,15 +140,7 @@ def _store_head(
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
-    do_not_specialize_on_alignment=[
-        "positions",
-        "slots",
-        "finite",
-        "blocks",
-        "counts",
-        "tile_tables",
-        "depths",
-    ],
+    do_not_specialize_on_alignment=["positions", "slots", "finite", "counts"],
 )
 def _rope_store_kv(
     qkv,
@@ -166,8 +157,6 @@ def _rope_store_kv(
     arena,
     blocks,
     counts,
-    tile_tables,
-    depths,
     num_tokens,
     line,
     qkv_stride,
@@ -198,7 +187,7 @@ def _rope_store_kv(
         item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
         head, tile = item % HEADS, item // HEADS
         if HAS_DELTA:
-            first, count, slot = rows_of(blocks, tile, BLOCK_ROWS, ROWS)
+            first, count, depth, table = rows_of(blocks, tile, BLOCK_ROWS, ROWS)
         else:
             first, count = tile.to(tl.int64) * ROWS, num_tokens - tile * ROWS
         row = tl.arange(0, ROWS)
@@ -215,10 +204,9 @@ def _rope_store_kv(
         kind = (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
         kv_head = (head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)).to(tl.int64)
         if HAS_DELTA:
-            tiles, depth = tile_line(tile_tables, depths, slot, line + kind)
             delta_low, delta_high = _expanded_head(
                 arena,
-                tiles,
+                tile_line(table, depth, line + kind),
                 depth,
                 planes,
                 num_tokens,
@@ -307,8 +295,6 @@ def rope_store_kv(
         work.arena if work else None,
         work.blocks if work else None,
         work.counts if work else None,
-        work.tile_tables if work else None,
-        work.depths if work else None,
         len(qkv),
         first_line(delta.site) if delta else 0,
         qkv.stride(0),

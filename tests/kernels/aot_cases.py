@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from kernels.block import BLOCK
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
 from kernels.reference import FP8
@@ -39,7 +40,7 @@ WIDE_ROW = 28672
 _VOCAB = 128256
 _CONTEXT = 8192
 _MAX_RANK = 256
-_NUM_SLOTS = 64
+_NUM_ADAPTERS = 64
 _LAYER = 3
 _SITES = {"qkv": (0, 1, 2), "o": (3,), "gate_up": (4, 5), "down": (6,)}
 
@@ -210,15 +211,12 @@ def _delta(
 
 def _lora_work(shape: ModelShape, tokens: int, block_rows: int, dtype: torch.dtype) -> LoRAWork:
     slab_elems = Layout.of(shape, dtype.itemsize).slab_bytes // dtype.itemsize
-    blocks = tokens // block_rows + _NUM_SLOTS
+    blocks = tokens // block_rows + _NUM_ADAPTERS
     return LoRAWork(
         arena=_of(dtype, 2, slab_elems),
-        blocks=_ints(blocks, 3),
+        blocks=_ints(blocks, BLOCK.itemsize // 4),
         pairs=_ints(blocks * _MAX_RANK // 16, 2),
         counts=_ints(2),
-        tile_tables=torch.empty(_NUM_SLOTS, dtype=torch.int64),
-        scales=torch.empty(_NUM_SLOTS, dtype=torch.int64),
-        depths=_ints(_NUM_SLOTS),
         block_rows=block_rows,
         max_rank=_MAX_RANK,
     )

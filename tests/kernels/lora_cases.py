@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from kernels import reference
+from kernels.block import BLOCK
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import PAIR_ROWS, LoRAWork, Site
 
@@ -70,27 +72,27 @@ class Cut:
 
 @dataclass(frozen=True)
 class LoRACase:
-    """tile_tables, scales: by slot; they own the memory that `work` has the addresses of."""
+    """blocks: (first token, tokens, slot), slot -1 for the base model.
+    tile_tables, scales: by slot; they own the memory that `work` has the addresses of.
+    """
 
     work: LoRAWork
     modules: list[dict[tuple[int, int], Module]]
     slots: list[int]
+    blocks: list[tuple[int, int, int]]
     tile_tables: list[torch.Tensor]
     scales: list[torch.Tensor]
 
     def placed(self, there: torch.device) -> "LoRACase":
         """The same with its work in a device's memory."""
         tables, scales = ([t.to(there) for t in part] for part in (self.tile_tables, self.scales))
+        records = [_record(block, tables, scales) for block in self.blocks]
         work = replace(
             self.work,
             arena=self.work.arena.to(there),
-            blocks=self.work.blocks.to(there),
+            blocks=torch.from_numpy(np.array(records, BLOCK).view(np.int32)).view(-1, 8).to(there),
             pairs=self.work.pairs.to(there),
             counts=self.work.counts.to(there),
-            # What lies before slot 0 would make an adapter of slot -1.
-            tile_tables=_addresses([tables[0], *tables]).to(there)[1:],
-            scales=_addresses(scales).to(there),
-            depths=_int32([t.shape[2] for t in (tables[0], *tables)]).to(there)[1:],
         )
         return replace(self, work=work, tile_tables=tables, scales=scales)
 
@@ -153,16 +155,14 @@ def make_case(
     wrong = [(0, min(len(slots), block_rows), slot) for slot in range(len(ranks))]
     work = LoRAWork(
         arena=arena,
-        blocks=_int32(blocks + wrong),
+        blocks=torch.empty(0),
         pairs=_int32(pairs + [(len(blocks) + i, 0) for i in range(len(wrong))]),
         counts=_int32([len(blocks), len(pairs)]),
-        tile_tables=torch.empty(0),
-        scales=torch.empty(0),
-        depths=torch.empty(0),
         block_rows=block_rows,
         max_rank=max_rank,
     )
-    return LoRACase(work, modules, list(slots), tables, scales).placed(arena.device)
+    case = LoRACase(work, modules, list(slots), blocks + wrong, tables, scales)
+    return case.placed(arena.device)
 
 
 def assert_loses_no_more(
@@ -250,8 +250,14 @@ def _blocks(slots: Sequence[int], block_rows: int) -> list[tuple[int, int, int]]
     return [*blocks[:1], (len(slots), 0, 0), *blocks[1:]]
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor([tensor.data_ptr() for tensor in tensors])
+def _record(
+    block: tuple[int, int, int], tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]
+) -> tuple[int, ...]:
+    """A BLOCK. One of the base model has no depth, and addresses that nothing may be read from."""
+    first, count, slot = block
+    if slot < 0:
+        return first, count, 0, 0, 0
+    return first, count, tables[slot].shape[2], tables[slot].data_ptr(), scales[slot].data_ptr()
 
 
 def _int32(values: Sequence[object]) -> torch.Tensor:

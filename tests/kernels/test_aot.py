@@ -115,6 +115,16 @@ def test_every_kernel_that_is_launched_occurs_in_a_case(results: Results) -> Non
     assert names >= HEAVY
 
 
+def test_kernels_know_that_work_lists_of_adapters_may_be_read_wide(results: Results) -> None:
+    lists = [
+        kernel.arguments[name]
+        for _, kernel in compiled_in(results)
+        for name in ("blocks", "pairs")
+        if "line" in kernel.arguments and name in kernel.arguments
+    ]
+    assert set(lists) == {"*i32%16", "=None"}, "None is of a rope_store_kv without adapters"
+
+
 def test_a_step_of_any_number_of_decodes_takes_the_same_kernels(
     results: Results, compile_all: Compile
 ) -> None:

@@ -1,11 +1,11 @@
 """The kernels' torch meaning on a fake device, saying which slabs they read and write."""
 
-import ctypes
 from types import ModuleType
 
 import torch
 
 from kernels import reference
+from kernels.block import adapter_blocks, places_of
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from kernels.work import AttentionWork, Delta, LoRAWork, Site
 from tests.engine.gpu.fake_device import FakeDevice
@@ -73,12 +73,8 @@ class RecordingKernels:
 
     def _applied(self, work: LoRAWork, site: Site, what: str) -> None:
         slab_bytes = self.device.arena.shape[1]
-        slots = {block[2] for block in work.blocks[: int(work.counts[0])].tolist()} - {-1}
-        for slot in slots:
-            depth = int(work.depths[slot])
-            for projection in site.projections:
-                at = (site.layer * site.num_projections + projection) * depth
-                table = int(work.tile_tables[slot]) + 4 * at
-                places = (ctypes.c_int32 * depth).from_address(table)
+        for block in adapter_blocks(work):
+            for number in range(len(site.projections)):
+                places = places_of(site, block, number)
                 slabs = {p * ADDRESS_UNIT_BYTES // slab_bytes for p in places if p >= 0}
                 self.device.touch(slabs, is_write=False, what=what)

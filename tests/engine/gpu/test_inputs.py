@@ -1,6 +1,5 @@
 """The ints of a step: what the kernels are told, read back from where they lie."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,6 +7,7 @@ from engine.batch import Batch, ScheduledRow
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
+from kernels.block import BLOCK
 from kernels.work import SPLIT_KEYS
 from lora.batch import DeviceTables
 from lora.layout import Layout
@@ -118,21 +118,32 @@ def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
     assert work.block_rows == plan.shape.block_rows == block_rows
     num_blocks, num_pairs = work.counts.tolist()
     covered = []
-    blocks = work.blocks[:num_blocks].tolist()
-    for first, count, slot in blocks:
+    blocks = work.blocks[:num_blocks].numpy().view(BLOCK)[:, 0].tolist()
+    for first, count, *adapter in blocks:
         assert 0 < count <= block_rows
-        covered += [(first + i, slot) for i in range(count)]
-    slots = [-1] * 9 + [0] * longest + [1] * 3
-    assert covered == [*enumerate(slots)]
+        covered += [(first + i, adapter) for i in range(count)]
+    base, wide, narrow = [0, 0, 0], *(adapter_of(TABLES[name]) for name in ("wide", "narrow"))
+    assert covered == [*enumerate([base] * 9 + [wide] * longest + [narrow] * 3)]
     pairs = work.pairs[:num_pairs].tolist()
-    wide = [
-        block for block, (_, _, slot) in enumerate(work.blocks[:num_blocks].tolist()) if not slot
-    ]
-    assert [pair for block, pair in pairs if block in wide] == [0, 1, 2] * len(wide)
-    assert work.depths[:2].tolist() == [5, 1]
-    addresses = np.array([TABLES[name].tile_table.data_ptr() for name in ("wide", "narrow")])
-    assert work.tile_tables[:2].tolist() == addresses.tolist()
-    assert work.scales[1].item() == TABLES["narrow"].scales.data_ptr()
+    own = [number for number, block in enumerate(blocks) if [*block[2:]] == wide]
+    assert [pair for block, pair in pairs if block in own] == [0, 1, 2] * len(own)
+    assert [pair for block, pair in pairs if block not in own] == [0]
+
+
+def adapter_of(tables):
+    """What a BLOCK says of one."""
+    depth = tables.tile_table.shape[2]
+    return [depth, tables.tile_table.data_ptr(), tables.scales.data_ptr()]
+
+
+@pytest.mark.parametrize("block_rows", [16, 64])
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(1, 1), (3, 3), (7, 2), (133, 5), (300, 8)])
+def test_lists_of_adapters_begin_where_they_can_be_read_wide(num_tokens, num_rows, block_rows):
+    builder = make_builder()
+    shape = StepShape(num_tokens, num_rows, block_rows)
+    work = builder.views(shape, torch.zeros(builder.most_ints, dtype=torch.int32), 0).lora
+    for records in (work.blocks, work.pairs):
+        assert records.storage_offset() * records.itemsize % 16 == 0
 
 
 def test_the_largest_step_fits_into_the_memory_that_is_made_for_it():

@@ -13,6 +13,7 @@ from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.weights import StoredWeights, load_config
+from kernels.block import adapter_blocks
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
@@ -160,7 +161,8 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
     run_largest_steps(runner.model, form, torch.float32, runner.limits)
     assert [len(inputs.input_ids) for inputs in seen] == [700, 16]
     assert [len(inputs.logits_indices) for inputs in seen] == [3, 16]
-    assert all(int(inputs.lora.depths.max()) == 32 for inputs in seen)
+    blocks = [block for inputs in seen for block in adapter_blocks(inputs.lora)]
+    assert {int(block["depth"]) for block in blocks} == {32}
 
 
 @pytest.mark.parametrize(
