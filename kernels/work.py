@@ -9,8 +9,14 @@ import torch
 
 from kernels.tiles import RANK_ROWS
 
-SPLIT_KEYS = 512
-"""Positions of one split of a decode's keys. Fixed, so that no neighbour changes a row's bits."""
+SPLIT_KEYS = 256
+"""Positions of one split of a decode's keys. Fixed, so that no neighbour changes a row's bits. One
+row of 1,024 positions and 8 kv heads is 32 programs; with 128 positions the partial sums would be
+6 % of the bytes of K and V instead of 3 %, and a split would be two tiles of keys.
+"""
+
+MOST_DECODE_ITEMS = 1 << 14
+"""Splits whose partial sums are in memory at a time: 256 MiB with 32 heads of 128 dimensions."""
 
 CHUNK_FEATURES = 512
 """Input features that one plane of a shrink sums over. Fixed for the same reason."""
@@ -27,8 +33,10 @@ class AttentionWork:
     query_starts: [B + 1] int32.   seq_lens: [B] int32; 0 for padding rows, whose output is free.
     block_starts: [B] int32, into blocks.   blocks: [..] int32.
     decode_items: [.., 2] int32, (row, split) for every split of the rows that have one token;
-    a row's are neighbours, their splits rise by one.   num_decode_items: [1] int32, how many count.
-    decode_ranges: [B, 2] int32, (first, end) of a row's items; (0, 0) for other rows.
+    a row's are neighbours, their splits rise by one. They are cut into parts of equal room, which
+    are computed one after the other; part p has rows from p * ceil(B / parts) on.
+    num_decode_items: [parts] int32, how many of a part's count.
+    decode_ranges: [B, 2] int32, (first, end) of a row's among its part's; (0, 0) for other rows.
     prefill_items: [.., 2] int32, (row, tile) for every tile of queries of the rows that have more
     than one; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
     num_prefill_items: [1] int32, how many of them count.

@@ -16,7 +16,7 @@ from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
 from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
-from kernels.work import PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
+from kernels.work import MOST_DECODE_ITEMS, PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
 from lora.batch import DeviceTables, Segment
 from lora.packed import PackedForm
 
@@ -262,10 +262,12 @@ class StepBuilder:
         self, rows: Sequence[ScheduledRow], firsts: Sequence[int], memory: Ints, places: "_Places"
     ) -> None:
         """Who attends to what."""
-        decodes: list[tuple[int, int]] = []
+        parts: list[list[tuple[int, int]]] = [[] for _ in memory[places.of("num_decode_items")]]
+        part_rows = -(-len(memory[places.of("seq_lens")]) // len(parts))
         prefills: list[tuple[int, int]] = []
         ranges = []
         for number, row in enumerate(rows):
+            decodes = parts[number // part_rows]
             first = len(decodes)
             if len(row.token_ids) == 1:
                 decodes += [(number, split) for split in self._splits(row.start + 1)]
@@ -276,8 +278,10 @@ class StepBuilder:
         places.put(memory, "query_starts", firsts, padding=firsts[-1])
         places.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
         places.put(memory, "decode_ranges", ranges)
-        places.put_some(memory, "decode_items", decodes)
-        places.put(memory, "num_decode_items", len(decodes))
+        rooms = memory[places.of("decode_items")].reshape(len(parts), -1)
+        for room, decodes in zip(rooms, parts, strict=True):
+            room[: 2 * len(decodes)] = np.asarray(decodes, dtype=np.int32).reshape(-1)
+        places.put(memory, "num_decode_items", [len(decodes) for decodes in parts])
         places.put_some(memory, "prefill_items", prefills)
         places.put(memory, "num_prefill_items", len(prefills))
 
@@ -326,14 +330,14 @@ class _Places:
 def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
     """How many ints there are of everything, at most."""
     tokens, rows = shape.num_tokens, shape.num_rows
-    splits = -(-limits.max_model_len // SPLIT_KEYS) if shape.has_decodes else 0
+    num_parts, part_items = _decode_parts(rows, limits) if shape.has_decodes else (1, 0)
     sizes = {
         **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
         **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
         "query_starts": rows + 1,
         "decode_ranges": 2 * rows,
-        "decode_items": 2 * rows * splits,
-        "num_decode_items": 1,
+        "decode_items": 2 * num_parts * part_items,
+        "num_decode_items": num_parts,
         "prefill_items": 2 * shape.num_prefill_items,
         "num_prefill_items": 1,
     }
@@ -346,6 +350,14 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
             "lora_counts": 2,
         }
     return sizes
+
+
+def _decode_parts(num_rows: int, limits: StepLimits) -> tuple[int, int]:
+    """(parts, items that each has room for) of decodes; see AttentionWork."""
+    splits = -(-limits.max_model_len // SPLIT_KEYS)
+    most_rows = max(1, MOST_DECODE_ITEMS // splits)
+    part_rows = -(-num_rows // -(-num_rows // most_rows))
+    return -(-num_rows // part_rows), part_rows * splits
 
 
 def _put_lora(

@@ -158,9 +158,11 @@ def decode_attention(
     out, q: [T, heads, head_dim], strided.   kv: one layer's [slabs, 2, kv heads, block_size,
     head_dim], strided by slab, in q's dtype or e4m3.
     Programs go through (item, kv head); a second kernel, of (row, head), weighs a row's splits.
+    Both are launched for each part of the items, which share the memory of the partial sums.
     Bound by the bytes of K and V.
     """
-    capacity, (_, heads, dim) = len(work.decode_items), q.shape
+    num_parts, (_, heads, dim) = len(work.num_decode_items), q.shape
+    capacity, num_rows = len(work.decode_items) // num_parts, -(-len(work.seq_lens) // num_parts)
     _, _, kv_heads, block_size, _ = kv.shape
     if capacity == 0:
         return
@@ -169,45 +171,47 @@ def decode_attention(
     tiles = _decode_tiles(dim, heads // kv_heads, q.dtype, kv.dtype, q.device)
     partial = torch.empty(capacity, heads, dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(capacity, heads, dtype=torch.float32, device=q.device)
-    _decode_kernel[(launch.num_programs(q.device, tiles.programs),)](
-        partial,
-        lse,
-        q,
-        kv,
-        work.query_starts,
-        work.seq_lens,
-        work.block_starts,
-        work.blocks,
-        work.decode_items,
-        work.num_decode_items,
-        q.stride(0),
-        q.stride(1),
-        kv.stride(0),
-        dim**-0.5 * math.log2(math.e),
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        DIM=dim,
-        PAD_DIM=triton.next_power_of_2(dim),
-        BLOCK_SIZE=block_size,
-        SPLIT=SPLIT_KEYS,
-        WINDOW=window or 0,
-        ROWS=tiles.rows,
-        KEYS=tiles.keys,
-        UPCAST=launch.INTERPRETED,
-        num_warps=tiles.warps,
-        num_stages=tiles.stages,
-    )
-    _reduce_kernel[(len(work.decode_ranges), heads)](
-        out,
-        partial,
-        lse,
-        work.query_starts,
-        work.decode_ranges,
-        out.stride(0),
-        out.stride(1),
-        HEADS=heads,
-        DIM=dim,
-        PAD_DIM=triton.next_power_of_2(dim),
-        ITEMS=_REDUCED_ITEMS,
-        num_warps=4,
-    )
+    for part in range(num_parts):
+        _decode_kernel[(launch.num_programs(q.device, tiles.programs),)](
+            partial,
+            lse,
+            q,
+            kv,
+            work.query_starts,
+            work.seq_lens,
+            work.block_starts,
+            work.blocks,
+            work.decode_items[part * capacity :],
+            work.num_decode_items[part:],
+            q.stride(0),
+            q.stride(1),
+            kv.stride(0),
+            dim**-0.5 * math.log2(math.e),
+            KV_HEADS=kv_heads,
+            GROUP=heads // kv_heads,
+            DIM=dim,
+            PAD_DIM=triton.next_power_of_2(dim),
+            BLOCK_SIZE=block_size,
+            SPLIT=SPLIT_KEYS,
+            WINDOW=window or 0,
+            ROWS=tiles.rows,
+            KEYS=tiles.keys,
+            UPCAST=launch.INTERPRETED,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+        ranges = work.decode_ranges[part * num_rows :][:num_rows]
+        _reduce_kernel[(len(ranges), heads)](
+            out,
+            partial,
+            lse,
+            work.query_starts[part * num_rows :],
+            ranges,
+            out.stride(0),
+            out.stride(1),
+            HEADS=heads,
+            DIM=dim,
+            PAD_DIM=triton.next_power_of_2(dim),
+            ITEMS=_REDUCED_ITEMS,
+            num_warps=4,
+        )

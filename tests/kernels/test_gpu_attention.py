@@ -20,7 +20,7 @@ GROUPS = pytest.mark.parametrize(
     [(2, 2, 64), (3, 1, 80), (8, 2, 32), (7, 1, 96), (8, 1, 16), (17, 1, 16), (4, 1, 128)],
 )
 
-LENGTHS = [1, 16, 17, 511, 512, 513, 1100]
+LENGTHS = [1, 16, 17, 255, 256, 257, 1100]
 CHUNKS = [(2, 2), (33, 33), (17, 2), (23, 7), (86, 70), (301, 1), (333, 33), (1100, 5)]
 """(positions, tokens): they begin at 0, 0, 15, 16, 16, .., and one is a decode."""
 
@@ -77,6 +77,29 @@ def test_items_that_do_not_count_change_nothing():
         decode_ranges=torch.zeros(2, 2, dtype=torch.int32),
     )
     assert replace(case, work=no_rows).run(decode_attention).isnan().all()
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 4])
+def test_items_in_parts_give_the_bits_that_they_give_together(num_parts):
+    case = make_case([(700, 1), (30, 1), (40, 9), (0, 1), (300, 1), (17, 1), (900, 1)])
+    work = case.work
+    items, counts, ranges = [], [], torch.zeros_like(work.decode_ranges)
+    for rows in torch.arange(len(ranges)).chunk(num_parts):
+        own = [row for row in rows.tolist() if work.decode_ranges[row, 1]]
+        first = int(work.decode_ranges[own[0], 0]) if own else 0
+        ranges[own] = work.decode_ranges[own] - first
+        counts.append(int(ranges[own].max()) if own else 0)
+        part = torch.full((8, 2), 10**9, dtype=torch.int32)
+        part[: counts[-1]] = work.decode_items[first : first + counts[-1]]
+        items.append(part)
+    in_parts = {
+        "decode_items": torch.cat(items),
+        "num_decode_items": torch.tensor(counts, dtype=torch.int32),
+        "decode_ranges": ranges,
+    }
+    assert len(counts) == num_parts
+    found = replace(case, work=replace(work, **in_parts)).run(decode_attention)
+    assert torch.equal(found.nan_to_num(), case.run(decode_attention).nan_to_num())
 
 
 def test_more_splits_than_are_reduced_at_a_time_are_all_weighed():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.gpu import inputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
@@ -47,8 +48,8 @@ def make_row(start, count, adapter=None, name="r"):
     return ScheduledRow(name, (7,) * count, start, blocks, adapter, adapter, 0, sampling, 0, 0)
 
 
-@pytest.mark.parametrize("window", [None, 1, 100, 511, 512, 513, 1000])
-@pytest.mark.parametrize("length", [1, 512, 513, 1024, 1100, 1611, 2048])
+@pytest.mark.parametrize("window", [None, 1, 100, 255, 256, 257, 512, 1000])
+@pytest.mark.parametrize("length", [1, 256, 257, 512, 1100, 1611, 2048])
 def test_a_decode_reads_the_splits_that_its_window_reaches_and_no_others(length, window):
     inputs, _ = build(make_row(length - 1, 1), window=window)
     seen = range(max(0, length - (window or length)), length)
@@ -57,6 +58,25 @@ def test_a_decode_reads_the_splits_that_its_window_reaches_and_no_others(length,
     count = int(work.num_decode_items)
     assert work.decode_items[:count].tolist() == [[0, split] for split in expected]
     assert work.decode_ranges[0].tolist() == [0, len(expected)]
+
+
+@pytest.mark.parametrize("most_items", [1, 16, 33, 50, 80, 10**6])
+@pytest.mark.parametrize("num_rows", range(1, 9))
+def test_splits_are_cut_into_parts_that_have_room_for_whole_rows(monkeypatch, num_rows, most_items):
+    monkeypatch.setattr(inputs, "MOST_DECODE_ITEMS", most_items)
+    lengths = [1 + 700 * n % 4096 for n in range(num_rows)]
+    work = build(*(make_row(n - 1, 1, name=f"r{n}") for n in lengths))[0].attention
+    counts = work.num_decode_items.tolist()
+    rooms = work.decode_items.chunk(len(counts))
+    assert len({len(room) for room in rooms}) == 1
+    assert len(rooms[0]) <= max(most_items, 4096 // SPLIT_KEYS)
+    part_rows = -(-len(work.seq_lens) // len(counts))
+    found = []
+    for row, (first, end) in enumerate(work.decode_ranges.tolist()):
+        assert end <= counts[row // part_rows]
+        found += rooms[row // part_rows][first:end].tolist()
+    assert found == [[r, s] for r, n in enumerate(lengths) for s in range(-(-n // SPLIT_KEYS))]
+    assert sum(counts) == len(found)
 
 
 def test_padding_rows_have_no_positions_no_items_and_no_slots():
