@@ -159,8 +159,8 @@ class _Bench:
         }
 
     def _check(self) -> dict[str, Any]:
-        """The last token's logits when it is decoded by a graph, and when it is the prompt's last,
-        computed without one by other kernels; and that an adapter changes them.
+        """The last token's logits when it is decoded, and when it is the prompt's last, computed by
+        other kernels; and that an adapter changes them.
         """
         count = self.prompt // 2
         last, shares = {}, []
