@@ -6,6 +6,7 @@ and loaders give a GPU goes through here, so that tests can run it late, in any 
 allowed, and find two accesses that nothing orders.
 """
 
+import gc
 import math
 import mmap
 import weakref
@@ -65,7 +66,13 @@ class Device(Protocol):
         """
 
     def measure(self, work: Callable[[], None]) -> Memory:
-        """Do `work`; how much would be left while it takes the most."""
+        """Do `work`; how much would be left while it takes the most. Its graphs are used no more.
+
+        What the driver keeps for graphs is not in it.
+        """
+
+    def driver_bytes(self) -> int:
+        """Bytes of the device's memory that are in use now, and not for tensors."""
 
 
 class CudaDevice:
@@ -129,11 +136,19 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
         work()
         torch.cuda.synchronize(self.torch_device)
+        gc.collect()  # graphs may lie in cycles
+        # A pool may be shared only while a graph of it lives.
+        self._pool = torch.cuda.graph_pool_handle()
         peak = torch.cuda.max_memory_reserved(self.torch_device)
         torch.cuda.empty_cache()
         kept = torch.cuda.memory_reserved(self.torch_device)
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return Memory(free - (peak - kept), total)
+
+    def driver_bytes(self) -> int:
+        self.compute.synchronize()
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free - torch.cuda.memory_reserved(self.torch_device)
 
 
 def page_locked(

@@ -117,7 +117,8 @@ def assemble(
     if ranks is not None:
         ranks.least(0)  # one may read its weights for longer than a step's sums wait
     slab_bytes = form.layout.slab_bytes
-    num_slabs = fit_slabs(run_largest_steps(model, form, kv_dtype, limits), config, slab_bytes)
+    memory = run_largest_steps(model, form, kv_dtype, limits, is_eager)
+    num_slabs = fit_slabs(memory, config, slab_bytes)
     if ranks is not None:
         num_slabs = ranks.least(num_slabs)  # a slab's number means the same on every rank
     slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)

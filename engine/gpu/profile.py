@@ -5,6 +5,7 @@ They also have every kernel compiled that a step outside of the graphs may need.
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,9 @@ from lora.layout import PROJECTIONS
 from lora.packed import PackedForm
 
 _KEY = "the largest adapter"
+_KINDS_OF_GRAPHS = 3  # see StepGraphs
+_MEASURED_GRAPHS = 8
+"""Of several sizes, since the driver takes memory in pieces of some MiB."""
 
 
 def fit_slabs(memory: Memory, config: EngineConfig, slab_bytes: int) -> int:
@@ -47,16 +51,24 @@ def fit_slabs(memory: Memory, config: EngineConfig, slab_bytes: int) -> int:
 
 
 def run_largest_steps(
-    model: GpuDecoder, form: PackedForm, kv_dtype: torch.dtype, limits: StepLimits
+    model: GpuDecoder,
+    form: PackedForm,
+    kv_dtype: torch.dtype,
+    limits: StepLimits,
+    is_eager: bool = False,
 ) -> Memory:
-    """What a step of as many tokens and one of as many rows as there may be leave of the memory.
+    """What a step of as many tokens and one of as many rows as there may be, and all graphs, leave
+    of the memory.
 
-    All rows have an adapter of the highest rank, penalties and cuts, in an arena of one slab, and
-    all of a prompt is scored: what they compute is nobody's.
+    All rows have an adapter of the highest rank, penalties, cuts and logprobs, in an arena of one
+    slab, and all of a prompt is scored: what they compute is nobody's. The largest graphs stay
+    captured meanwhile; the others fit into their tensors' memory.   is_eager: there are no graphs.
     """
+    driver_bytes = 0
     layout, there = form.layout, model.device.torch_device
 
     def run() -> None:
+        nonlocal driver_bytes
         slabs = torch.zeros(1, layout.slab_bytes, dtype=torch.uint8, device=there)
         places = layout.shape.num_layers, len(PROJECTIONS)
         table = torch.zeros(*places, MAX_RANK // RANK_ROWS, dtype=torch.int32, device=there)
@@ -64,12 +76,30 @@ def run_largest_steps(
         with tempfile.TemporaryDirectory() as folder:
             meter = TokenMeter(Path(folder) / "meter")
             runner = GpuRunner(model, slabs, form, kv_dtype, lambda _: (0, tables), meter, limits)
+            driver_bytes = 0 if is_eager else _capture_largest(runner)
             for lengths in (_prefill_lengths(limits), [1] * limits.max_num_seqs):
                 rows = tuple(_row(i, length, layout.num_blocks) for i, length in enumerate(lengths))
                 runner.launch(Batch(1, rows))
                 runner.collect()
 
-    return model.device.measure(run)
+    memory = model.device.measure(run)
+    return replace(memory, free_bytes=memory.free_bytes - driver_bytes)
+
+
+def _capture_largest(runner: GpuRunner) -> int:
+    """Capture the largest graphs; bytes that the driver will keep for all there are."""
+    shapes, device = list(runner.graphs.shapes()), runner.device
+    # What is loaded and set up with the first of each kind belongs to no graph.
+    runner.capture_graphs(shapes[:_KINDS_OF_GRAPHS])
+    before = device.driver_bytes()
+    measured = shapes[_KINDS_OF_GRAPHS : _KINDS_OF_GRAPHS + _MEASURED_GRAPHS]
+    runner.capture_graphs(measured)
+    return bytes_of_all(device.driver_bytes() - before, len(measured), len(shapes))
+
+
+def bytes_of_all(grown_bytes: int, num_measured: int, num_graphs: int) -> int:
+    """What all graphs take if those that were measured took so much together."""
+    return -(-max(grown_bytes, 0) * num_graphs // max(num_measured, 1))
 
 
 def _prefill_lengths(limits: StepLimits) -> list[int]:
@@ -91,7 +121,13 @@ def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> Schedule
         adapter_key=_KEY,
         adapter_digest=_KEY,
         adapter_generation=0,
-        sampling=SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9, presence_penalty=1.0),
+        sampling=SamplingParams(
+            max_tokens=1,
+            temperature=1.0,
+            top_p=0.9,
+            presence_penalty=1.0,
+            logprobs=MOST_TOP_LOGPROBS,
+        ),
         seed=0,
         num_output_tokens=0,
         scoring=Scoring(0, (0,) * (length - 1), MOST_TOP_LOGPROBS) if length > 1 else None,

@@ -154,13 +154,13 @@ class GpuRunner:
     # ---- graphs ----
 
     @torch.inference_mode()
-    def capture_graphs(self) -> None:
-        """Capture a graph for every shape that is to have one, before the first step.
+    def capture_graphs(self, shapes: Sequence[StepShape] | None = None) -> None:
+        """Capture graphs for these shapes, or for all that are to have one, before the first step.
 
         Where that fails, steps of the shape are launched kernel by kernel, and the log says why.
         """
-        shapes, errors = list(self.graphs.shapes()), []
-        for shape in shapes:
+        wanted, errors = list(self.graphs.shapes()) if shapes is None else shapes, []
+        for shape in wanted:
             try:
                 self.graphs.keep(shape, self._capture(shape))
             except RuntimeError as error:  # as all that CUDA and torch's allocator complain of
@@ -168,7 +168,7 @@ class GpuRunner:
         if errors:
             logger.warning(
                 "%d of %d graphs could not be captured, and their steps are launched kernel by "
-                "kernel; the first error: %s", len(errors), len(shapes), errors[0],
+                "kernel; the first error: %s", len(errors), len(wanted), errors[0],
             )  # fmt: skip
 
     def _capture(self, shape: StepShape) -> Callable[[], None]:

@@ -61,7 +61,8 @@ class FakeDevice:
     """arena: [slabs, slab_bytes] uint8; copies to and from it are accesses to its slabs.
 
     eagerness: how likely some work is done while nobody waits for it.
-    free_bytes: what `measure` says.
+    free_bytes: what `measure` says, but for the graphs that `work` captured.   pool_bytes: of the
+    tensors of all graphs.   graph_bytes: that the driver keeps for each.
     """
 
     torch_device = torch.device("cpu")
@@ -70,6 +71,8 @@ class FakeDevice:
         self.arena = torch.empty(0, 1, dtype=torch.uint8)
         self.eagerness = eagerness
         self.free_bytes = TOTAL_BYTES
+        self.pool_bytes = self.graph_bytes = 0
+        self.num_captured = 0
         self.num_accesses = 0
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -138,6 +141,7 @@ class FakeDevice:
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         self.submit(self.compute, work)
         self.synchronize(self.record(self.compute))
+        self.num_captured += 1
         return work
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -151,8 +155,13 @@ class FakeDevice:
         return len(self._pinned)
 
     def measure(self, work: Callable[[], None]) -> Memory:
+        before = self.num_captured
         work()
-        return Memory(self.free_bytes, TOTAL_BYTES)
+        pool_bytes = self.pool_bytes if self.num_captured > before else 0
+        return Memory(self.free_bytes - pool_bytes, TOTAL_BYTES)
+
+    def driver_bytes(self) -> int:
+        return self.num_captured * self.graph_bytes
 
     # ---- what work says of itself ----
 

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import check_capability, check_width
 from engine.gpu.inputs import StepShape
-from engine.gpu.profile import run_largest_steps
+from engine.gpu.profile import bytes_of_all, run_largest_steps
+from engine.gpu.sampler import MOST_TOP_LOGPROBS
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
@@ -134,6 +136,46 @@ def test_the_arena_is_what_the_largest_steps_leave_of_a_share_of_the_memory(mode
     assert 0 <= left - len(backend.slabs) * layout.slab_bytes < layout.slab_bytes
 
 
+def test_beside_the_arena_there_is_room_for_all_graphs(model_dir):
+    device = FakeDevice(eagerness=1.0)
+    device.free_bytes = TOTAL_BYTES // 4
+    device.pool_bytes, device.graph_bytes = 30 << 20, (1 << 20) + 7
+    backend, layout = make_backend(model_dir, device, memory_utilization=0.8, max_num_seqs=40)
+    runner = backend.make_runner(lambda key: None, None, 0)
+    graphs = device.pool_bytes + len(list(runner.graphs.shapes())) * device.graph_bytes
+    left = TOTAL_BYTES // 4 - 0.2 * TOTAL_BYTES
+    assert 0 <= left - graphs - backend.slabs.nbytes < layout.slab_bytes
+
+
+@pytest.mark.parametrize(
+    ("grown", "num_measured", "num_graphs", "expected"),
+    [(8, 4, 10, 20), (7, 4, 10, 18), (0, 8, 70, 0), (-3, 8, 70, 0), (0, 0, 2, 0)],
+)
+def test_graphs_that_were_measured_stand_for_all(grown, num_measured, num_graphs, expected):
+    assert bytes_of_all(grown, num_measured, num_graphs) == expected
+
+
+class SeenShapes(TorchDispatchMode):
+    """Shapes of what an operator returned first, with each call."""
+
+    def __init__(self, operator):
+        super().__init__()
+        self.operator, self.shapes = operator, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is self.operator:
+            self.shapes.append(tuple(result[0].shape))
+        return result
+
+
+def test_the_largest_steps_tell_every_row_the_most_logprobs(model_dir):
+    device = FakeDevice(eagerness=1.0)
+    with SeenShapes(torch.ops.aten.topk.default) as seen:
+        make_backend(model_dir, device, max_num_batched_tokens=7, max_num_seqs=16)
+    assert (16, MOST_TOP_LOGPROBS) in seen.shapes
+
+
 def test_an_arena_that_has_no_room_is_refused_with_what_to_do(model_dir):
     device = FakeDevice(eagerness=1.0)
     device.free_bytes = TOTAL_BYTES // 10
@@ -157,6 +199,7 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
     runner = backend.make_runner(lambda key: None, None, 0)
     run = runner.model.run
     runner.model.run = lambda inputs, *rest: seen.append(inputs) or run(inputs, *rest)
+    runner.device.capture = lambda work: work
     form = PackedForm(layout, "float32", "base-1")
     run_largest_steps(runner.model, form, torch.float32, runner.limits)
     assert [len(inputs.input_ids) for inputs in seen] == [700, 16]

@@ -21,17 +21,23 @@ from tests.tiny_models import save_adapter, save_model
 class Watched(FakeDevice):
     """A device that counts graphs and work beside other work.
 
-    num_good: captures that succeed; those after them fail.
+    num_good: captures that succeed after memory was measured; those behind them fail.
     """
 
     def __init__(self, num_good=1000):
         super().__init__()
         self.num_good = num_good
         self.num_captures = self.num_beside = 0
+        self.is_measured = False
+
+    def measure(self, work):
+        memory = super().measure(work)
+        self.num_measured, self.num_captures, self.is_measured = self.num_captures, 0, True
+        return memory
 
     def capture(self, work):
         self.num_captures += 1
-        if self.num_captures > self.num_good:
+        if self.is_measured and self.num_captures > self.num_good:
             raise RuntimeError("operation not permitted when stream is capturing")
         return super().capture(work)
 
@@ -71,7 +77,7 @@ def usual(world):
 def test_an_eager_engine_captures_no_graph(world, usual):
     device = Watched()
     assert world(device, enforce_eager=True) == usual
-    assert device.num_captures == 0
+    assert device.num_measured == device.num_captures == 0
 
 
 @pytest.mark.parametrize("num_good", [0, 3])
@@ -83,6 +89,7 @@ def test_graphs_that_cannot_be_captured_are_launched_eagerly_and_the_log_says_so
         assert world(device) == usual
     (message,) = caplog.messages
     failed = device.num_captures - num_good
+    assert device.num_measured > 0, "there is room for graphs beside the arena"
     assert message.startswith(f"{failed} of {device.num_captures} graphs could not be captured")
     assert message.endswith("operation not permitted when stream is capturing")
 
