@@ -39,8 +39,10 @@ SHARED_LIMIT_BYTES = {
 }  # fmt: skip
 """Of a block, by compute capability: CUDA C++ Programming Guide, technical specifications."""
 
+EXPECTED_TRITON = os.environ.get("EXPECTED_TRITON")
+"""The version that is to compile, where it is not the one that is installed: `make test-triton`."""
+
 _PROCESSES = 2
-_READY = "ready"
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 # What ptxas makes of these has the same width and kind: reading its output takes longer than all
@@ -185,7 +187,7 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
 
 
 def _serve(calls: Mapping[str, Callable[[torch.dtype], object]]) -> None:
-    _say(_READY)
+    _say(triton.__version__)
     for line in sys.stdin:
         task = Task(*json.loads(line))
         answer: object
@@ -236,8 +238,10 @@ def _start(env: Mapping[str, str]) -> "subprocess.Popen[str]":
     command, pipe = (sys.executable, "-m", "tests.kernels.aot"), subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=env, text=True)
     assert process.stdout is not None
-    if not process.stdout.readline():
+    version = process.stdout.readline()
+    if not version:
         raise RuntimeError(f"no compiling process, it returned {process.wait()}")
+    assert not EXPECTED_TRITON or json.loads(version) == EXPECTED_TRITON, f"Triton is {version}"
     return process
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import kernels.gpu
 from tests.kernels.aot import (
+    EXPECTED_TRITON,
     SHARED_LIMIT_BYTES,
     Answer,
     Compiled,
@@ -88,6 +89,14 @@ def tasks_of(cases: Iterable[Case], dtype: str, archs: Iterable[int]) -> list[Ta
 
 
 def test_every_kernel_fits_every_architecture(results: Results) -> None:
+    sys.stdout.write(table(results))
+    found = all_defects(results)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.skipif(not EXPECTED_TRITON, reason="make test-triton brings another Triton")
+def test_every_kernel_fits_a_hopper_by_another_triton(compile_all: Compile) -> None:
+    results = compile_all(tasks_of(LARGE, "bfloat16", (90,)))
     sys.stdout.write(table(results))
     found = all_defects(results)
     assert not found, "\n".join(found)
