@@ -1,8 +1,10 @@
-"""The blocks of a step's tokens as records, and how a record in host memory is read."""
+"""The blocks of a step's tokens as records, and how plain torch reads what they lead to."""
 
-import ctypes
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import torch
 
 from kernels.work import LoRAWork, Site
 
@@ -25,21 +27,36 @@ base model, whose addresses are never read from.
 
 def adapter_blocks(work: LoRAWork) -> list[np.void]:
     """The blocks of a step that have an adapter, a BLOCK each."""
-    blocks = work.blocks[: int(work.counts[0])].numpy().view(BLOCK)[:, 0]
+    blocks = work.blocks[: int(work.counts[0])].cpu().numpy().view(BLOCK)[:, 0]
     return list(blocks[blocks["depth"] > 0])
 
 
-def places_of(site: Site, block: np.void, number: int) -> list[int]:
+def places_of(work: LoRAWork, site: Site, block: np.void, number: int) -> list[int]:
     """Where the tiles of the site's projection `number` lie; -1 behind the last one."""
     depth = int(block["depth"])
     address = int(block["tile_table"]) + 4 * _line(site, number) * depth
-    return list((ctypes.c_int32 * depth).from_address(address))
+    return _read(address, depth, np.dtype(np.int32), work.arena.device)
 
 
-def scale_of(site: Site, block: np.void, number: int) -> float:
+def scale_of(work: LoRAWork, site: Site, block: np.void, number: int) -> float:
     """The factor of the site's projection `number`."""
     address = int(block["scales"]) + 4 * _line(site, number)
-    return float(ctypes.c_float.from_address(address).value)
+    (scale,) = _read(address, 1, np.dtype(np.float32), work.arena.device)
+    return float(scale)
+
+
+def _read(address: int, count: int, dtype: np.dtype[Any], device: torch.device) -> list[Any]:
+    """Numbers that lie at an address of a device's memory."""
+    if device.type == "cpu":
+        values: list[Any] = np.ctypeslib.as_array(
+            (np.ctypeslib.as_ctypes_type(dtype) * count).from_address(address)
+        ).tolist()
+        return values
+    # The CUDA array interface, version 3; torch takes writable memory only.
+    where = {"shape": (count,), "typestr": dtype.str, "data": (address, False), "version": 3}
+    there = SimpleNamespace(__cuda_array_interface__=where)
+    values = torch.as_tensor(there, device=device).tolist()
+    return values
 
 
 def _line(site: Site, number: int) -> int:

@@ -195,16 +195,17 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     give one plane, the sum of all in order.
     """
     columns = len(site.projections) * work.max_rank
-    planes = torch.full((site.num_chunks, len(x), columns), torch.nan)
+    planes = torch.full((site.num_chunks, len(x), columns), torch.nan, device=x.device)
     for block in adapter_blocks(work):
         rows = _rows(block)
         for number in range(len(site.projections)):
+            scale = scale_of(work, site, block, number)
             for index, a, _ in _tiles(work, site, block, number):
                 at = number * work.max_rank + index * RANK_ROWS
                 for chunk in range(site.num_chunks):
                     part = slice(chunk * CHUNK_FEATURES, (chunk + 1) * CHUNK_FEATURES)
                     h = x[rows, part].float() @ a[:, part].float().T
-                    planes[chunk, rows, at : at + RANK_ROWS] = h * scale_of(site, block, number)
+                    planes[chunk, rows, at : at + RANK_ROWS] = h * scale
     return Delta(planes, work, site)
 
 
@@ -220,7 +221,7 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
 def _delta(delta: Delta, num_tokens: int) -> torch.Tensor:
     """[T, sum of out_features] float32, zeros where there is no adapter."""
     work, site = delta.work, delta.site
-    total = torch.zeros(num_tokens, sum(site.out_features))
+    total = torch.zeros(num_tokens, sum(site.out_features), device=work.arena.device)
     for block in adapter_blocks(work):
         rows = _rows(block)
         for number, width in enumerate(site.out_features):
@@ -243,7 +244,7 @@ def _tiles(
     in_features, out_features = site.in_features, site.out_features[number]
     elems = work.arena.view(-1)
     tiles = []
-    for index, place in enumerate(places_of(site, block, number)):
+    for index, place in enumerate(places_of(work, site, block, number)):
         if place >= 0:
             first = place * ADDRESS_UNIT_BYTES // elems.element_size()
             middle = first + RANK_ROWS * in_features
@@ -263,7 +264,8 @@ def copy_slabs(
 
     target, source: [slabs, slab_bytes] uint8.   Ids: [n] int32, those of the target distinct.
     """
-    target[target_ids] = source[source_ids]
+    copied = source[source_ids.to(source.device)].to(target.device)
+    target[target_ids.to(target.device)] = copied
 
 
 # ---- choosing tokens ----

@@ -75,6 +75,6 @@ class RecordingKernels:
         slab_bytes = self.device.arena.shape[1]
         for block in adapter_blocks(work):
             for number in range(len(site.projections)):
-                places = places_of(site, block, number)
+                places = places_of(work, site, block, number)
                 slabs = {p * ADDRESS_UNIT_BYTES // slab_bytes for p in places if p >= 0}
                 self.device.touch(slabs, is_write=False, what=what)
