@@ -20,9 +20,6 @@ from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from bench.gpu.adapters import make_form, num_slabs
 from bench.gpu.engine_model import EngineSizes, EngineUnderTest
@@ -33,10 +30,12 @@ from bench.report import describe_machine, json_line, ratio, rounded
 from engine.batch import Batch, ScheduledRow
 from lora.device import Device
 from lora.layout import Layout, ModelShape
+from tests.kernels.aot import launches
 
 _DECODES, _CONTEXT, _PREFILL = 64, 1024, 256
 _RANKS = (16,) * 16
 _STEPS = 10
+_ARCH = 90
 
 
 class _Counter(TorchDispatchMode):
@@ -76,19 +75,6 @@ class _Machine(DryRun):
         return self.device
 
 
-class _Driver:
-    """As much of Triton's driver as it needs to find the kernel that it would launch."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.gpu.host_part", description=__doc__)
     parser.add_argument("--repeats", type=int, default=9, help="turns of each way, 10 steps each")
@@ -111,7 +97,7 @@ def rows(repeats: int) -> Iterator[str]:
         kv_blocks=form.layout.num_blocks(_CONTEXT),
     )
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        engine = EngineUnderTest(machine, sizes, "16 bits", Path(folder))
+        engine = EngineUnderTest(machine, sizes, "16 bits", {}, Path(folder))
         for ranks in ((), _RANKS):
             lengths = [(_CONTEXT - 1, 1)] * _DECODES + [(0, _PREFILL)]
             requests = make_rows(lengths, engine.blocks, engine.use_adapters(ranks))
@@ -128,8 +114,8 @@ def _measure(
 ) -> dict[str, Any]:
     """launches: of one step.   launch_cpu_ms: median processor time of `GpuRunner.launch`."""
     arms = {"engine": contextlib.nullcontext, "by_kernel": lambda: _without_graphs(engine)}
-    launches, seconds = {}, {name: [] for name in arms}
-    with _not_launched() as launched:
+    counts, seconds = {}, {name: [] for name in arms}
+    with launches(_ARCH) as launched:
         for name, arm in arms.items():
             with arm():
                 engine.step(requests)  # compiles
@@ -138,14 +124,14 @@ def _measure(
                 with _Counter() as counter:
                     engine.runner.launch(Batch(1, requests))
                 engine.runner.collect()
-                launches[name] = counter.num_launches + len(launched) + machine.device.num_replays
+                counts[name] = counter.num_launches + len(launched) + machine.device.num_replays
         for _ in range(repeats):
             for name, arm in arms.items():
                 with arm():
                     seconds[name] += [_launch(engine, requests) for _ in range(_STEPS)]
     times = {name: median(of) for name, of in seconds.items()}
     figures: dict[str, Any] = {
-        name: {"launches": launches[name], "launch_cpu_ms": rounded(1e3 * times[name])}
+        name: {"launches": counts[name], "launch_cpu_ms": rounded(1e3 * times[name])}
         for name in arms
     }
     return figures | {"engine_to_by_kernel": ratio(times["engine"], times["by_kernel"])}
@@ -162,21 +148,6 @@ def _launch(engine: EngineUnderTest, requests: tuple[ScheduledRow, ...]) -> floa
 
 def _without_graphs(engine: EngineUnderTest) -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(engine.runner.graphs, "find", return_value=None)
-
-
-@contextlib.contextmanager
-def _not_launched() -> Iterator[list[str]]:
-    """Collects the names of Triton's kernels, each found and not launched."""
-    names: list[str] = []
-    run = JITFunction.run
-
-    def find(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> object:
-        names.append(kernel.__name__)
-        return run(kernel, *args, grid=grid, warmup=True, **kwargs)
-
-    driver.set_active(_Driver())
-    with mock.patch.object(JITFunction, "run", find):
-        yield names
 
 
 if __name__ == "__main__":
