@@ -115,7 +115,7 @@ def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) ->
 def _be_child(work: Callable[[], object], log: int | None, timeout_s: float) -> NoReturn:
     status = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)  # no session of its own: whoever ends this one ends the child, too
         for fd in () if log is None else (1, 2):
             os.dup2(log, fd)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))

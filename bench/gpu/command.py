@@ -58,7 +58,7 @@ def parts_of(switches: Mapping[str, Any]) -> dict[str, Rows]:
         "lora": lora_rows.rows,
         "attention": _attention,
         "engine": partial(engine_rows.rows, precision="16 bits", switches=switches),
-        "open-loop": open_loop.rows,
+        "open-loop": partial(open_loop.rows, switches=switches),
         "small": _small,
         "fp8": partial(engine_rows.rows, precision="fp8", switches=switches),
     }

@@ -5,7 +5,7 @@ device in one process, without a server before them.
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -38,13 +38,16 @@ _WAIT_S = 600.0
 _HOST_CACHE_BYTES = 4 << 30
 
 
-def rows(machine: Machine, _: Ceilings) -> Iterator[Row]:
-    """One engine for all of them; adapters are cold when the first request for each comes."""
+def rows(machine: Machine, _: Ceilings, switches: Mapping[str, Any]) -> Iterator[Row]:
+    """One engine for all of them; adapters are cold when the first request for each comes.
+
+    switches: settings of the engine, as EngineConfig has them; rows name them.
+    """
     count, num_adapters = machine.pick((240, 32), (3, 2))
     prompts = machine.pick(Lengths(128, 512), Lengths(4, 4))
     outputs = machine.pick(Lengths(32, 128), Lengths(2, 2))
     with tempfile.TemporaryDirectory() as folder:
-        engine = _Engine(machine, Path(folder), num_adapters)
+        engine = _Engine(machine, switches, Path(folder), num_adapters)
         for rate in machine.pick((10.0, 20.0, 40.0), (1e6,)):
             workload = Workload(
                 base_model=_BASE, models=tuple(f"a{i}" for i in range(num_adapters)),
@@ -53,7 +56,7 @@ def rows(machine: Machine, _: Ceilings) -> Iterator[Row]:
             )  # fmt: skip
             setup = {
                 "rate": rate, "requests": count, "adapters": num_adapters, "rank": _RANK,
-                "prompt_tokens": str(prompts), "output_tokens": str(outputs),
+                "prompt_tokens": str(prompts), "output_tokens": str(outputs), **switches,
             }  # fmt: skip
             yield Row("gpu.open_loop", setup, partial(engine.measure, workload))
 
@@ -61,8 +64,10 @@ def rows(machine: Machine, _: Ceilings) -> Iterator[Row]:
 class _Engine:
     """An engine with a random model, and adapters that lie on disk, packed."""
 
-    def __init__(self, machine: Machine, folder: Path, num_adapters: int) -> None:
-        self.machine, self.folder = machine, folder
+    def __init__(
+        self, machine: Machine, switches: Mapping[str, Any], folder: Path, num_adapters: int
+    ) -> None:
+        self.machine, self.switches, self.folder = machine, switches, folder
         layout = Layout.of(machine.shape, machine.dtype.itemsize)
         self.form = make_form(machine, layout)
         self.num_adapters = num_adapters
@@ -82,7 +87,8 @@ class _Engine:
         config = make_model_config(machine.shape, machine.vocab_size)
         return make_disk_engine(
             machine.new_device(), config, self.form, make_random_weights(machine, machine.shape),
-            self.folder, machine.pick(None, 40), host_cache_bytes=_HOST_CACHE_BYTES,
+            self.folder, machine.pick(None, 40), switches=self.switches,
+            host_cache_bytes=machine.pick(_HOST_CACHE_BYTES, 1 << 20),
             max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest,
         )  # fmt: skip
 

@@ -1,6 +1,10 @@
 """An engine on the device without a fetcher: packed adapters lie in a folder, or nowhere."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -69,17 +73,19 @@ def make_disk_engine(
     reference: Reference | None = None,
     precision: float = 0.05,
     host_cache_bytes: int = 64 << 20,
+    switches: Mapping[str, Any] = MappingProxyType({}),
     **limits: int,
 ) -> EngineCore:
     """An engine whose adapters lie in folder/cache.
 
     num_slabs: of its arena; as many as the device has room for where it is None.
-    limits: of its scheduler.
+    switches: settings of the engine, as EngineConfig has them.   limits: of its scheduler.
     """
     layout = form.layout
     in_dtype = {name: tensor.to(getattr(torch, form.dtype)) for name, tensor in weights.items()}
     arena_bytes = num_slabs and num_slabs * layout.slab_bytes
     settings = make_engine_config(folder, config, form, arena_bytes=arena_bytes, **limits)
+    settings = replace(settings, **switches)
     backend = assemble(settings, config, form, in_dtype, device, ops)
     del in_dtype, weights
     loader = DiskLoader(

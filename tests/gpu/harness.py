@@ -15,7 +15,7 @@ from bench.child import run_all
 _ALONE = "memory"
 """Checks whose names begin so take the whole GPU: they run when all others have ended."""
 _SANITIZER = "compute-sanitizer"
-_SANITIZER_S = 120.0
+_SANITIZER_S = 90.0
 _SANITIZER_LINES = 40
 
 Work = Callable[[], object]
