@@ -152,6 +152,7 @@ def test_a_row_that_hangs_ends_at_its_limit(path, parts, monkeypatch):
 def test_a_second_run_measures_what_the_first_one_did_not(path, parts):
     parts(a=lambda: {"us": 1.0}, dies=die)
     run_command(path)
+    assert list(path.parent.iterdir()) == [path], "no row is under way any more"
     parts(a=lambda: {"us": 3.0}, dies=lambda: {"us": 3.0}, b=lambda: {"us": 3.0})
     run_command(path)
     assert [result.get("us") for result in results_in(path).values()] == [1.0, None, 3.0]

@@ -161,7 +161,7 @@ def adapter_of(tables):
 def test_lists_of_adapters_begin_where_they_can_be_read_wide(num_tokens, num_rows, block_rows):
     builder = make_builder()
     shape = StepShape(num_tokens, num_rows, block_rows)
-    work = builder.views(shape, torch.zeros(builder.most_ints, dtype=torch.int32), 0).lora
+    work = builder.views(shape, torch.zeros(builder.most_ints, dtype=torch.int32)).lora
     for records in (work.blocks, work.pairs):
         assert records.storage_offset() * records.itemsize % 16 == 0
 
