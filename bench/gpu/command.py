@@ -76,7 +76,7 @@ def run(
     deadline_s: on the monotonic clock.   switches: see parts_of.   Result: the exit status.
     """
     try:
-        name = dry_name() if is_dry else probe().name
+        name = dry_name() if is_dry else _prepare()
     except NoGpu as error:
         _say([str(error)])
         return 1
@@ -92,6 +92,17 @@ def run(
     _say([*tables(rows), "", f"{len(rows)} rows, {len(wrong)} of them wrong: {path}"])
     _say([f"Goals, over all rows of these sources on {name}{note}:", *verdicts(rows)])
     return 1 if wrong else 0
+
+
+def _prepare() -> str:
+    """Compile for the GPU that is here; its name. Raises NoGpu."""
+    # A dry run has its kernels interpreted, and compiles none.
+    from tests.gpu.compiling import compile_all
+
+    found = probe()
+    _say([str(found)])
+    compile_all(found.arch, lambda line: _say([line]))
+    return found.name
 
 
 def _measure_part(part: str, work: Callable[[], None], path: Path, name: str) -> None:
