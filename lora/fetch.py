@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
 from lora.errors import AdapterError, Failure
-from lora.packed import PackedForm, slabs_bytes
+from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
 from registry.storage_url import open_storage
 
@@ -101,24 +101,25 @@ class Fetcher:
         started = time.monotonic()
         path = packed_path(self.cache.root, order.digest, form.form_id)
         try:
-            if self.cache.touch(path):
-                return Fetched(was_there=True, slabs_bytes=slabs_bytes(path))
+            with contextlib.suppress(FileNotFoundError):  # it may have been evicted since
+                if self.cache.touch(path):
+                    return Fetched(was_there=True, slabs_bytes=slabs_bytes(path))
             try:
-                self._store(order, form, path)
+                header = self._store(order, form, path)
             except OSError as error:
                 if error.errno not in _DISK_FULL:
                     raise
                 self.cache.evict_half()
-                self._store(order, form, path)
+                header = self._store(order, form, path)
             seconds = time.monotonic() - started
-            return Fetched(None, False, seconds, order.size_bytes, slabs_bytes(path))
+            return Fetched(None, False, seconds, order.size_bytes, header.slabs_bytes)
         except AdapterError as error:
             return Fetched(error.failure, seconds=time.monotonic() - started)
         except OSError as error:
             reason = "the disk is full" if error.errno in _DISK_FULL else str(error)
             return Fetched(Failure("unavailable", reason), seconds=time.monotonic() - started)
 
-    def _store(self, order: Order, form: PackedForm, path: Path) -> None:
+    def _store(self, order: Order, form: PackedForm, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
         with self.cache.reserve(order.size_bytes) as room:
             source = room.allocate(order.size_bytes)
@@ -131,8 +132,9 @@ class Fetcher:
                 is_dropped=order.is_dropped.is_set,
             )
             with room.write() as (draft, file):
-                pack(source, order.digest, form, file)
+                header = pack(source, order.digest, form, file)
             room.keep(draft, path)
+        return header
 
 
 class Connection:

@@ -64,7 +64,7 @@ class PackedAdapter:
     @property
     def size_bytes(self) -> int:
         """In the arena, of all ranks together."""
-        return len(self.header.checksums) * self.header.num_slabs * self.header.slab_bytes
+        return self.header.slabs_bytes
 
     @property
     def host_bytes(self) -> int:

@@ -76,6 +76,11 @@ class PackedHeader:
     invocation_tokens: tuple[int, ...] | None
     checksums: tuple[str, ...]
 
+    @property
+    def slabs_bytes(self) -> int:
+        """Bytes of all shards' slabs together."""
+        return len(self.checksums) * self.num_slabs * self.slab_bytes
+
     def to_bytes(self) -> bytes:
         """The first bytes of the file; as many for some checksums as for others."""
         tiles = [(t.layer, t.projection, t.index, t.slab, t.offset_bytes) for t in self.tiles]
@@ -100,7 +105,7 @@ def read_header(file: BinaryIO) -> PackedHeader:
         raise _lost("has a damaged header")
     header = _parse(text)
     slabs_start = file.seek(_padding(length), os.SEEK_CUR)
-    size_bytes = slabs_start + len(header.checksums) * header.num_slabs * header.slab_bytes
+    size_bytes = slabs_start + header.slabs_bytes
     if file.seek(0, os.SEEK_END) != size_bytes:
         raise _lost(f"is not of the {size_bytes} bytes that its header describes")
     file.seek(slabs_start)

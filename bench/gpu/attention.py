@@ -79,24 +79,31 @@ class _Case:
 
 
 def _shared(machine: Machine, batch: int, context: int) -> dict[str, float]:
-    """Rows with the same context, its blocks shared and not: what a cache of the GPU saves of it
-    is no work for a kernel that reads the shared part once.
+    """Time rows of one context, their blocks shared and not, and one of them alone. A kernel that
+    reads the shared part once could save what the shared ones take beyond the one alone.
     """
-    apart, shared = (
-        _make_case(machine, machine.dtype, [(context - 1, 1)] * batch, is_shared=is_shared)
-        for is_shared in (False, True)
-    )
-    seconds = [
-        machine.seconds(case.work(ops.decode_attention, torch.empty_like(case.q))) / case.num_layers
-        for case in (apart, shared)
-    ]
-    alone = _make_case(machine, machine.dtype, [(context - 1, 1)])
-    one = machine.seconds(alone.work(ops.decode_attention, torch.empty_like(alone.q)))
+
+    def seconds(num_rows: int, is_shared: bool = False) -> float:
+        lengths = [(context - 1, 1)] * num_rows
+        case = _make_case(machine, machine.dtype, lengths, is_shared)
+        return _checked_decode_s(machine, case, context)
+
     return {
-        "apart_us": rounded(1e6 * seconds[0]),
-        "shared_us": rounded(1e6 * seconds[1]),
-        "one_row_us": rounded(1e6 * one / alone.num_layers),
+        "apart_us": rounded(1e6 * seconds(batch)),
+        "shared_us": rounded(1e6 * seconds(batch, is_shared=True)),
+        "one_row_us": rounded(1e6 * seconds(1)),
     }
+
+
+def _checked_decode_s(machine: Machine, case: _Case, context: int) -> float:
+    """Seconds of a layer's decodes, whose first rows are checked before."""
+    out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
+    last, work = case.num_layers - 1, case.work(ops.decode_attention, out)
+    machine.run(work)
+    for row in range(min(len(out), _CHECKED_ROWS)):
+        k, v = case.row_kv(row, last, context)
+        _check(f"decode of row {row}", out[row : row + 1], case.q[row : row + 1], k, v, context - 1)
+    return machine.seconds(work) / case.num_layers
 
 
 def _make_case(
@@ -133,13 +140,7 @@ def _decode(
     machine: Machine, ceilings: Ceilings, kv_dtype: torch.dtype, batch: int, context: int
 ) -> dict[str, Any]:
     case = _make_case(machine, kv_dtype, [(context - 1, 1)] * batch)
-    out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
-    last = case.num_layers - 1
-    machine.run(case.work(ops.decode_attention, out))
-    for row in range(min(batch, _CHECKED_ROWS)):
-        k, v = case.row_kv(row, last, context)
-        _check(f"decode of row {row}", out[row : row + 1], case.q[row : row + 1], k, v, context - 1)
-    seconds = machine.seconds(case.work(ops.decode_attention, out)) / case.num_layers
+    seconds = _checked_decode_s(machine, case, context)
     shape = machine.shape
     kv_bytes = 2 * batch * context * shape.num_kv_heads * shape.head_dim * kv_dtype.itemsize
     share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds

@@ -81,6 +81,7 @@ def run(
         _say([str(error)])
         return 1
     path = out or _path(name, is_dry)
+    RowFile(path, name).end()  # a command that was cut short has left its row under way
     for part in parts:
         rows_of = parts_of(switches)[part]
         _measure_part(

@@ -158,6 +158,17 @@ def test_a_second_run_measures_what_the_first_one_did_not(path, parts):
     assert [result.get("us") for result in results_in(path).values()] == [1.0, None, 3.0]
 
 
+def test_a_row_at_which_an_earlier_command_was_cut_short_is_not_called_wrong(
+    path, parts, monkeypatch
+):
+    path.parent.mkdir()
+    path.with_suffix(".begun").write_text('["gpu.test", {"case": "cut short"}]')
+    parts(a=lambda: {"us": 1.0})
+    monkeypatch.setattr(command, "DryRun", die)  # each child ends before it begins a row
+    run_command(path)
+    assert not path.exists()
+
+
 def test_a_ceiling_that_fails_skips_nothing(path, parts, monkeypatch):
     monkeypatch.setattr(command.ceilings, "row", lambda _: Row("gpu.ceilings", {}, die))
     parts(a=lambda: {"us": 1.0})

@@ -380,6 +380,14 @@ def test_a_full_disk_costs_the_least_recently_used_half_and_one_more_try(
     assert not list(cache.root.glob("*.draft"))
 
 
+def test_an_adapter_that_is_evicted_while_it_is_looked_for_is_fetched(local, monkeypatch):
+    cache, fetch_new = local
+    monkeypatch.setattr(cache, "touch", lambda path: True)  # its file is gone by then
+    fetched = fetch_new()
+    assert (fetched.failure, fetched.was_there) == (None, False)
+    assert fetched.slabs_bytes > 0
+
+
 def test_a_fetch_that_waited_too_long_in_line_is_not_begun(local):
     _, fetch_new = local
     assert fetch_new(timeout_s=-1).failure.kind == "unavailable"
