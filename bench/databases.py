@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from server.database import DEFAULT_FILE
+from server.database.database import DEFAULT_FILE
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from bench.report import describe_machine, json_line, percentiles_ms
 from bench.tokenizer_families import FAMILIES, corpus, make_tokenizer
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 _WARM_UP = 3
 

@@ -22,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-from server.tiktoken_encoding import LLAMA3, QWEN2
+from server.text.tiktoken_encoding import LLAMA3, QWEN2
 
 FAMILIES = ("llama2", "llama3", "mistral", "qwen2")
 SPACE = "\u2581"

@@ -10,13 +10,13 @@ from types import FrameType
 
 import uvicorn
 
-from server.admin_key import AdminKey
-from server.app import create_app
+from server.accounts.admin_key import AdminKey
+from server.api.app import create_app
+from server.api.http_protocol import HttpLimits, protocol
+from server.api.logs import LogHandler, LogWriter
 from server.assembly import assemble
-from server.drain import Drain
-from server.http_protocol import HttpLimits, protocol
-from server.logs import LogHandler, LogWriter
-from server.settings import Settings
+from server.inference.drain import Drain
+from server.launch.settings import Settings
 
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with what waits for it."""

@@ -17,49 +17,49 @@ from registry.storage_url import open_storage
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
-from server.admin_key import AdminKey
-from server.auditor import INTERVAL_S as AUDIT_INTERVAL_S
-from server.auditor import Auditor
-from server.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
-from server.budget_watch import BudgetWatch
-from server.chores import Chores
-from server.completions import Completions
-from server.database import Database
-from server.drain import Drain
-from server.failures import Failures
+from server.accounts.admin_key import AdminKey
+from server.accounts.identities import Identities
+from server.adapters.proving import Prover
+from server.adapters.upload_completion import Completions
+from server.api.metrics import Metrics
+from server.api.recordings import Recorder
+from server.billing.audit.auditor import INTERVAL_S as AUDIT_INTERVAL_S
+from server.billing.audit.auditor import Auditor
+from server.billing.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
+from server.billing.budget_watch import BudgetWatch
+from server.billing.exports.schedules import TURN_S as EXPORTS_TURN_S
+from server.billing.exports.schedules import ScheduledExports
+from server.billing.failures import Failures
+from server.billing.ledger_probe import LedgerProbe
+from server.billing.price_tags import PriceTags
+from server.billing.receipts.signing import Signer
+from server.billing.settler import Settler
+from server.billing.statements import Statements
+from server.billing.storage_charges import INTERVAL_S as KEPT_INTERVAL_S
+from server.billing.storage_charges import Kept
+from server.database.chores import Chores
+from server.database.database import Database
+from server.database.leases import Leases
 from server.gateway import Gateway
-from server.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
-from server.identities import Identities
-from server.kept import INTERVAL_S as KEPT_INTERVAL_S
-from server.kept import Kept
-from server.leases import Leases
-from server.ledger_probe import LedgerProbe
-from server.limiter.epochs import Epochs
-from server.limiter.memory import MemoryLimiter
-from server.limiter.redis_states import RedisStates
-from server.limiter.rules import SEAT_SLACK_S, Limiter
-from server.limiter.shared import SharedLimiter
-from server.load import Load
-from server.metrics import Metrics
+from server.inference.drain import Drain
+from server.inference.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
+from server.inference.load_shedding import Load
+from server.inference.token_leases import TokenLeases
+from server.launch.secrets import Secrets
+from server.launch.settings import Settings
+from server.limits.epochs import Epochs
+from server.limits.memory import MemoryLimiter
+from server.limits.redis_states import RedisStates
+from server.limits.rules import SEAT_SLACK_S, Limiter
+from server.limits.shared import SharedLimiter
 from server.pool.engines import Engines
 from server.pool.keys import PoolKeys
 from server.pool.membership import Membership
-from server.price_tags import PriceTags
-from server.proving import Prover
-from server.recordings import Recorder
-from server.running import Running
-from server.scheduled import TURN_S as EXPORTS_TURN_S
-from server.scheduled import ScheduledExports
-from server.secrets_store import Secrets
-from server.settings import Settings
-from server.settler import Settler
-from server.signing import Signer
-from server.statements import Statements
-from server.token_leases import TokenLeases
-from server.tokenizer import Tokenizer
-from server.webhook_delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
-from server.webhook_delivery import WebhookDelivery
-from server.webhook_urls import UrlRules
+from server.pool.running import Running
+from server.text.tokenizer import Tokenizer
+from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
+from server.webhooks.delivery import WebhookDelivery
+from server.webhooks.urls import UrlRules
 
 
 def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:

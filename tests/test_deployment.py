@@ -18,12 +18,12 @@ import yaml
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
+from server.api.routes import machines as machine_routes
 from server.cli.main import app as chorale
-from server.launch import prepare, settle_settings
-from server.routes import machines as machine_routes
-from server.secrets_store import Secrets
-from server.settings import InvalidSetting, Settings, UnknownSetting, load_settings
-from server.supervisor import ChildSpec
+from server.launch.plan import prepare, settle_settings
+from server.launch.secrets import Secrets
+from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
+from server.launch.supervisor import ChildSpec
 from tests.deployment_files import (
     DEPLOY,
     GUIDE,

@@ -18,11 +18,11 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.messages import EngineStats, TierStats
-from server.audit.report import Report
-from server.metrics import Metrics
+from server.api.metrics import Metrics
+from server.billing.audit.report import Report
+from server.launch.secrets import Secrets
+from server.launch.settings import Settings, load_settings
 from server.pool.engines import EngineFigures
-from server.secrets_store import Secrets
-from server.settings import Settings, load_settings
 from tests.deployment_files import DEPLOY, FILLED, GUIDE, dockerfile_steps, image_environment
 
 KUBERNETES = DEPLOY / "kubernetes"

@@ -17,17 +17,17 @@ from bench.billing.measurement import Measurement
 from bench.billing.settles import SIGNER, grouped, post_group
 from bench.billing.traffic import Traffic
 from bench.report import rate, rounded
-from server.audit.run import audit
-from server.database import Database
-from server.exports.formats import FORMATS, ExportFormat, open_encoder
-from server.exports.pages import Range, last_entry_id
-from server.exports.reading import read_export
-from server.exports.stream import stream
-from server.holds import Hold
-from server.ledger_tables import holds
-from server.prices import ensure_price
-from server.receipt_check import ReceiptCheck
-from server.signing_keys import record_key
+from server.billing.audit.run import audit
+from server.billing.exports.formats import FORMATS, ExportFormat, open_encoder
+from server.billing.exports.pages import Range, last_entry_id
+from server.billing.exports.reading import read_export
+from server.billing.exports.stream import stream
+from server.billing.holds import Hold
+from server.billing.prices import ensure_price
+from server.billing.receipts.check import ReceiptCheck
+from server.billing.receipts.signing_keys import record_key
+from server.billing.tables import holds
+from server.database.database import Database
 
 _ROWS_AT_ONCE = 1000
 _DAY_MS = 86_400_000

@@ -21,12 +21,12 @@ from bench.billing.measurement import Measurement
 from bench.billing.traffic import ENGINE, Traffic
 from bench.databases import DATABASES
 from bench.report import rate, ratio
-from server.database import Database
-from server.holds import open_hold
-from server.ledger import post
-from server.ledger_tables import entries, holds, usage_events
-from server.prices import ensure_price
-from server.signing import Signer
+from server.billing.holds import open_hold
+from server.billing.ledger import post
+from server.billing.prices import ensure_price
+from server.billing.receipts.signing import Signer
+from server.billing.tables import entries, holds, usage_events
+from server.database.database import Database
 
 T = TypeVar("T")
 Write = Callable[[Connection], object]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.records import EndRecord
-from server.holds import Hold
-from server.prices import Price
-from server.rating import amount_nanousd
+from server.billing.holds import Hold
+from server.billing.prices import Price
+from server.billing.rating import amount_nanousd
 
 ENGINE = "engine-of-the-bench"
 _MOST_PROMPT, _MOST_COMPLETION = 4000, 800

@@ -13,9 +13,9 @@ from bench.gateway.asked import PROMPT, bare_body, chat_body
 from bench.gateway.load import Target
 from bench.process_tree import find_children
 from bench.product import Product, started, wait_ready
-from server.launch import prepare, settle_settings
-from server.settings import Settings
-from server.tokenizer import Tokenizer
+from server.launch.plan import prepare, settle_settings
+from server.launch.settings import Settings
+from server.text.tokenizer import Tokenizer
 from tests.ports import free_port
 
 _MODEL_DIR = Path(__file__).parents[2] / "demo" / "model"

@@ -3,9 +3,9 @@
 import sys
 from pathlib import Path
 
-from server.launch import prepare, settle_settings
-from server.settings import Settings
-from server.supervisor import Supervisor
+from server.launch.plan import prepare, settle_settings
+from server.launch.settings import Settings
+from server.launch.supervisor import Supervisor
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.messages import AddRequest, EngineStats
 from server.pool.engines import Engines
 from server.pool.files import Member
-from server.running import Running, RunningRequest
+from server.pool.running import Running, RunningRequest
 
 _READY_S = 120.0
 _FRESH_S = 10.0

@@ -21,8 +21,8 @@ from bench.registry.push import push
 from bench.registry.server import make_adapter, serve
 from bench.report import percentiles_ms, ratio
 from registry.tables import adapter_aliases, adapter_versions, adapters, alias_moves
+from server.accounts.tables import tenants
 from server.client.http import Client
-from server.tables import tenants
 
 _RANK = 4
 _ARENA_BYTES = 256 << 20

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 _MEASURED_SLABS = 64
 _INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
 """Room for a row's parameters, its biases and the tokens that it may choose (1024 at most of each,
-server/openai.py), and those that would end it (64 and the model's own); what grows with its tokens
-is counted apart.
+by server/api/openai.py), and those that would end it (64 and the model's own); what grows with its
+tokens is counted apart.
 """
 
 

@@ -12,7 +12,7 @@ from server.cli.connection import DEFAULT_DATA_DIR, Json
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table, stderr
 
 if TYPE_CHECKING:
-    from server.audit.report import Progress, Report
+    from server.billing.audit.report import Progress, Report
 
 
 def audit(
@@ -29,10 +29,10 @@ def audit(
     """
     from sqlalchemy.exc import DBAPIError
 
-    from server.audit.report import report_body
-    from server.audit.run import audit as run_audit
-    from server.database import DatabaseError
-    from server.pool.local import engine_folders
+    from server.billing.audit.report import report_body
+    from server.billing.audit.run import audit as run_audit
+    from server.database.database import DatabaseError
+    from server.launch.local_pool import engine_folders
 
     engine_dirs = engine_folders(data_dir)
     since_ms = 0 if since is None else _at_ms(since)

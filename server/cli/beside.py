@@ -11,7 +11,7 @@ import typer
 from server.cli.terminal import CommandFailed
 
 if TYPE_CHECKING:
-    from server.database import Database
+    from server.database.database import Database
 
 STATEMENT_TIMEOUT_S = 600.0
 """Nobody waits for a command; a gateway's own statements have 5 s."""
@@ -31,7 +31,7 @@ DatabaseUrl = Annotated[
 @contextmanager
 def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
     """What `chorale serve` was started with, or `url`. Raises CommandFailed where there is none."""
-    from server.database import DEFAULT_FILE, Database, DatabaseConfig
+    from server.database.database import DEFAULT_FILE, Database, DatabaseConfig
 
     url = url or _url_of_gateway(data_dir)
     file = data_dir / DEFAULT_FILE

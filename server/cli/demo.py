@@ -15,7 +15,7 @@ from server.cli.terminal import CommandFailed, say, show
 
 if TYPE_CHECKING:
     from server.client.http import Client
-    from server.settings import Settings
+    from server.launch.settings import Settings
 
 _MODEL_NAME = "chorale-demo"
 _TENANTS = {"acme": ("json", "shout"), "globex": ("python", "pirate")}
@@ -33,7 +33,7 @@ def demo(
     ] = None,
 ) -> None:
     """Serve the demo model with two tenants and four adapters, until Ctrl-C."""
-    from server.launch import write_private
+    from server.launch.plan import write_private
 
     folder = Path(str(files("demo")))
     if not (folder / "model").is_dir():
@@ -56,7 +56,7 @@ def demo(
 
 def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:
     """Tenants, keys and adapters that are not there yet. The content of demo.json."""
-    from server.admin_key import AdminKey
+    from server.accounts.admin_key import AdminKey
 
     url, admin_key = base_url(settings), AdminKey.load(settings.data_dir).key
     known_keys = _known_keys(settings.data_dir / "demo.json")

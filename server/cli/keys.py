@@ -128,8 +128,8 @@ def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUr
     """Make a new admin key, on the server's own machine; the old one is refused within 5 s."""
     from sqlalchemy.exc import DBAPIError
 
-    from server.database import DatabaseError
-    from server.secrets_store import replace_secret
+    from server.database.database import DatabaseError
+    from server.launch.secrets import replace_secret
 
     path = data_dir / "admin.key"
     if not path.exists():
@@ -148,7 +148,7 @@ def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUr
 
 def _tell(conn: Any) -> None:
     from registry.audit import record_audit
-    from server.clock import now_ms
+    from server.database.clock import now_ms
 
     record_audit(
         conn, at_ms=now_ms(), actor="operator", action="admin_key.reset", target="admin.key"

@@ -12,8 +12,8 @@ from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, say, show, show_json
 
 if TYPE_CHECKING:
-    from server.receipt_check import Gap, ReceiptCheck, TenantSummary
-    from server.signing import PublicKey
+    from server.billing.receipts.check import Gap, ReceiptCheck, TenantSummary
+    from server.billing.receipts.signing import PublicKey
 
 app = typer.Typer(no_args_is_help=True, help="Receipts: what was charged, and whether it is true.")
 
@@ -45,7 +45,7 @@ def verify(
 
     2: a file cannot be read. `--statement`: their sums against a month's statement as well.
     """
-    from server.receipt_check import ReceiptCheck
+    from server.billing.receipts.check import ReceiptCheck
 
     keys = _read_keys(key or [])
     stated = None if statement is None else _read_statement(statement)
@@ -72,7 +72,7 @@ def verify(
 
 def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
     """By key id. Raises CommandFailed."""
-    from server.signing import PublicKey
+    from server.billing.receipts.signing import PublicKey
 
     texts: list[str] = []
     for text in given:
@@ -127,8 +127,8 @@ def _issued(path: Path, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_export(check: "ReceiptCheck", path: Path) -> None:
-    from server.exports.formats import FormatUnavailable
-    from server.exports.reading import ExportUnreadable, read_export
+    from server.billing.exports.formats import FormatUnavailable
+    from server.billing.exports.reading import ExportUnreadable, read_export
 
     try:
         for row, receipt in enumerate(read_export(path), start=1):
@@ -159,7 +159,7 @@ def _check_receipt(check: "ReceiptCheck", document: dict[str, Any]) -> None:
 
 
 def _check_names(fields: Any) -> None:
-    from server.receipts import COLUMNS
+    from server.billing.receipts.receipt import COLUMNS
 
     if not isinstance(fields, dict) or fields.keys() != set(COLUMNS):
         raise CommandFailed("A receipt has other fields than it must have.", 2)
@@ -168,7 +168,7 @@ def _check_names(fields: Any) -> None:
 def _check_statement(
     check: "ReceiptCheck", document: dict[str, Any], keys: Mapping[str, "PublicKey"]
 ) -> None:
-    from server.receipt_check import statement_faults
+    from server.billing.receipts.check import statement_faults
 
     sealed = document["statement"], document["sha256"], document["signature"]
     for field, message in statement_faults(*sealed, keys):
@@ -179,7 +179,7 @@ def _check_statement(
 
 
 def _report(check: "ReceiptCheck", as_json: bool) -> None:
-    from server.rating import format_usd
+    from server.billing.rating import format_usd
 
     if as_json:
         show_json(

@@ -16,8 +16,8 @@ import typer
 from server.cli.terminal import CommandFailed, say
 
 if TYPE_CHECKING:
-    from server.settings import Settings
-    from server.supervisor import Supervisor
+    from server.launch.settings import Settings
+    from server.launch.supervisor import Supervisor
 
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_INTERVAL_S = 0.2
@@ -102,7 +102,7 @@ def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
     """Settings, or a failure of the command that says which one is wrong."""
     import tomllib
 
-    from server.settings import InvalidSetting, UnknownSetting, load_settings
+    from server.launch.settings import InvalidSetting, UnknownSetting, load_settings
 
     try:
         return load_settings(flags, config)
@@ -123,10 +123,10 @@ def start_serving(
     logs: the folder in the data directory that gets all they write, and what their supervisor does;
     without it all is written to this process's own output.
     """
-    from server.admin_key import AdminKey
-    from server.launch import ServeError, prepare, settle_settings
-    from server.secrets_store import SecretError
-    from server.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
+    from server.accounts.admin_key import AdminKey
+    from server.launch.plan import ServeError, prepare, settle_settings
+    from server.launch.secrets import SecretError
+    from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
     try:
         settings = settle_settings(settings)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from server.billing.rating import format_usd
 from server.cli.connection import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -20,7 +21,6 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.terminal import CommandFailed, say, show_json, show_table
-from server.rating import format_usd
 
 if TYPE_CHECKING:
     from server.client.http import Client

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from server.billing.exports.formats import ExportFormat
+from server.billing.exports.resuming import Whole, whole_part
 from server.client.http import ApiRefused, Client, ClientError
 from server.client.patience import Patience
-from server.exports.formats import ExportFormat
-from server.exports.resuming import Whole, whole_part
 
 _THROUGH = "x-chorale-export-through"
 

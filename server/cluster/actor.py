@@ -17,8 +17,8 @@ import ray.util
 
 from engine.tcp import ADDRESS_FILE
 from server.cluster.pool import EngineTemplate, Kind, Placed, Pool, Role
-from server.pool.local import engine_name
-from server.supervisor import Backoff, SupervisorConfig, die_with_parent
+from server.launch.local_pool import engine_name
+from server.launch.supervisor import Backoff, SupervisorConfig, die_with_parent
 
 _MAX_PROBLEM_CHARS = 2000
 

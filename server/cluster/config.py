@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from server.cluster.pool import EngineTemplate, Kind, Pool
+from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
-from server.settings import Settings
 
 _KILL_S = 15.0
 """What a process may take beyond its own patience."""

@@ -24,8 +24,8 @@ import ray.util
 from engine.leaving import is_settled
 from server.cluster.actor import EngineActor
 from server.cluster.pool import Kind, Placed, Pool, Role, first_line
+from server.launch.local_pool import engine_name
 from server.pool.files import MAX_ENGINES
-from server.pool.local import engine_name
 
 logger = logging.getLogger(__name__)
 

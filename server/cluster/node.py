@@ -18,7 +18,7 @@ from engine.leaving import is_settled
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from server.cluster.pool import EngineTemplate, Kind
-from server.launch import (
+from server.launch.plan import (
     ServeError,
     base_revision_of,
     engine_child,
@@ -26,7 +26,7 @@ from server.launch import (
     find_model,
     write_private,
 )
-from server.supervisor import ChildCannotStart, ChildSpec, Supervisor
+from server.launch.supervisor import ChildCannotStart, ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from server.first_tokens import WINDOW_S
 from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
+from server.pool.first_tokens import WINDOW_S
 
 if TYPE_CHECKING:
     from server.gateway import Gateway

@@ -35,7 +35,7 @@ from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.prefix_table import PrefixTable, marks_of
 from server.pool.quarantine import Quarantine, fingerprint
-from server.running import Running
+from server.pool.running import Running
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
-from server.secrets_store import Secrets
+from server.launch.secrets import Secrets
 
 _KEY_BYTES = 32
 _ID_BYTES = 8

@@ -9,7 +9,7 @@ from bench.billing.disk import Disk
 from bench.billing.final_chunk import FinalChunk
 from bench.billing.reading import Reading
 from bench.billing.settles import Settles
-from server.exports.formats import FORMATS
+from server.billing.exports.formats import FORMATS
 
 
 def measure(measurement):

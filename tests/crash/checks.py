@@ -17,8 +17,12 @@ from sqlalchemy.engine import Connection
 from engine.journal_records import Record
 from engine.meter import TokenMeter
 from engine.records import EndRecord, ProgressRecord, StartRecord
-from server.audit.run import audit
-from server.ledger_tables import (
+from server.billing.audit.run import audit
+from server.billing.receipts.check import ReceiptCheck
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.rows import iterate_receipts, select_receipts
+from server.billing.receipts.signing_keys import list_keys
+from server.billing.tables import (
     entries,
     holds,
     incidents,
@@ -28,10 +32,6 @@ from server.ledger_tables import (
     usage_events,
     usage_rollups,
 )
-from server.receipt_check import ReceiptCheck
-from server.receipt_rows import iterate_receipts, select_receipts
-from server.receipts import Receipt
-from server.signing_keys import list_keys
 from tests.crash.load import Seen
 from tests.crash.world import World
 

@@ -10,15 +10,15 @@ import sqlalchemy as sa
 import uvicorn
 
 from engine.config import EngineConfig
-from server.admin_key import AdminKey
-from server.app import create_app
+from server.accounts.admin_key import AdminKey
+from server.api.app import create_app
 from server.assembly import assemble
-from server.database import Database
-from server.failures import Failures
-from server.leases import Leases
-from server.ledger_tables import usage_events
-from server.settings import Settings
-from server.settler import Settler, SettlerConfig
+from server.billing.failures import Failures
+from server.billing.settler import Settler, SettlerConfig
+from server.billing.tables import usage_events
+from server.database.database import Database
+from server.database.leases import Leases
+from server.launch.settings import Settings
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine

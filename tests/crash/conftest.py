@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from server.database import Database
+from server.database.database import Database
 from tests.crash.plans import Plan
 from tests.crash.run import Result
 from tests.crash.sweep import Order

@@ -13,15 +13,15 @@ from engine.endpoint import Endpoint
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.tables import metadata
-from server.admin_key import AdminKey
+from server.accounts.admin_key import AdminKey
+from server.accounts.keys import create_key
+from server.accounts.tenants import create_tenant
 from server.assembly import assemble
-from server.clock import now_ms
-from server.database import DEFAULT_FILE, Database
-from server.keys import create_key
-from server.launch import prepare
+from server.database.clock import now_ms
+from server.database.database import DEFAULT_FILE, Database
+from server.launch.plan import prepare
+from server.launch.secrets import load_or_create_secret
 from server.pool.files import Member, members_path, write_members
-from server.secrets_store import load_or_create_secret
-from server.tenants import create_tenant
 from tests.crash.checks import Books, all_wrong
 from tests.crash.children import DEMO, settings_for
 from tests.crash.load import Seen, send_all

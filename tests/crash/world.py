@@ -17,9 +17,9 @@ from sqlalchemy.engine import Connection
 from engine.journal_records import Record, read_records
 from engine.meter import TokenMeter
 from engine.records import EndRecord, StartRecord
-from server.clock import now_ms
-from server.database import Database
-from server.ledger_tables import holds, usage_events
+from server.billing.tables import holds, usage_events
+from server.database.clock import now_ms
+from server.database.database import Database
 from tests.crash.children import Life, socket_of
 from tests.crash.nursery import Nursery
 from tests.crash.points import READY_PATH, Kill

@@ -7,10 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-from server.launch import prepare, settle_settings
+from server.launch.plan import prepare, settle_settings
+from server.launch.settings import Settings
+from server.launch.supervisor import Supervisor
 from server.pool.files import members_path, read_members, write_members
-from server.settings import Settings
-from server.supervisor import Supervisor
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import redis
 import sqlalchemy as sa
 from moto.server import ThreadedMotoServer
 
-from server.ledger_tables import holds
+from server.billing.tables import holds
 from tests.deployment_files import DEPLOY, GUIDE, Compose, filled_variables
 from tests.e2e.composed import Machine, machines
 from tests.e2e.stack import Stack, Tenant

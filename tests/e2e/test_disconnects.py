@@ -18,7 +18,7 @@ import pytest
 
 from engine.journal_records import read_records
 from engine.records import EndRecord
-from server.timed_stream import READING_S
+from server.api.timed_stream import READING_S
 from tests.e2e.stack import Stack, Tenant, running
 
 NUM_TOKENS = 6

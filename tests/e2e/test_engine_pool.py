@@ -20,9 +20,9 @@ import pytest
 import sqlalchemy as sa
 
 from engine.meter import TokenMeter
-from server.audit.run import audit
-from server.database import DEFAULT_FILE, Database
-from server.ledger_tables import holds, usage_events
+from server.billing.audit.run import audit
+from server.billing.tables import holds, usage_events
+from server.database.database import DEFAULT_FILE, Database
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack, Tenant, running
 from tests.e2e.test_oracle import check_oracle

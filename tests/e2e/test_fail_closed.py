@@ -17,9 +17,9 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from server.audit.run import audit
-from server.database import Database
-from server.ledger_tables import holds, usage_events
+from server.billing.audit.run import audit
+from server.billing.tables import holds, usage_events
+from server.database.database import Database
 from tests.e2e.stack import Stack, running
 from tests.postgres_server import postgres_server
 

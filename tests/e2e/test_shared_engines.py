@@ -12,9 +12,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from server.audit.run import audit
-from server.database import Database
-from server.ledger_tables import holds, leases, usage_events
+from server.billing.audit.run import audit
+from server.billing.tables import holds, usage_events
+from server.database.database import Database
+from server.database.tables import leases
 from tests.e2e.stack import Stack, Tenant
 from tests.e2e.test_engine_pool import Streamed, engines, stream, wait_until_ready
 

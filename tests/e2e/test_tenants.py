@@ -1,6 +1,6 @@
 """Two tenants share nothing: not under any spelling, in no list, in no object, in no bill.
 
-Every single route is asked for another's ids in tests/server/test_isolation.py.
+Every single route is asked for another's ids in tests/server/api/test_isolation.py.
 """
 
 from collections.abc import Iterator

@@ -19,10 +19,10 @@ from server.cluster.config import PlacerConfig
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
 from server.cluster.pool import EngineTemplate, Placed
+from server.launch.secrets import Secrets
+from server.launch.settings import Settings
 from server.pool.files import Member, members_path, read_members, wanted_path, write_members
 from server.pool.keys import PoolKeys
-from server.secrets_store import Secrets
-from server.settings import Settings
 
 KEYS = PoolKeys.of(Secrets("1" * 64, "2" * 64))
 

@@ -22,12 +22,12 @@ import pytest
 import sqlalchemy as sa
 
 from engine.meter import TokenMeter
-from server.audit.run import audit
-from server.database import Database
-from server.ledger_tables import holds, usage_events
+from server.billing.audit.run import audit
+from server.billing.tables import holds, usage_events
+from server.database.database import Database
+from server.launch.secrets import Secrets
 from server.pool.files import wanted_path, write_wanted
 from server.pool.keys import PoolKeys
-from server.secrets_store import Secrets
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack
 from tests.e2e.test_engine_pool import (

@@ -33,7 +33,7 @@ from registry.storage import LocalStorage
 from registry.upload_rows import COMPLETE, OPEN, PROVING, Upload
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
-from server.database import Database
+from server.database.database import Database
 from tests.registry.factories import (
     InProcessValidator,
     declare,

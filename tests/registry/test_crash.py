@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from server.database import Database
+from server.database.database import Database
 from tests.registry.crash_child import SCRIPT
 
 

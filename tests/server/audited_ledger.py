@@ -9,15 +9,15 @@ from engine.journal_records import encode
 from engine.messages import CANARY
 from engine.meter import TokenMeter
 from engine.records import CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
-from server import holds, ledger
-from server.credits import post_credit
-from server.database import Database
-from server.kept_events import Stretch, post_stretches
-from server.months import end_of
-from server.prices import add_price, ensure_price
-from server.rating import Prices
-from server.signing_keys import record_key
-from server.statements import Statements
+from server.billing import holds, ledger
+from server.billing.credits import post_credit
+from server.billing.months import end_of
+from server.billing.prices import add_price, ensure_price
+from server.billing.rating import Prices
+from server.billing.receipts.signing_keys import record_key
+from server.billing.statements import Statements
+from server.billing.storage_stretches import Stretch, post_stretches
+from server.database.database import Database
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
 
 HOUR_MS = 3_600_000

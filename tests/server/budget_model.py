@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from server.months import month_of
+from server.billing.months import month_of
 
 SLACK_MS = 60_000
 LEASE_TOKENS = 256

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from server.database import DEFAULT_FILE, Database
-from server.tables import metadata
+from server.accounts.tables import metadata
+from server.database.database import DEFAULT_FILE, Database
 
 
 @pytest.fixture(scope="session")

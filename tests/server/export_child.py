@@ -8,10 +8,10 @@ import re
 import sys
 from pathlib import Path
 
-from server.database import Database
-from server.exports.formats import open_encoder
-from server.exports.pages import Range
-from server.exports.stream import stream
+from server.billing.exports.formats import open_encoder
+from server.billing.exports.pages import Range
+from server.billing.exports.stream import stream
+from server.database.database import Database
 
 
 class Counting:

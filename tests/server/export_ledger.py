@@ -7,17 +7,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server import ledger
-from server.database import Database
-from server.entries import Draft, post_entries
-from server.exports.formats import ExportFormat, open_encoder
-from server.exports.pages import Range, last_entry_id, place_of_entry
-from server.exports.stream import stream
-from server.ledger_tables import entries, kept_events
-from server.prices import ensure_price
-from server.rating import kept_amount
-from server.receipt_rows import KEPT_KINDS, Place
-from server.receipts import tenant_account
+from server.billing import ledger
+from server.billing.entries import Draft, post_entries
+from server.billing.exports.formats import ExportFormat, open_encoder
+from server.billing.exports.pages import Range, last_entry_id, place_of_entry
+from server.billing.exports.stream import stream
+from server.billing.prices import ensure_price
+from server.billing.rating import kept_amount
+from server.billing.receipts.receipt import tenant_account
+from server.billing.receipts.rows import KEPT_KINDS, Place
+from server.billing.tables import entries, kept_events
+from server.database.database import Database
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, insert_holds, make_end, make_hold
 
 TEXTS = (

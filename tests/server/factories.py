@@ -1,13 +1,13 @@
 """Small makers of what the gateway's tests are about: tenants, keys, holds, end records."""
 
 from engine.records import EndRecord, JournalRecords
-from server.database import Database
-from server.holds import Hold, insert_hold
-from server.keys import ApiKey, create_key
-from server.prices import Price, ensure_price
-from server.rating import amount_nanousd
-from server.signing import Signer
-from server.tenants import STANDARD, Tenant, TenantLimits, create_tenant
+from server.accounts.keys import ApiKey, create_key
+from server.accounts.tenants import STANDARD, Tenant, TenantLimits, create_tenant
+from server.billing.holds import Hold, insert_hold
+from server.billing.prices import Price, ensure_price
+from server.billing.rating import amount_nanousd
+from server.billing.receipts.signing import Signer
+from server.database.database import Database
 
 NOW_MS = 1_770_000_000_000
 PEPPER = "pepper"

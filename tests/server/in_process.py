@@ -11,14 +11,14 @@ from fastapi import FastAPI
 
 from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from registry.ref import AdapterRef
-from server.admin_key import AdminKey
-from server.app import create_app
+from server.accounts.admin_key import AdminKey
+from server.accounts.keys import create_key
+from server.api.app import create_app
 from server.assembly import assemble
+from server.billing.prices import ensure_price
 from server.gateway import Gateway
-from server.keys import create_key
+from server.launch.settings import Settings
 from server.pool.engines import EngineFigures
-from server.prices import ensure_price
-from server.settings import Settings
 from tests.server.factories import NOW_MS, make_tenant
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"

@@ -5,8 +5,8 @@ import itertools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from server.limiter.rules import Grant, Limit
-from server.limiter.states import asked_units, used_units
+from server.limits.rules import Grant, Limit
+from server.limits.states import asked_units, used_units
 from tests.server.limiter_model import Log
 
 AMOUNTS = {

@@ -3,9 +3,9 @@
 import itertools
 import random
 
-from server.rating import TokenPrices, kept_amount, rated_amounts
-from server.receipt_rows import KEPT_KINDS, NO_EVENT, receipt_of
-from server.receipts import GENESIS, sha256_of
+from server.billing.rating import TokenPrices, kept_amount, rated_amounts
+from server.billing.receipts.receipt import GENESIS, sha256_of
+from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
 from tests.server.factories import NOW_MS, SIGNER
 
 PRICE = TokenPrices(prompt_nanousd=150, cached_nanousd=75, completion_nanousd=600)

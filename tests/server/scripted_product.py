@@ -15,16 +15,16 @@ import sqlalchemy as sa
 from engine.errors import EngineAwayError
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
 from registry.ref import AdapterRef
-from server.admin_key import AdminKey
-from server.app import create_app
+from server.accounts.admin_key import AdminKey
+from server.accounts.keys import create_key
+from server.api.app import create_app
 from server.assembly import assemble
-from server.database import DEFAULT_FILE
+from server.billing.prices import ensure_price
+from server.billing.tables import holds
+from server.database.database import DEFAULT_FILE
 from server.gateway import Gateway
-from server.keys import create_key
-from server.ledger_tables import holds
-from server.limiter.memory import MemoryLimiter
-from server.prices import ensure_price
-from server.settings import Settings
+from server.launch.settings import Settings
+from server.limits.memory import MemoryLimiter
 from tests.server.factories import NOW_MS, make_tenant
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"

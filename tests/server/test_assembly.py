@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from server.admin_key import AdminKey
-from server.app import create_app
+from server.accounts.admin_key import AdminKey
+from server.api.app import create_app
 from server.assembly import assemble
-from server.database import Database
-from server.limiter.memory import MemoryLimiter
-from server.settings import Settings
+from server.database.database import Database
+from server.launch.settings import Settings
+from server.limits.memory import MemoryLimiter
 from tests.server.in_process import DEMO
 
 

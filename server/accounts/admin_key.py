@@ -1,0 +1,66 @@
+"""The operator's key: from the environment, or from a file that may be replaced while we run."""
+
+import hmac
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from server.launch.secrets import load_or_create_secret
+
+_LOOK_S = 1.0
+"""The file is looked at so often at most: a new key is good, and the old one is not, after that."""
+
+
+class AdminKey:
+    """path: where it lies; None if it was given.   is_new: made just now."""
+
+    def __init__(
+        self,
+        key: str,
+        path: Path | None = None,
+        *,
+        is_new: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.key = key
+        self.path = path
+        self.is_new = is_new
+        self._monotonic = monotonic
+        self._looked_at_s = monotonic()
+        self._version = self._version_now()
+
+    @classmethod
+    def load(cls, data_dir: Path) -> "AdminKey":
+        """CHORALE_ADMIN_KEY, or the one in the data directory, made if missing.
+
+        Raises EmptySecret.
+        """
+        if given := os.environ.get("CHORALE_ADMIN_KEY"):
+            return cls(given)
+        path = data_dir / "admin.key"
+        is_new = not path.exists()
+        return cls(load_or_create_secret(path), path, is_new=is_new)
+
+    def is_it(self, presented: str) -> bool:
+        """In a time that tells nothing of the key."""
+        if self._monotonic() - self._looked_at_s >= _LOOK_S:
+            self._look()
+        return hmac.compare_digest(presented.encode(), self.key.encode())
+
+    def _look(self) -> None:
+        """Take what the file holds now; while it is away or empty the last key stays."""
+        self._looked_at_s = self._monotonic()
+        version = self._version_now()
+        if self.path is None or version is None or version == self._version:
+            return
+        if key := self.path.read_text().strip():
+            self.key, self._version = key, version
+
+    def _version_now(self) -> tuple[int, int] | None:
+        """Another one for another file."""
+        try:
+            found = self.path and self.path.stat()
+        except FileNotFoundError:
+            return None
+        return (found.st_ino, found.st_mtime_ns) if found else None

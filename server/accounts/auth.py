@@ -1,0 +1,213 @@
+"""Who asks: what an API key looks like, and whose it is.
+
+A key is `sk-chorale-<id, 12>-<secret, 32><checksum, 6>`, all base62; the secret has 190 bits. It is
+stored as its HMAC under a pepper, and found by its id.
+
+AuthError
+├── InvalidApiKey     unknown, revoked, expired or garbled: one answer for all
+├── TenantSuspended   the key is good, its tenant is not
+└── ...               what is raised where keys are managed, see server.accounts.keys
+"""
+
+import hmac
+import json
+import re
+import secrets
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.accounts.tables import api_keys, tenants
+from server.billing.tables import budgets
+from server.limits.rules import Limit, Metric, Scope
+
+INFERENCE, ADMIN = "inference", "admin"
+ADAPTERS_READ, ADAPTERS_WRITE = "adapters:read", "adapters:write"
+USAGE_READ = "usage:read"
+SCOPES = frozenset({INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, USAGE_READ, ADMIN})
+
+# What tenants and keys may be limited in: the column, and what the limiter calls it.
+LIMITS: dict[str, Metric] = {
+    "requests_per_minute": "requests",
+    "tokens_per_minute": "tokens",
+    "max_concurrency": "concurrency",
+}
+
+MAX_CHAIN = 8
+"""Keys that made one another, the first and the last counted."""
+
+_BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6})")
+
+
+class AuthError(Exception):
+    """Everything that is raised for a key."""
+
+
+class InvalidApiKey(AuthError):
+    """Says nothing of why: the difference between unknown and revoked is worth guessing for."""
+
+    def __init__(self) -> None:
+        super().__init__("Incorrect API key provided.")
+
+
+class TenantSuspended(AuthError):
+    def __init__(self, tenant_id: str) -> None:
+        self.tenant_id = tenant_id
+        super().__init__("This account is suspended.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who asks, and what they may take: all that a request needs of its tenant.
+
+    scopes: the key's own that every key above it has, too.
+    limits: of the tenant and of the key, those that are set.
+    max_queue_share: of what waits for the engine, in (0, 1].
+    has_hard_budget: its holds are covered by what is left of it.
+    """
+
+    tenant_id: str
+    tenant_name: str
+    key_id: str
+    scopes: frozenset[str]
+    weight: float
+    cache_salt: str = field(repr=False)
+    expires_at_ms: int | None = None
+    limits: tuple[Limit, ...] = ()
+    max_queue_share: float | None = None
+    has_hard_budget: bool = False
+    max_adapters: int | None = None
+    max_adapter_bytes_total: int | None = None
+
+    @property
+    def actor(self) -> str:
+        """Whom the audit log names."""
+        return f"key:{self.key_id}"
+
+    def allows(self, scope: str) -> bool:
+        return scope in self.scopes
+
+
+_HAS_HARD_BUDGET = (
+    sa.exists()
+    .where(budgets.c.tenant_id == tenants.c.tenant_id, budgets.c.enforcement == "hard")
+    .label("has_hard_budget")
+)
+
+
+def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> Identity:
+    """Whose key this is. Raises InvalidApiKey, TenantSuspended."""
+    key_id = parse_key(plaintext)
+    query = (
+        sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
+        .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
+        .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
+        .add_columns(_HAS_HARD_BUDGET)
+        .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
+        .where(api_keys.c.key_id == key_id)
+    )
+    row = conn.execute(query).first()
+    # Compared for an unknown id too: whether an id exists must not be told by the time it takes.
+    is_ours = hmac.compare_digest(digest(pepper, plaintext), row.hmac if row else "0" * 64)
+    if row is None or not is_ours or row.revoked_at_ms is not None:
+        raise InvalidApiKey
+    if row.expires_at_ms is not None and row.expires_at_ms <= now_ms:
+        raise InvalidApiKey
+    if row.status != "active":
+        raise TenantSuspended(row.tenant_id)
+    return Identity(
+        tenant_id=row.tenant_id,
+        tenant_name=row.name,
+        key_id=row.key_id,
+        scopes=bounded_scopes(conn, parse_scopes(row.scopes), row.created_by),
+        weight=row.weight,
+        cache_salt=row.cache_salt,
+        expires_at_ms=row.expires_at_ms,
+        limits=(
+            *_limits("tenant", row.tenant_id, row, ""),
+            *_limits("key", row.key_id, row, "key_"),
+        ),
+        max_queue_share=row.max_queue_share,
+        has_hard_budget=row.has_hard_budget,
+        max_adapters=row.max_adapters,
+        max_adapter_bytes_total=row.max_adapter_bytes_total,
+    )
+
+
+def bounded_scopes(
+    conn: Connection, scopes: frozenset[str], created_by: str | None
+) -> frozenset[str]:
+    """What is left of `scopes` under every key above, as those are now; ended ones bound, too."""
+    makers = makers_of(conn, created_by)
+    if len(makers) >= MAX_CHAIN:  # such a chain is never made
+        return frozenset()
+    return scopes.intersection(*makers.values())
+
+
+def makers_of(conn: Connection, created_by: str | None) -> dict[str, frozenset[str]]:
+    """{key_id: its own scopes} of a key's maker, that one's maker and so on, MAX_CHAIN at most."""
+    found: dict[str, frozenset[str]] = {}
+    while created_by is not None and len(found) < MAX_CHAIN:
+        query = sa.select(api_keys.c.scopes, api_keys.c.created_by)
+        row = conn.execute(query.where(api_keys.c.key_id == created_by)).one()
+        found[created_by] = parse_scopes(row.scopes)
+        created_by = row.created_by
+    return found
+
+
+def record_key_use(conn: Connection, last_used_at_ms: Mapping[str, int]) -> None:
+    """Note when keys were last used: {key_id: time}, gathered by the caller and written rarely."""
+    for key_id, at_ms in last_used_at_ms.items():
+        is_older = sa.func.coalesce(api_keys.c.last_used_at_ms, 0) < at_ms
+        query = sa.update(api_keys).where(api_keys.c.key_id == key_id, is_older)
+        conn.execute(query.values(last_used_at_ms=at_ms))
+
+
+def parse_key(plaintext: str) -> str:
+    """The public id of a well-formed key. Raises InvalidApiKey before any database is asked."""
+    match = _KEY.fullmatch(plaintext)
+    if match is None or not hmac.compare_digest(_checksum(match[1]), match[3]):
+        raise InvalidApiKey
+    return match[2]
+
+
+def make_key() -> tuple[str, str]:
+    """A new key's id, and all of it."""
+    key_id = _random_base62(12)
+    body = f"sk-chorale-{key_id}-{_random_base62(32)}"
+    return key_id, body + _checksum(body)
+
+
+def digest(pepper: str, plaintext: str) -> str:
+    """What is stored of a key: hex."""
+    return hmac.new(pepper.encode(), plaintext.encode(), "sha256").hexdigest()
+
+
+def parse_scopes(stored: str) -> frozenset[str]:
+    return frozenset(json.loads(stored))
+
+
+def _limits(scope: Scope, scope_id: str, row: sa.Row[Any], prefix: str) -> list[Limit]:
+    """Those that are set."""
+    amounts = ((metric, getattr(row, prefix + name)) for name, metric in LIMITS.items())
+    return [
+        Limit(metric, scope, scope_id, amount) for metric, amount in amounts if amount is not None
+    ]
+
+
+def _random_base62(length: int) -> str:
+    return "".join(secrets.choice(_BASE62) for _ in range(length))
+
+
+def _checksum(body: str) -> str:
+    number = zlib.crc32(body.encode())
+    digits = ""
+    for _ in range(6):
+        number, digit = divmod(number, 62)
+        digits = _BASE62[digit] + digits
+    return digits

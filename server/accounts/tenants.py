@@ -1,0 +1,264 @@
+"""Tenants, and what operators do to them.
+
+TenantError
+├── InvalidTenant    the caller's fault: a name or a limit that cannot be
+├── TenantNotFound
+└── TenantNameTaken
+"""
+
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from registry.audit import record_audit
+from server.accounts.tables import tenants
+
+# The owner's part of `owner/name`, so the same alphabet as an adapter's name.
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+STANDARD = "standard"
+"""The plan of a tenant for which none is named."""
+
+
+class TenantError(Exception):
+    """Everything this module raises."""
+
+
+class InvalidTenant(TenantError):
+    def __init__(self, param: str, message: str) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class TenantNotFound(TenantError):
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        super().__init__(f"There is no tenant {tenant!r}.")
+
+
+class TenantNameTaken(TenantError):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"A tenant named {name!r} exists already.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantLimits:
+    """What a tenant may take; None is no limit.
+
+    max_queue_share: of what waits for the engine, in (0, 1].   weight: its share when that is full.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
+    max_queue_share: float | None = None
+    weight: float = 1.0
+    max_adapters: int | None = None
+    max_adapter_bytes_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """cache_salt: keeps its prefix cache its own; it never leaves the gateway and the engine."""
+
+    tenant_id: str
+    name: str
+    status: str
+    plan: str
+    limits: TenantLimits
+    cache_salt: str = field(repr=False)
+    created_at_ms: int
+
+
+def create_tenant(
+    conn: Connection,
+    name: str,
+    *,
+    now_ms: int,
+    limits: TenantLimits | None = None,
+    plan: str = STANDARD,
+    actor: str = "operator",
+) -> Tenant:
+    """A new active tenant. Raises InvalidTenant, TenantNameTaken."""
+    limits = limits or TenantLimits()
+    if not _NAME.fullmatch(name):
+        raise InvalidTenant("name", f"A tenant's name matches {_NAME.pattern}.")
+    _check_limits(limits)
+    check_plan(plan)
+    tenant = Tenant(
+        tenant_id=f"ten_{secrets.token_hex(8)}",
+        name=name,
+        status="active",
+        plan=plan,
+        limits=limits,
+        cache_salt=secrets.token_hex(16),
+        created_at_ms=now_ms,
+    )
+    if conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == name)):
+        raise TenantNameTaken(name)
+    values = {
+        "tenant_id": tenant.tenant_id,
+        "name": name,
+        "status": tenant.status,
+        "plan": plan,
+        "cache_salt": tenant.cache_salt,
+        "created_at_ms": now_ms,
+    }
+    try:
+        conn.execute(sa.insert(tenants).values(**values, **_limit_values(limits)))
+    except sa.exc.IntegrityError as error:
+        raise TenantNameTaken(name) from error
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.create",
+        target=tenant.tenant_id,
+        tenant_id=tenant.tenant_id,
+        detail=name,
+    )
+    return tenant
+
+
+def list_tenants(conn: Connection) -> list[Tenant]:
+    rows = conn.execute(sa.select(tenants).order_by(tenants.c.created_at_ms, tenants.c.tenant_id))
+    return [_tenant(row._mapping) for row in rows]
+
+
+def get_tenant(conn: Connection, tenant: str) -> Tenant:
+    """The tenant of this id or this name. Raises TenantNotFound."""
+    # Asked in Python: PostgreSQL refuses some texts that no id and no name is.
+    if not _NAME.fullmatch(tenant):
+        raise TenantNotFound(tenant)
+    query = sa.select(tenants).where(
+        sa.or_(tenants.c.tenant_id == tenant, tenants.c.name == tenant)
+    )
+    # An id wins over another tenant's name that looks like it.
+    rows = [_tenant(row._mapping) for row in conn.execute(query)]
+    if not rows:
+        raise TenantNotFound(tenant)
+    return min(rows, key=lambda row: row.tenant_id != tenant)
+
+
+def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
+    """{tenant_id: name} of those that there are."""
+    query = sa.select(tenants.c.tenant_id, tenants.c.name)
+    rows = conn.execute(query.where(tenants.c.tenant_id.in_(tenant_ids)))
+    return {row.tenant_id: row.name for row in rows}
+
+
+def suspend_tenant(
+    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """Its keys are refused from now on; what runs, ends. Raises TenantNotFound."""
+    _set_status(conn, tenant_id, "suspended")
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.suspend",
+        target=tenant_id,
+        tenant_id=tenant_id,
+    )
+
+
+def resume_tenant(
+    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """Undo a suspension. Raises TenantNotFound."""
+    _set_status(conn, tenant_id, "active")
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.resume",
+        target=tenant_id,
+        tenant_id=tenant_id,
+    )
+
+
+def set_limits(
+    conn: Connection,
+    tenant_id: str,
+    limits: TenantLimits,
+    *,
+    now_ms: int,
+    actor: str = "operator",
+) -> None:
+    """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
+    _check_limits(limits)
+    values = _limit_values(limits)
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+    detail = " ".join(f"{name}={value}" for name, value in values.items())
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.limits",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=detail,
+    )
+
+
+def set_plan(
+    conn: Connection, tenant_id: str, plan: str, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """It pays the plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
+    check_plan(plan)
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(plan=plan)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.plan",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=plan,
+    )
+
+
+def check_plan(plan: str, *, param: str = "plan") -> None:
+    """Any name will do: a plan is what prices and tenants say. Raises InvalidTenant."""
+    if not _NAME.fullmatch(plan):
+        raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
+
+
+def _set_status(conn: Connection, tenant_id: str, status: str) -> None:
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(status=status)
+    if conn.execute(query).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+
+
+def _check_limits(limits: TenantLimits) -> None:
+    for name, value in _limit_values(limits).items():
+        if value is not None and value <= 0:
+            raise InvalidTenant(name, f"{name} is positive, or left out for no limit.")
+    if limits.max_queue_share is not None and limits.max_queue_share > 1:
+        raise InvalidTenant("max_queue_share", "max_queue_share is a share: at most 1.")
+
+
+def _limit_values(limits: TenantLimits) -> dict[str, Any]:
+    return {f.name: getattr(limits, f.name) for f in fields(TenantLimits)}
+
+
+def _tenant(row: RowMapping) -> Tenant:
+    return Tenant(
+        tenant_id=row["tenant_id"],
+        name=row["name"],
+        status=row["status"],
+        plan=row["plan"],
+        limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
+        cache_salt=row["cache_salt"],
+        created_at_ms=row["created_at_ms"],
+    )

@@ -1,0 +1,59 @@
+"""What `model` means to a tenant: the base, an adapter of its own, or one shared with it."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry import grants
+from registry.catalog import Catalog
+from registry.errors import AdapterNotFound, ModelNotFound
+from registry.names import parse_model
+from registry.ref import AdapterRef
+from server.accounts.auth import Identity
+from server.accounts.tables import tenants
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAdapter:
+    """owner_name/name: what every tenant that may use it can call it."""
+
+    owner_id: str
+    owner_name: str
+    name: str
+    ref: AdapterRef
+
+
+def resolve_model(
+    conn: Connection, catalog: Catalog, identity: Identity, model: str, *, request_key: str
+) -> NamedAdapter | None:
+    """The version that `model` means to this tenant now; None for the base model.
+
+    request_key: chooses between the versions of a weighted alias. Raises ModelNotFound, the same
+    for an owner, an adapter and a grant that are not there.
+    """
+    # First, and exactly: a base model's id may contain a slash, and read like somebody's adapter.
+    if model == catalog.base.model_id:
+        return None
+    owner_name, slash, rest = model.partition("/")
+    if not slash:
+        ref = catalog.resolve(conn, identity.tenant_id, model, request_key=request_key)
+        return NamedAdapter(identity.tenant_id, identity.tenant_name, parse_model(model).name, ref)
+    try:
+        name = parse_model(rest).name
+        owner_id = _owner(conn, identity, owner_name, name)
+        ref = catalog.resolve(conn, owner_id, rest, request_key=request_key)
+    except AdapterNotFound:
+        # Not in the words of whoever looked: they must not tell what of it there is.
+        raise ModelNotFound(model=model) from None
+    return NamedAdapter(owner_id, owner_name, name, ref)
+
+
+def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:
+    """The tenant of this name, if the caller may use its adapter. Raises ModelNotFound."""
+    owner_id = conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == owner_name))
+    if owner_id == identity.tenant_id:
+        return identity.tenant_id
+    if owner_id is None or not grants.is_granted(conn, owner_id, name, identity.tenant_id):
+        raise ModelNotFound(model=f"{owner_name}/{name}")
+    return str(owner_id)

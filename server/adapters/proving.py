@@ -1,0 +1,228 @@
+"""The prover: takes uploads whose files are checked to the engine, and makes versions of them.
+
+One per gateway. An upload is claimed before it is proved and the claim is renewed meanwhile, so
+that two gateways do not prove the same one; the claim of a dead gateway runs out, and whoever
+looks next proves it. Two that prove one all the same do no harm: it ends once.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import tempfile
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from engine.errors import EngineDeadError
+from registry import proofs
+from registry.errors import StorageError, UploadNotOpen
+from registry.proof import Proof
+from registry.ref import AdapterRef
+from registry.sweep import discard
+from registry.upload_rows import PROVING, Upload
+from registry.uploads import Uploads
+from server.database.database import Database, DatabaseError
+
+logger = logging.getLogger(__name__)
+
+_REF_FIELDS = ("digest", "object_key", "rank", "size_bytes")
+_MAX_DEATHS = 2
+_MAX_REMEMBERED = 1000
+
+Prove = Callable[[AdapterRef, Path], Awaitable[Proof]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProverConfig:
+    """max_running: proofs at once.   claim_s: how long a killed gateway's uploads wait.
+
+    poll_s: between looks for new ones, and between renewals.   retry_s: after one that was
+    unavailable.   notice_s: between looks at an upload that another gateway may prove.
+    """
+
+    max_running: int = 2
+    claim_s: float = 10.0
+    poll_s: float = 2.0
+    retry_s: float = 5.0
+    notice_s: float = 1.0
+
+
+class Prover:
+    """prove: by the engine, of the canonical object in a local file; raises EngineDeadError.
+
+    work_dir: where objects are fetched to, on the engine's machine.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        uploads: Uploads,
+        prove: Prove,
+        *,
+        is_ready: Callable[[], bool],
+        work_dir: Path,
+        config: ProverConfig | None = None,
+    ) -> None:
+        self._database = database
+        self._uploads = uploads
+        self._prove = prove
+        self._is_ready = is_ready
+        self._work_dir = work_dir
+        self._config = config or ProverConfig()
+        self._running: set[asyncio.Task[None]] = set()
+        # Those without a verdict yet, by upload_id.
+        self._claimed: dict[str, Upload] = {}
+        self._deaths: OrderedDict[str, int] = OrderedDict()
+        # One at a time, the next one is fetched meanwhile: a dead engine has one suspect.
+        self._engine = asyncio.Lock()
+        self._woken = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is one more to prove: look now, not at the next poll."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Until cancelled; then what is under way is given back for others to prove."""
+        try:
+            while True:
+                self._woken.clear()
+                try:
+                    await self.step()
+                except DatabaseError as error:
+                    logger.warning("uploads cannot be proved now: %s", error)
+                await _wait(self._woken, self._config.poll_s)
+        finally:
+            await self._give_back()
+
+    async def step(self) -> None:
+        """Renew the claims of what runs, and start what there is room for."""
+        if self._claimed:
+            await self._claim_until(list(self._claimed.values()), self._config.claim_s)
+        room = self._config.max_running - len(self._running)
+        if room > 0 and self._is_ready():
+            claimed = await self._database.write(
+                lambda conn: proofs.claim_proofs(
+                    self._uploads, conn, limit=room, claim_s=self._config.claim_s
+                )
+            )
+            for upload in claimed:
+                self._claimed[upload.upload_id] = upload
+                task = asyncio.create_task(self._run_one(upload), name=upload.upload_id)
+                self._running.add(task)
+                task.add_done_callback(self._note_end)
+
+    async def wait_proved(self, upload: Upload, timeout_s: float) -> Upload:
+        """The upload once it is not proving any more, or as it is when the time is over."""
+        tenant_id, upload_id = upload.tenant_id, upload.upload_id
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        self.wake()
+        while upload.state == PROVING and clock() < deadline:
+            await _wait(self._ended, min(deadline - clock(), self._config.notice_s))
+            upload = await self._database.read(
+                lambda conn: self._uploads.get_upload(conn, tenant_id, upload_id)
+            )
+        return upload
+
+    # ---- one upload ----
+
+    async def _run_one(self, upload: Upload) -> None:
+        try:
+            proof = await self._proof_of(upload)
+            # From here on a renewal would undo what the verdict says of the claim.
+            self._claimed.pop(upload.upload_id, None)
+            ended = await self._database.write(
+                lambda conn: proofs.finish_proof(
+                    self._uploads, conn, upload, proof, retry_s=self._config.retry_s
+                )
+            )
+            if ended.state != PROVING:
+                self._deaths.pop(upload.upload_id, None)
+                begin = self._database.begin
+                await asyncio.to_thread(discard, self._uploads, begin, ended)
+        except (DatabaseError, UploadNotOpen) as error:
+            # The claim runs out, and what is left of an ended one is swept.
+            logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
+
+    async def _proof_of(self, upload: Upload) -> Proof:
+        assert upload.built is not None
+        if upload.built["base_revision"] != self._uploads.catalog.base.base_revision:
+            message = "The base model was changed after the files were checked; upload them again."
+            return Proof(verdict="not_served", message=message)
+        named = {name: upload.built[name] for name in _REF_FIELDS}
+        # No version yet: the engine knows adapters by digest and place.
+        ref = AdapterRef(adapter_id=upload.upload_id, version=0, **named)
+        try:
+            with tempfile.TemporaryDirectory(
+                prefix=f"{upload.upload_id}-proof-", dir=self._work_dir
+            ) as folder:
+                path = Path(folder) / "canonical.safetensors"
+                await asyncio.to_thread(self._fetch, ref, path)
+                async with self._engine:
+                    return await self._ask_engine(upload, ref, path)
+        except (StorageError, OSError) as error:
+            logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
+            return Proof(verdict="unavailable", message="The adapter store is not available.")
+
+    async def _ask_engine(self, upload: Upload, ref: AdapterRef, path: Path) -> Proof:
+        was_ready = self._is_ready()
+        try:
+            return await self._prove(ref, path)
+        except EngineDeadError:
+            deaths = self._deaths.pop(upload.upload_id, 0) + was_ready
+            self._deaths[upload.upload_id] = deaths
+            if len(self._deaths) > _MAX_REMEMBERED:
+                self._deaths.popitem(last=False)
+        if deaths < _MAX_DEATHS:
+            return Proof(verdict="unavailable", message="The engine is not available.")
+        logger.error("the engine died %d times while it proved %s", deaths, upload.upload_id)
+        message = "The engine failed twice while it served the adapter; train it again."
+        return Proof(verdict="not_served", message=message)
+
+    def _fetch(self, ref: AdapterRef, path: Path) -> None:
+        """Raises StorageError, also for other bytes than were put."""
+        hasher = hashlib.sha256()
+        with path.open("wb") as file:
+            for chunk in self._uploads.storage.read(ref.object_key):
+                hasher.update(chunk)
+                file.write(chunk)
+        if hasher.hexdigest() != ref.digest:
+            raise StorageError(key=ref.object_key, reason="other bytes than were put")
+
+    # ---- what runs ----
+
+    async def _claim_until(self, claimed: Sequence[Upload], claim_s: float) -> None:
+        def renew(conn: Connection) -> None:
+            for upload in claimed:
+                proofs.renew_claim(self._uploads, conn, upload, claim_s=claim_s)
+
+        await self._database.write(renew)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._running.remove(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._claimed.pop(task.get_name(), None)
+            logger.error("proving %s failed", task.get_name(), exc_info=error)
+        ended, self._ended = self._ended, asyncio.Event()
+        ended.set()
+        self.wake()
+
+    async def _give_back(self) -> None:
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        with contextlib.suppress(DatabaseError):
+            await self._claim_until(list(self._claimed.values()), 0)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    # Not wait_for: in Python 3.11 it may swallow a cancellation that comes with the event.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

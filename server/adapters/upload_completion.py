@@ -1,0 +1,46 @@
+"""Completions under way in this gateway: one a upload, however often it is asked for."""
+
+import asyncio
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+from registry.upload_rows import Upload
+from server.api import errors
+
+# Each assembles up to two adapters' bytes on disk.
+MAX_RUNNING = 4
+MAX_WAITING = 64
+
+Complete = Callable[[str, str], Upload]
+
+
+class Completions:
+    """complete: (tenant_id, upload_id), blocks its thread until the files are checked."""
+
+    def __init__(self, complete: Complete) -> None:
+        self._complete = complete
+        self._tasks: dict[str, asyncio.Task[Upload]] = {}
+        self._places = asyncio.Semaphore(MAX_RUNNING)
+        self._tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def complete(self, tenant_id: str, upload_id: str) -> Upload:
+        """Starts the completion or joins it; one that nobody waits for any more goes on.
+
+        Raises as registry.completion.complete_upload, and ApiError, 503, when too many wait.
+        """
+        # By both: another tenant's id must not find it.
+        key = f"{tenant_id} {upload_id}"
+        task = self._tasks.get(key)
+        if task is None:
+            if len(self._tasks) >= MAX_RUNNING + MAX_WAITING:
+                raise errors.uploads_busy("Too many uploads are being checked; ask again shortly.")
+            task = asyncio.create_task(self._run(tenant_id, upload_id))
+            self._tasks[key] = task
+            task.add_done_callback(lambda _: self._tasks.pop(key))
+        return await asyncio.shield(task)
+
+    async def _run(self, tenant_id: str, upload_id: str) -> Upload:
+        # One a tenant: a hundred uploads of one do not take all places from the others.
+        turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
+        async with turn, self._places:
+            return await asyncio.to_thread(self._complete, tenant_id, upload_id)

@@ -1,0 +1,126 @@
+"""What other gateways did to adapters, told to this gateway's engines within half a second.
+
+Only for warmth: what a name means is read from the database at every request.
+
+    an alias moved            Prefetch, on behalf of the adapter's tenant
+    a pin came, went, moved   PinAdapters with all pins in force; when engines come and go, and once
+                              a minute, too
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Connection
+
+from engine.messages import Welcome
+from registry import adapter_rows, pins
+from registry.events import Event, EventTail, newest_event_id, prune_events
+from registry.ref import AdapterRef
+from server.database.clock import now_ms
+from server.database.database import Database, DatabaseError
+from server.gateway import Gateway
+from server.pool.engines import Engines
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+_MINUTE_MS = 60_000
+# More than that at once is an import, and each tenant may only have a few under way.
+_MAX_PREFETCHES = 64
+_CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
+
+
+async def watch(gateway: Gateway) -> None:
+    """Until cancelled."""
+    watcher = AdapterWatch(gateway.database, gateway.engines, gateway.base.base_revision)
+    while True:
+        await watcher.tick()
+        await asyncio.sleep(TICK_S)
+
+
+class AdapterWatch:
+    """Reads the events of all gateways, and tells the engines. clock: Unix milliseconds."""
+
+    def __init__(
+        self,
+        database: Database,
+        engines: Engines,
+        base_revision: str,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._database = database
+        self._engines = engines
+        self._base_revision = base_revision
+        self._clock = clock
+        self._tail: EventTail | None = None
+        self._told: tuple[
+            Welcome, ...
+        ] = ()  # whom, of all pins; none where somebody has to be told
+        self._cleaned_at_ms = 0
+        self._is_failing = False
+
+    async def tick(self) -> None:
+        """One look at the database. What could not be read is read at the next."""
+        try:
+            await self._look()
+        except DatabaseError as error:
+            if not self._is_failing:
+                logger.warning("adapter events cannot be read, trying on: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    async def _look(self) -> None:
+        if self._tail is None:
+            # From now on: what moved before may have been in use for a year, or never.
+            self._tail = EventTail(await self._database.read(newest_event_id))
+        events = await self._database.read(self._tail.read)
+        await self._clean_up()
+        if any(event.kind in _CHANGES_PINS for event in events):
+            self._told = ()
+        await self._tell_pins()
+        await self._prefetch(events)
+        self._tail.take(events, self._clock())
+
+    async def _clean_up(self) -> None:
+        """Once a minute: old events go, and pins are told again, whatever was lost on the way."""
+        if self._clock() >= self._cleaned_at_ms + _MINUTE_MS:
+            await self._database.write(lambda conn: prune_events(conn, self._clock()))
+            self._cleaned_at_ms = self._clock()
+            self._told = ()
+
+    async def _tell_pins(self) -> None:
+        # Who is not there would not hear it.
+        welcomes = self._engines.welcomes
+        if not welcomes or welcomes == self._told:
+            return
+        refs = await self._database.read(lambda conn: pins.pins_in_force(conn, self._base_revision))
+        await self._engines.pin(refs)
+        self._told = welcomes
+
+    async def _prefetch(self, events: Sequence[Event]) -> None:
+        """The versions that names came to mean, each once."""
+        moved = dict.fromkeys(
+            (event.tenant_id, event.adapter_id, event.version)
+            for event in reversed(events)
+            if event.kind == "moved" and event.version is not None
+        )
+        newest = list(moved)[:_MAX_PREFETCHES]
+        if not newest or not self._engines.is_ready:
+            return
+        for tenant_id, ref in await self._database.read(lambda c: self._servable(c, newest)):
+            await self._engines.prefetch(tenant_id, ref)
+
+    def _servable(
+        self, conn: Connection, moved: Sequence[tuple[str, str, int]]
+    ) -> list[tuple[str, AdapterRef]]:
+        """(tenant_id, ref) of those that are still there and made for this base model."""
+        found = [(place[0], adapter_rows.find_version_row(conn, *place)) for place in moved]
+        return [
+            (tenant_id, version.ref)
+            for tenant_id, version in found
+            if version is not None
+            and version.state == adapter_rows.READY
+            and version.base_revision == self._base_revision
+        ]

@@ -1,0 +1,233 @@
+"""The ASGI application: routers, errors, and the life of what one gateway process holds."""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from registry.errors import RegistryError
+from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.transactions import Begin
+from registry.uploads import Uploads
+from server.accounts.auth import record_key_use
+from server.adapters import watch
+from server.api import errors, foreign_errors
+from server.api.deps import authenticate, require_admin, usage_reader
+from server.api.errors import ApiError
+from server.api.middleware import Edge, WriteLine
+from server.api.openapi import openapi_document
+from server.api.routes import (
+    adapters,
+    admin,
+    audit,
+    audit_log,
+    billing,
+    budgets,
+    engines,
+    exports,
+    inference,
+    keys,
+    limits,
+    machines,
+    models,
+    organization,
+    prices,
+    receipts,
+    sharing,
+    simulate,
+    statements,
+    tokens,
+    uploads,
+    usage,
+    webhooks,
+)
+from server.billing.ledger import adopt_events
+from server.billing.prices import ensure_price
+from server.billing.receipts.signing_keys import record_key
+from server.database.clock import now_ms
+from server.database.database import DatabaseError
+from server.gateway import Gateway
+from server.inference import cancels
+from server.pool import autoscaler
+from server.version import VERSION
+
+_SWEEP_S = 60.0
+_SWEEPS_PER_PURGE = 60
+_MAX_SHOWN_CHARACTERS = 64
+_METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
+
+
+def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> FastAPI:
+    """The application around a gateway; starting it connects to the engine and the database.
+
+    write_line: takes the log line of every request, as LogWriter.write does.
+    """
+    app = FastAPI(
+        title="Chorale",
+        version=VERSION,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        # It would redirect to what the Host header says.
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
+    # First of the two: its path would be an id's of the other.
+    app.include_router(receipts.public_router, prefix="/v1")
+    for module in (
+        inference, limits, models, adapters, sharing, uploads, usage, receipts, statements,
+    ):  # fmt: skip
+        app.include_router(module.router, prefix="/v1", dependencies=tenant)
+    for module in (admin, engines, prices, audit):
+        app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
+    for module in (keys, audit_log, budgets, webhooks):
+        app.include_router(module.router, prefix="/v1", dependencies=tenant)
+        app.include_router(module.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(billing.router, prefix="/v1", dependencies=tenant)
+    app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(simulate.router, prefix="/admin/v1", dependencies=operator)
+    # For both: what is read depends on whose key it is.
+    app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
+    app.include_router(exports.router, prefix="/v1", dependencies=tenant)
+    app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
+    app.include_router(tokens.router, dependencies=tenant)
+    app.include_router(machines.router)
+    _handle_errors(app)
+    app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]
+    if origins := gateway.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"],
+            expose_headers=["*"],
+        )  # fmt: skip
+    app.add_middleware(Edge, routed=app, metrics=gateway.metrics, write_line=write_line)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Start the gateway's parts, and end them in the opposite order, even if one of them fails."""
+    gateway: Gateway = app.state.gateway
+    async with AsyncExitStack() as ends:
+        ends.callback(gateway.database.close)
+        await asyncio.to_thread(gateway.database.migrate)
+        await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
+        await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
+        await _adopt_events(gateway)
+        ends.push_async_callback(gateway.limiter.close)
+        await gateway.limiter.start()
+        ends.push_async_callback(gateway.engines.close)
+        await gateway.engines.start()
+        await ends.enter_async_context(_working(gateway))
+        yield
+
+
+@asynccontextmanager
+async def _working(gateway: Gateway) -> AsyncIterator[None]:
+    """Run the gateway's background work; on the way out, let requests finish and be paid."""
+    settling = asyncio.create_task(gateway.settler.run())
+    tasks = [
+        asyncio.create_task(work)
+        for work in (
+            _sweep(gateway),
+            watch.watch(gateway),
+            autoscaler.run(gateway),
+            gateway.prover.run(),
+            gateway.failures.run(),
+            gateway.chores.run(),
+            cancels.watch(gateway),
+            gateway.drain.run(),
+            gateway.limiter.run(),
+        )
+    ]
+    try:
+        yield
+    finally:
+        await gateway.drain.finish()
+        for task in tasks:
+            task.cancel()
+        await gateway.recorder.close()
+        await gateway.token_leases.close()
+        await _write_key_uses(gateway)
+        await gateway.settler.drain(gateway.settings.drain_timeout_s)
+        await asyncio.gather(settling, *tasks, return_exceptions=True)
+        with contextlib.suppress(DatabaseError):  # they run out by themselves
+            await gateway.leases.release()
+
+
+async def _adopt_events(gateway: Gateway) -> None:
+    """Usage that an older release recorded gets its entries, before anything new is posted."""
+    while await gateway.database.write(lambda conn: adopt_events(conn, gateway.signer, now_ms())):
+        pass
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Once a minute: end uploads and discard their parts, write down which keys were used.
+
+    Once an hour, and at start: what was deleted is purged, objects without a row are swept.
+    """
+    for turn in itertools.count():
+        await _write_key_uses(gateway)
+        await _sweep_by(sweep_uploads, gateway)
+        if turn % _SWEEPS_PER_PURGE == 0:
+            await _sweep_by(purge, gateway)
+            await _sweep_by(sweep_objects, gateway)
+        await asyncio.sleep(_SWEEP_S)
+
+
+async def _sweep_by(sweep: Callable[[Uploads, Begin], object], gateway: Gateway) -> None:
+    # What the store or the database does not do now, the next turn does.
+    with contextlib.suppress(RegistryError, DatabaseError):
+        await asyncio.to_thread(sweep, gateway.uploads, gateway.database.begin)
+
+
+async def _write_key_uses(gateway: Gateway) -> None:
+    uses = dict(gateway.key_uses)
+    gateway.key_uses.clear()
+    with contextlib.suppress(DatabaseError):  # it is worth no request's failure, nor the exit's
+        await gateway.database.write(lambda conn: record_key_use(conn, uses))
+
+
+# ---- errors ----
+
+
+def _handle_errors(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, lambda _, error: _render(error))
+    for family, to_api_error in foreign_errors.FAMILIES.items():
+        app.add_exception_handler(family, _render_as(to_api_error))
+    app.add_exception_handler(RequestValidationError, _render_validation)
+    app.add_exception_handler(HTTPException, _render_http)
+
+
+def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONResponse]:
+    return lambda _, error: _render(to_api_error(error))
+
+
+def _render(error: ApiError) -> JSONResponse:
+    return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
+
+
+def _render_validation(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    # A name may be the caller's own, of any length.
+    param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
+    return _render(errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param))
+
+
+def _render_http(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
+    code = "method_not_allowed" if error.status_code == 405 else None
+    return _render(ApiError(error.status_code, str(error.detail), code=code))

@@ -1,0 +1,129 @@
+"""HTTP/1.1 on a connection, as uvicorn speaks it, within limits before there is a request at all.
+
+A head has a size, a number of headers and a time; a process has a number of connections.
+"""
+
+import asyncio
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.api import errors
+from server.api.errors import ApiError
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Of one gateway process. Between two requests, uvicorn's keep-alive timeout counts."""
+
+    max_connections: int = 4096
+    max_head_bytes: int = 64 << 10
+    max_headers: int = 100
+    head_timeout_s: float = 10.0
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Refuses a head that is too large (431) or too slow (408), and connections over the limit.
+
+    A refused connection is closed, and what still comes on it is not looked at.
+    """
+
+    def __init__(self, *args: Any, limits: HttpLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        # Of the head that is being received; None while a request is, or is answered.
+        self._num_head_bytes: int | None = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._is_in_head = False
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse(errors.too_many_connections())
+        else:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_head()
+        if self._num_head_bytes is not None:
+            # What the parser has gathered of a line that never ends it does not tell.
+            self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes is not None and self._num_head_bytes > self._limits.max_head_bytes:
+            self._refuse(errors.head_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+
+    def on_headers_complete(self) -> None:
+        size_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size_bytes > self._limits.max_head_bytes or len(self.headers) > self._limits.max_headers:
+            self._refuse(errors.head_too_large())
+            return
+        self._stop_head_timer()
+        self._num_head_bytes = None
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self._is_refused:
+            super().on_message_complete()
+            # Pipelined heads that wait for their turn count as well: uvicorn stops reading there.
+            self._num_head_bytes = 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_in_head and not self._is_refused:  # it began while the last one was answered
+            self._unset_keepalive_if_required()
+            self._expect_head()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(errors.invalid_request(msg))
+
+    def _expect_head(self) -> None:
+        self._stop_head_timer()
+        self._head_timer = self.loop.call_later(
+            self._limits.head_timeout_s, self._refuse, errors.head_timeout()
+        )
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        self._is_refused = True
+        self._stop_head_timer()
+        # In the middle of another's answer there is no place for one.
+        if self.cycle is None or self.cycle.response_complete:
+            body = json.dumps(errors.error_body(error)).encode()
+            headers = {
+                **error.headers,
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                "connection": "close",
+            }
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)
+        self.transport.close()
+
+
+def protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+    """For uvicorn's `http` setting, which wants a class: something that makes protocols."""
+    return cast(type[asyncio.Protocol], functools.partial(LimitedProtocol, limits=limits))

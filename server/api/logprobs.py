@@ -1,0 +1,158 @@
+"""Logprobs in OpenAI's two shapes: tokens as text, and their exact bytes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.messages import TokenLogprobs
+from server.text.tokenizer import Detokenizer
+
+
+class LogprobsText:
+    """The logprobs of one answer, piece by piece: one entry for every token that is counted.
+
+    A token that ends the answer is among them, as is what a stop string cut off: so the entries
+    stay beside `token_ids`. vocabulary: token id -> bytes.   num_characters: of an echoed prompt,
+    which the answer's offsets are behind.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes], is_chat: bool, num_characters: int = 0) -> None:
+        self._vocabulary = vocabulary
+        self._is_chat = is_chat
+        self._detokenizer = Detokenizer(vocabulary)
+        self._num_characters = num_characters
+
+    def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """The `logprobs` of the next tokens."""
+        if self._is_chat:
+            return self._chat(token_ids, logprobs)
+        return self._completion(token_ids, logprobs)
+
+    def _chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = [
+            self._entry(token_id, named.logprob)
+            | {"top_logprobs": [self._entry(*likely) for likely in named.top]}
+            for token_id, named in zip(token_ids, logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _completion(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> dict[str, Any]:
+        return {
+            "tokens": [unique_text(self._vocabulary, token_id) for token_id in token_ids],
+            "token_logprobs": [named.logprob for named in logprobs],
+            "top_logprobs": [
+                self._likeliest(token_id, named)
+                for token_id, named in zip(token_ids, logprobs, strict=True)
+            ],
+            "text_offset": [self._offset(token_id) for token_id in token_ids],
+        }
+
+    def _likeliest(self, token_id: int, named: TokenLogprobs) -> dict[str, float]:
+        """Logprobs of the likeliest tokens by text; the chosen token is always among them."""
+        chosen = unique_text(self._vocabulary, token_id)
+        found: dict[str, float] = {}
+        for likely, logprob in named.top:
+            text = unique_text(self._vocabulary, likely)
+            # Two tokens may be of the same bytes, as special ones, which have none.
+            is_taken = text in found or (text == chosen and likely != token_id)
+            found[f"token_id:{likely}" if is_taken else text] = logprob
+        found.setdefault(chosen, named.logprob)
+        return found
+
+    def _offset(self, token_id: int) -> int:
+        """Characters of the answer before this token."""
+        offset = self._num_characters
+        self._num_characters += len(self._detokenizer.push([token_id]))
+        return offset
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        # Null where a token has no bytes, as special ones.
+        return {
+            "token": self._text(token_id),
+            "logprob": logprob,
+            "bytes": list(self._bytes(token_id)) or None,
+        }
+
+    def _text(self, token_id: int) -> str:
+        return self._bytes(token_id).decode("utf-8", "replace")
+
+    def _bytes(self, token_id: int) -> bytes:
+        return bytes_of(self._vocabulary, token_id)
+
+
+class PromptLogprobs:
+    """The logprobs of one prompt, piece by piece, in the shapes that were asked for.
+
+    echoed: in the shape of completions, to stand before those of the answer.
+    listed: vLLM's `prompt_logprobs`. None where it was not asked for.
+    The first token of a prompt has no logprob: null.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[bytes],
+        token_ids: Sequence[int],
+        num_echoed: int | None,
+        num_listed: int | None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._token_ids = token_ids
+        self._text = LogprobsText(vocabulary, is_chat=False)
+        self._num_echoed = num_echoed
+        self._num_listed = num_listed
+        self._num_taken = 1
+        self.echoed: dict[str, Any] | None = None
+        self.listed: list[dict[str, Any] | None] | None = None
+        if num_echoed is not None:
+            self.echoed = self._text.render(token_ids[:1], (TokenLogprobs(logprob=0.0),))
+            self.echoed |= {"token_logprobs": [None], "top_logprobs": [None]}
+        if num_listed is not None:
+            self.listed = [None]
+
+    def take(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Add the logprobs of the next tokens."""
+        start, self._num_taken = self._num_taken, self._num_taken + len(logprobs)
+        token_ids = self._token_ids[start : self._num_taken]
+        if self.echoed is not None:
+            named = [replace(each, top=each.top[: self._num_echoed]) for each in logprobs]
+            extend(self.echoed, self._text.render(token_ids, named))
+        if self.listed is not None:
+            self.listed += map(self._by_id, token_ids, logprobs)
+
+    def _by_id(self, token_id: int, named: TokenLogprobs) -> dict[str, Any]:
+        """vLLM's entry for one token; its rank is null if it is not among the likeliest."""
+        ranks = {likely: place for place, (likely, _) in enumerate(named.top, start=1)}
+        shown = {token_id: named.logprob, **dict(named.top[: self._num_listed])}
+        return {
+            str(shown_id): {
+                "logprob": logprob,
+                "rank": ranks.get(shown_id),
+                "decoded_token": bytes_of(self._vocabulary, shown_id).decode("utf-8", "replace"),
+            }
+            for shown_id, logprob in shown.items()
+        }
+
+
+def bytes_of(vocabulary: Sequence[bytes], token_id: int) -> bytes:
+    """A token's bytes. A model may have more logits than its tokenizer has tokens."""
+    return vocabulary[token_id] if token_id < len(vocabulary) else b""
+
+
+def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
+    """A token's text, or its bytes as OpenAI writes them if it is a piece of a character, so that
+    no two such tokens look the same.
+    """
+    data = bytes_of(vocabulary, token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def extend(logprobs: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add those of the tokens that follow, of the same shape."""
+    for name, entries in more.items():
+        if isinstance(entries, list):
+            logprobs[name] += entries

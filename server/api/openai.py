@@ -1,0 +1,361 @@
+"""Requests in OpenAI's shapes: checked, and what is not served refused by its path.
+
+Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
+continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
+return_token_ids, stop_token_ids, top_k, truncate_prompt_tokens and
+stream_options.continuous_usage_stats are vLLM's.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+from pydantic import Discriminator, Field, Tag
+
+from engine.messages import SamplingParams
+from server.api import errors
+from server.api.request_objects import RequestObject, parse_body, shown_key
+
+_MAX_STOPS = 16
+_MAX_STOP_BYTES = 256
+_MAX_MESSAGES = 2048
+_MAX_CHOICES = 16
+"""The most answers to one prompt (`n`)."""
+_MAX_ANSWERS = 128
+"""The most answers of one request, and so the most prompts in a list."""
+_MAX_BIASES = 1024
+_MAX_LOGPROBS = 20
+_MAX_KEY_CHARACTERS = 512
+_MAX_PARTS = 64
+_MAX_TEXT_CHARACTERS = 4 << 20
+"""No text is longer than the largest body that may be sent."""
+_MAX_PROMPT_TOKENS = 100_000
+_BATCH_PRIORITY = 1
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,), "function_call": ("auto", "none"), "include_reasoning": (True, False),
+    "length_penalty": (1,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
+    "priority": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "suffix": ("",),
+    "tool_choice": ("auto", "none"), "top_logprobs": (0,), "verbosity": ("medium",),
+    # An empty object of these switches something on.
+    "web_search_options": (),
+}  # fmt: skip
+"""Fields that are not served, with the values that ask for nothing; null always does."""
+
+
+class _StreamOptions(RequestObject):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
+
+
+_Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
+_Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
+
+
+class _TextPart(RequestObject):
+    type: Literal["text"]
+    text: _Text
+
+
+class _Message(RequestObject):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: _Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
+    name: _Key = None
+
+    def plain(self) -> dict[str, str]:
+        """The message as chat templates want it."""
+        text = self.content
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        return plain if self.name is None else plain | {"name": self.name}
+
+
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
+_TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+# Bytes are counted in check().
+_Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
+_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+
+
+class _Request(RequestObject):
+    """The fields that both kinds of completion share."""
+
+    neutral = _NEUTRAL
+    labels = frozenset({"metadata"})
+    model: str = Field(min_length=1, max_length=512)
+    n: int = Field(1, ge=1, le=_MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float = Field(1.0, ge=0.0, le=2.0, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0.0, le=1.0, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
+    logit_bias: dict[_TokenName, _Bias] = Field(default_factory=dict, max_length=_MAX_BIASES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
+    stream: bool = False
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool = False
+    service_tier: Literal["auto", "default", "flex"] = "auto"
+    prompt_cache_key: _Key = None
+    safety_identifier: _Key = None
+    user: _Key = None
+
+    @property
+    def request_key(self) -> str | None:
+        """The key of requests that belong together, which get one version of a weighted alias."""
+        return self.prompt_cache_key or self.safety_identifier or self.user
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens to name beside the chosen one; None for no logprobs."""
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers the request gets, to all of its prompts together."""
+        return self.n
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many of the likeliest tokens the engine is to name at each place of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def counts_usage(self) -> bool:
+        """Whether every chunk says how many tokens there have been."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
+    def priority(self) -> int:
+        """AddRequest's: who asks for the flexible tier can wait."""
+        return _BATCH_PRIORITY if self.service_tier == "flex" else 0
+
+    @property
+    def served_tier(self) -> str:
+        return "flex" if self.service_tier == "flex" else "default"
+
+    def check(self) -> None:
+        """Check what no field says alone. Raises ApiError."""
+        if len(self._stops) > _MAX_STOPS or any(
+            not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
+        ):
+            raise errors.invalid_request(
+                f"stop takes at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes.",
+                param="stop",
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise errors.invalid_request(
+                "truncate_prompt_tokens: a prompt has to keep a token; send 1 or more, or -1 for "
+                "what the context leaves.",
+                param="truncate_prompt_tokens",
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise errors.unsupported_parameter(
+                "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
+            )
+
+    def check_token_ids(self, vocabulary_size: int) -> None:
+        """Raises ApiError for an id that no token has."""
+        named = {shown_key("logit_bias", token): int(token) for token in self.logit_bias}
+        for field in ("stop_token_ids", "allowed_token_ids"):
+            named |= {f"{field}[{i}]": token for i, token in enumerate(getattr(self, field))}
+        for param, token_id in named.items():
+            if token_id >= vocabulary_size:
+                raise errors.unknown_token_id(vocabulary_size, param=param)
+
+    def check_max_tokens(self, max_tokens: int) -> None:
+        """Raises ApiError if min_tokens is more.   max_tokens: the limit of each answer."""
+        if self.min_tokens > max_tokens:
+            raise errors.invalid_request(
+                f"min_tokens: it may be at most {max_tokens}, the most that may be generated.",
+                param="min_tokens",
+            )
+
+    def sampling(self, max_tokens: int) -> SamplingParams:
+        """The sampling parameters as the engine wants them."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            n=self.n,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=max(self.top_k, 0),
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            logprobs=self.num_logprobs,
+            seed=None if self.seed is None else self.seed % 2**64,
+            stop=self._stops,
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            allowed_token_ids=tuple(self.allowed_token_ids),
+            prompt_logprobs=self.num_prompt_logprobs,
+        )
+
+    @property
+    def _stops(self) -> tuple[bytes, ...]:
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(stop.encode() for stop in stops)
+
+
+class Chat(RequestObject):
+    """Messages, and whether an answer begins behind them or goes on with the last."""
+
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    def check_end(self) -> None:
+        """Raises ApiError where the last message cannot be continued."""
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise errors.invalid_request(
+                "add_generation_prompt: an answer that continues a message does not begin one; "
+                "send false, or leave it out.",
+                param="add_generation_prompt",
+            )
+        if self.messages[-1].role != "assistant":
+            raise errors.invalid_request(
+                "continue_final_message: the last message must be the assistant's.",
+                param="continue_final_message",
+            )
+
+
+class ChatRequest(Chat, _Request):
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
+
+    @property
+    def asked_tokens(self) -> int | None:
+        given = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
+        return max(given, default=None)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
+
+    def check(self) -> None:
+        super().check()
+        self.check_end()
+        if self.top_logprobs and not self.logprobs:
+            raise errors.invalid_request(
+                "top_logprobs needs logprobs to be true.", param="top_logprobs"
+            )
+
+
+def _form(prompt: Any) -> str:
+    """The form of a prompt, judged by its first entry; errors then speak of that form only."""
+    if not isinstance(prompt, list):
+        return "a text"
+    first = prompt[0] if prompt else 0
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
+
+
+_Prompt = Annotated[
+    Annotated[_Text, Tag("a text")]
+    | Annotated[_TokenIds, Tag("ids")]
+    | Annotated[list[_Text], Field(max_length=_MAX_ANSWERS), Tag("texts")]
+    | Annotated[list[_TokenIds], Field(max_length=_MAX_ANSWERS), Tag("lists")],
+    Discriminator(_form),
+]
+
+
+class CompletionRequest(_Request):
+    neutral = _NEUTRAL | {"add_special_tokens": (True,)}
+    max_tokens: int | None = Field(16, ge=0)
+    prompt: _Prompt
+    logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
+    echo: bool = False
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Every prompt, each a text or its token ids."""
+        is_one = _form(self.prompt) in ("a text", "ids")
+        return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
+
+    @property
+    def num_answers(self) -> int:
+        return self.n * len(self.prompts)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """How many the engine is to name; an echo needs as many as the answer does."""
+        if not self.echo or self.logprobs is None:
+            return self.prompt_logprobs
+        return max(self.logprobs, self.prompt_logprobs or 0)
+
+    def check(self) -> None:
+        super().check()
+        if self.num_answers > _MAX_ANSWERS:
+            raise errors.invalid_request(
+                f"n: {self.n} answers to each of {len(self.prompts)} prompts are more than "
+                f"{_MAX_ANSWERS}; send fewer prompts in a request.",
+                param="n",
+            )
+        if self.stream and self.echo and self.logprobs is not None and self.n > 1:
+            raise errors.unsupported_parameter(
+                "echo", "a stream of several answers has no logprobs of the prompt; leave out one"
+            )
+
+
+_Kind = TypeVar("_Kind", ChatRequest, CompletionRequest)
+
+
+def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
+    """A checked request of `kind`. Raises ApiError that names the parameter at fault."""
+    asked = parse_body(body, kind)
+    asked.check()
+    return asked
+
+
+class TextToTokenize(RequestObject):
+    """The body of `/tokenize` with a text. Its fields are vLLM's."""
+
+    model: _Key = None
+    prompt: _Text
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class ChatToTokenize(Chat):
+    """The body of `/tokenize` with messages; a rendered chat has its special tokens already."""
+
+    model: _Key = None
+    add_special_tokens: Literal[False] = False
+    return_token_strs: bool = False
+
+
+class TokensToDecode(RequestObject):
+    """The body of `/detokenize`."""
+
+    model: _Key = None
+    tokens: _TokenIds

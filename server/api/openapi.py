@@ -1,0 +1,148 @@
+"""The OpenAPI document: what the routes declare, and what every route of a kind can answer.
+
+A route says its path, its parameters, its body's model and, in its docstring, its answer. Which
+errors there may be follows from what it asks for: a key, a body, an engine.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
+from pydantic import BaseModel
+
+from server.api.bodies import JsonBody
+from server.api.openai import ChatRequest, CompletionRequest, TextToTokenize, TokensToDecode
+from server.billing.exports.formats import INFO
+
+_REFS = "#/components/schemas/{model}"
+_JSON = "application/json"
+
+_INFERENCE: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+}
+# Bodies that routes read themselves. A chat can be tokenized as well as a text.
+_BODIES = _INFERENCE | {"/tokenize": TextToTokenize, "/detokenize": TokensToDecode}
+_PART = "/v1/uploads/{upload_id}/files/{filename}"
+_EXPORTS = ("/v1/usage/export", "/admin/v1/usage/export")
+
+# Of every route with a key; 431 and some 408 come before there is a route.
+_ALWAYS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
+_WITH_A_BODY = (413,)
+_THAT_CHANGE = (409, 422)
+_WITH_AN_ENGINE = (409, 413, 422, 502, 504)
+
+_ERRORS = {
+    400: "Malformed, or a value that is not taken; `param` names which.",
+    401: "No API key, or not a good one.",
+    403: "The key lacks the scope, or the account is suspended.",
+    404: "Not there, or not yours: the two are one answer.",
+    408: "The request did not arrive in time.",
+    409: "Not as things stand, or under way already.",
+    413: "The body is over its limit.",
+    422: "The Idempotency-Key was used for something else.",
+    429: "Over a limit, or out of budget; see `code`, `retry-after` and `x-should-retry`.",
+    431: "The headers are over their limit.",
+    500: "A fault of ours, of which nothing is told.",
+    502: "The adapter's files are not what was uploaded.",
+    503: "Not at the moment; see `retry-after`.",
+    504: "The request did not finish in time.",
+}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """Of everything but what is for machines."""
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    schemas = document["components"].setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas["Error"] = _ERROR_SCHEMA
+    document["components"]["responses"] = {
+        f"Error{status}": {
+            "description": description,
+            "content": {_JSON: {"schema": {"$ref": _REFS.format(model="Error")}}},
+        }
+        for status, description in _ERRORS.items()
+    }
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                operation = document["paths"][route.path_format][method.lower()]
+                _complete(operation, route, method, schemas)
+    return document
+
+
+def _complete(
+    operation: dict[str, Any], route: RouteContext, method: str, schemas: dict[str, Any]
+) -> None:
+    path = str(route.path_format)
+    body = _body(route, path, schemas)
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": body}
+    statuses = {*_ALWAYS, *(_WITH_A_BODY if body else ())}
+    if method != "GET":
+        statuses |= {*_THAT_CHANGE}
+    if path in _INFERENCE:
+        statuses |= {*_WITH_AN_ENGINE}
+    answers = {s: a for s, a in operation["responses"].items() if s.startswith("2")}
+    for answer in answers.values():
+        answer["description"] = route.description.partition("\n")[0] or "As asked."
+        answer["content"] = _contents(path)
+    if path.endswith("/complete"):
+        answers["202"] = {**answers["200"], "description": "An engine has yet to prove it."}
+    errors = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
+    operation["responses"] = answers | errors
+
+
+def _contents(path: str) -> dict[str, Any]:
+    """Of what is answered when all goes well, by media type."""
+    if path in _EXPORTS:
+        return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
+    contents: dict[str, Any] = {_JSON: {"schema": {"type": "object"}}}
+    if path in _INFERENCE:
+        contents["text/event-stream"] = {"schema": {"type": "string"}}
+    return contents
+
+
+def _body(route: RouteContext, path: str, schemas: dict[str, Any]) -> dict[str, Any] | None:
+    """What is sent, by media type; None for a route that reads no body."""
+    if path == _PART:
+        return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    models = [
+        part.call.model for part in _parts(route.dependant) if isinstance(part.call, JsonBody)
+    ]
+    model = models[0] if models else _BODIES.get(path)
+    if model is None:
+        return None
+    schema = model.model_json_schema(ref_template=_REFS)
+    for name, definition in schema.pop("$defs", {}).items():
+        assert schemas.setdefault(name, definition) == definition, f"two schemas called {name}"
+    name = model.__name__.strip("_")
+    name = name if schemas.get(name, schema) == schema else f"{model.__module__}.{name}"
+    schemas[name] = schema
+    return {_JSON: {"schema": {"$ref": _REFS.format(model=name)}}}
+
+
+def _parts(dependant: Dependant) -> Iterator[Dependant]:
+    yield dependant
+    for part in dependant.dependencies:
+        yield from _parts(part)

@@ -1,0 +1,224 @@
+"""Answers to requests with an Idempotency-Key: made to their end, whether or not anybody reads
+them, and kept for the repeats.
+"""
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+
+from server.api import errors
+from server.api.errors import ApiError
+from server.billing.failures import Failures
+from server.database.database import LedgerUnavailable
+from server.inference.idempotency import MAX_STORED_BYTES, Claim, IdempotencyKeys, StoredAnswer
+
+logger = logging.getLogger(__name__)
+
+MAX_BUFFERED = 64
+"""Events between the request and its reader; a reader that is slower slows its own request down."""
+_INLINE_BYTES = 1 << 16
+"""Longer pieces are compressed on a thread: 64 KiB take 2 ms."""
+_RETRY_S = 1.0
+_CLOSE_S = 5.0
+"""Requests have been waited for before; this is for what is left to be written."""
+
+
+class Recording:
+    """One answer: its maker begins it and puts its body, one response may read it meanwhile."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+        self.request_id: str | None = None
+        self.live_headers: dict[str, str] = {}
+        self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
+        self._buffer: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._is_read = True
+        self._has_ended = False
+        self._failure: BaseException | None = None
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._compressor = zlib.compressobj()
+
+    # ---- its maker ----
+
+    def hold(self, request_id: str, live_headers: dict[str, str]) -> None:
+        """It is paid for from here on: what comes now is the answer, also if it is an error.
+
+        live_headers: for whoever reads it now; a repeat has its own.
+        """
+        self.request_id = request_id
+        self.live_headers = live_headers
+
+    def begin(self, status: int, headers: dict[str, str]) -> None:
+        self._head.set_result((status, headers))
+
+    async def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        """All of it at once."""
+        self.begin(status, headers | {"content-length": str(len(content))})
+        await self.put(content)
+
+    @property
+    def has_begun(self) -> bool:
+        return self._head.done()
+
+    async def put(self, data: bytes) -> None:
+        """Waits for the reader, while there is one."""
+        if len(data) > _INLINE_BYTES:
+            self._keep(await asyncio.to_thread(self._compressor.compress, data))
+        else:
+            self._keep(self._compressor.compress(data))
+        while self._is_read and len(self._buffer) >= MAX_BUFFERED:
+            self._changed.clear()
+            await self._changed.wait()
+        if self._is_read:
+            self._buffer.append(data)
+            self._changed.set()
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no answer but this error; a body that has begun breaks off."""
+        self._failure = error
+        if not self._head.done():
+            self._head.set_exception(error)
+            self._head.exception()  # nobody may be left to hear of it
+
+    def end(self) -> None:
+        self._has_ended = True
+        self._changed.set()
+
+    def stored(self) -> StoredAnswer | None:
+        """All of it; None where there is nothing to keep."""
+        if self.request_id is None or self._failure:
+            return None
+        self._keep(self._compressor.flush())
+        body = b"".join(self._kept) if self._kept_bytes <= MAX_STORED_BYTES else None
+        status, headers = self._head.result()
+        return StoredAnswer(self.request_id, status, headers, body)
+
+    def _keep(self, compressed: bytes) -> None:
+        if not compressed:  # the compressor gathers small pieces
+            return
+        self._kept_bytes += len(compressed)
+        if self._kept_bytes <= MAX_STORED_BYTES:
+            self._kept.append(compressed)
+        else:
+            self._kept.clear()
+
+    # ---- its reader ----
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Status and headers. Raises what the request failed with before it was paid for."""
+        return await asyncio.shield(self._head)
+
+    async def body(self) -> AsyncGenerator[bytes, None]:
+        """To its end; leaving it early leaves the request alone."""
+        try:
+            while True:
+                while self._buffer:
+                    data = self._buffer.popleft()
+                    self._changed.set()
+                    yield data
+                if self._has_ended:
+                    break
+                self._changed.clear()
+                await self._changed.wait()
+            if self._failure:
+                raise self._failure
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Nobody reads it any more."""
+        self._is_read = False
+        self._buffer.clear()
+        self._changed.set()
+
+
+class Recorder:
+    """All recordings of a gateway. None outlasts its claim; what runs is limited as other requests
+    are, and a recording that the ledger cannot take lasts only while nobody new is admitted.
+    """
+
+    def __init__(self, keys: IdempotencyKeys, failures: Failures) -> None:
+        self._keys = keys
+        self._failures = failures
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, claim: Claim, make: Callable[[Recording], Awaitable[None]]) -> Recording:
+        """`make` admits the request, says `hold`, then `begin` and `put`; it may raise."""
+        recording = Recording(claim)
+        task = asyncio.create_task(self._run(recording, make))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return recording
+
+    async def close(self) -> None:
+        """What cannot be ended any more costs nothing, and lets go of its key."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(
+        self, recording: Recording, make: Callable[[Recording], Awaitable[None]]
+    ) -> None:
+        ends_at = asyncio.get_running_loop().time() + self._keys.claim_ms / 1000
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await make(recording)
+        except asyncio.CancelledError:
+            if recording.request_id:
+                await self._failures.note(recording.request_id)
+            await self._let_go(recording, errors.draining())
+            raise
+        # Whatever it is, somebody waits for it at the other end.
+        except Exception as error:
+            await self._answer_error(recording, error)
+        if answer := recording.stored():
+            await self._store(recording, answer, ends_at)
+        recording.end()
+
+    async def _answer_error(self, recording: Recording, error: Exception) -> None:
+        """It is the answer where the request was paid for and would end like this again."""
+        is_paid, has_begun = recording.request_id is not None, recording.has_begun
+        if is_paid and not isinstance(error, ApiError):
+            logger.error("a request with an Idempotency-Key failed", exc_info=error)
+            error = error if has_begun else errors.internal_error()
+        if isinstance(error, ApiError) and _is_final(error) and is_paid and not has_begun:
+            headers = error.headers | {"content-type": "application/json"}
+            content = msgspec.json.encode(errors.error_body(error))
+            await recording.answer(error.status, headers, content)
+        else:
+            await self._let_go(recording, error)
+
+    async def _let_go(self, recording: Recording, error: BaseException) -> None:
+        # First the key: who hears of the failure may send the request again at once.
+        with contextlib.suppress(LedgerUnavailable):  # it runs out by itself
+            await self._keys.release(recording.claim)
+        recording.fail(error)
+
+    async def _store(self, recording: Recording, answer: StoredAnswer, until: float) -> None:
+        """First the ledger, then the reader's end: who has all of it can have it again at once."""
+        while True:
+            try:
+                await self._keys.store(recording.claim, answer)
+                return
+            except LedgerUnavailable:
+                # The reader is not kept waiting for it.
+                recording.end()
+            if asyncio.get_running_loop().time() >= until:
+                logger.warning("an answer could not be kept: the ledger is away")
+                return
+            await asyncio.sleep(_RETRY_S)
+
+
+def _is_final(error: ApiError) -> bool:
+    """429 and 503 ask for the same request again: nothing of it was billed."""
+    return error.status not in (429, 503)

@@ -1,0 +1,196 @@
+"""The operator's side: tenants, usage of all, residency."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.accounts import tenants
+from server.accounts.tenants import Tenant, TenantLimits
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep
+from server.api.routes.budgets import Dollars, nanousd
+from server.api.routes.usage import GroupBy, Time, render_usage
+from server.billing import budgets
+from server.billing.budgets import Budget
+from server.billing.rating import format_usd
+from server.database.clock import now_ms
+from server.gateway import Gateway
+
+router = APIRouter()
+
+
+class _Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    requests_per_minute: int | None = Field(None, ge=1, lt=2**31)
+    tokens_per_minute: int | None = Field(None, ge=1, lt=2**31)
+    max_concurrency: int | None = Field(None, ge=1, lt=2**31)
+    max_queue_share: float | None = Field(None, gt=0, le=1)
+    weight: float = Field(1.0, gt=0, le=1000)
+    max_adapters: int | None = Field(None, ge=0, lt=2**31)
+    max_adapter_bytes_total: int | None = Field(None, ge=0, lt=2**63)
+
+    # In dollars: what it may spend in a month, then it is stopped.
+    monthly_budget: Dollars | None = None
+
+
+class _Changes(_Limits):
+    """plan: which prices it pays, unless there are some for it alone."""
+
+    plan: str | None = Field(None, max_length=64)
+
+
+class _NewTenant(_Limits):
+    name: str = Field(min_length=1, max_length=64)
+    plan: str = Field(tenants.STANDARD, max_length=64)
+
+
+@router.post("/tenants", status_code=201)
+async def create_tenant(
+    body: Annotated[_NewTenant, json_body(_NewTenant)], gateway: GatewayDep
+) -> dict[str, Any]:
+    limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
+
+    def create(conn: Connection) -> Tenant:
+        made = tenants.create_tenant(
+            conn, body.name, now_ms=now_ms(), limits=limits, plan=body.plan
+        )
+        if body.monthly_budget is not None:
+            _set_monthly_budget(conn, made, body.monthly_budget)
+        return made
+
+    return await _write(gateway, create)
+
+
+@router.get("/tenants")
+async def list_tenants(gateway: GatewayDep) -> dict[str, Any]:
+    def read(conn: Connection) -> list[dict[str, Any]]:
+        limits = _monthly_budgets(conn)
+        return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
+
+    return {"object": "list", "data": await gateway.database.read(read), "has_more": False}
+
+
+@router.get("/tenants/{tenant}")
+async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    """By id or by name."""
+
+    def read(conn: Connection) -> dict[str, Any]:
+        found = tenants.get_tenant(conn, tenant)
+        return _tenant(found, _monthly_budgets(conn, found.tenant_id))
+
+    return await gateway.database.read(read)
+
+
+@router.patch("/tenants/{tenant}")
+async def change_tenant(
+    tenant: str, body: Annotated[_Changes, json_body(_Changes)], gateway: GatewayDep
+) -> dict[str, Any]:
+    """What is not named stays as it is."""
+    named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
+
+    def change(conn: Connection) -> Tenant:
+        found = tenants.get_tenant(conn, tenant)
+        if named:
+            limits = dataclasses.replace(found.limits, **named)
+            tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
+        if body.plan is not None:
+            tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
+        if "monthly_budget" in body.model_fields_set:
+            _set_monthly_budget(conn, found, body.monthly_budget)
+        return tenants.get_tenant(conn, found.tenant_id)
+
+    return await _write(gateway, change)
+
+
+@router.post("/tenants/{tenant}/suspend")
+async def suspend_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _change_status(gateway, tenant, tenants.suspend_tenant)
+
+
+@router.post("/tenants/{tenant}/resume")
+async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _change_status(gateway, tenant, tenants.resume_tenant)
+
+
+@router.get("/usage")
+async def get_usage(
+    gateway: GatewayDep,
+    start: Time = None,
+    end: Time = None,
+    group_by: GroupBy = None,
+) -> dict[str, Any]:
+    return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
+
+
+@router.get("/residency")
+async def residency(gateway: GatewayDep) -> dict[str, Any]:
+    """Where every adapter that an engine knows of is now."""
+    data = [
+        {"engine": name, **dataclasses.asdict(residency)}
+        for name, residency in gateway.engines.all_residency()
+    ]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+async def _change_status(
+    gateway: Gateway, tenant: str, change: Callable[..., None]
+) -> dict[str, Any]:
+    def write(conn: Connection) -> Tenant:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        change(conn, tenant_id, now_ms=now_ms())
+        return tenants.get_tenant(conn, tenant_id)
+
+    return await _write(gateway, write)
+
+
+async def _write(gateway: Gateway, write: Callable[[Connection], Tenant]) -> dict[str, Any]:
+    """A change that this gateway's next request sees."""
+
+    def write_and_show(conn: Connection) -> dict[str, Any]:
+        tenant = write(conn)
+        return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
+
+    shown = await gateway.database.write(write_and_show)
+    gateway.identities.forget(shown["tenant_id"])
+    gateway.price_tags.forget()  # of another plan, maybe
+    return shown
+
+
+def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) -> None:
+    """The hard one; None is without."""
+    if amount is None:
+        budgets.remove_budget(conn, tenant.tenant_id, "monthly", "hard", now_ms=now_ms())
+        return
+    budget = Budget(
+        tenant_id=tenant.tenant_id,
+        kind="monthly",
+        enforcement="hard",
+        amount_nanousd=nanousd(amount),
+    )
+    budgets.set_budget(conn, budget, now_ms=now_ms())
+
+
+def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str, str]:
+    """{tenant_id: dollars} of hard ones, of a tenant or of all."""
+    return {
+        budget.tenant_id: format_usd(budget.amount_nanousd)
+        for budget in budgets.get_budgets(conn, tenant_id)
+        if (budget.kind, budget.enforcement) == ("monthly", "hard")
+    }
+
+
+def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "object": "tenant",
+        "tenant_id": tenant.tenant_id,
+        "name": tenant.name,
+        "status": tenant.status,
+        "plan": tenant.plan,
+        **dataclasses.asdict(tenant.limits),
+        "monthly_budget": monthly_budgets.get(tenant.tenant_id),
+        "created_at": tenant.created_at_ms // 1000,
+    }

@@ -1,0 +1,17 @@
+"""What the gateway's own audit found last, for the operator."""
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from server.api.deps import GatewayDep
+from server.billing.audit.report import report_body
+
+router = APIRouter()
+
+
+@router.get("/audit")
+async def get_audit(gateway: GatewayDep) -> dict[str, Any]:
+    """`report` is null in a gateway that has done none yet: one of them does it for all."""
+    last = gateway.auditor.last
+    return {"object": "audit", "report": None if last is None else report_body(last)}

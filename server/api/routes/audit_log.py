@@ -1,0 +1,95 @@
+"""Who did what: all of it for the operator, and what its own keys did for a tenant's admin."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from server.accounts import tenants
+from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
+from server.api.deps import GatewayDep, TenantAdminKey
+from server.api.routes.lists import list_page
+from server.database.database import Database
+
+router = APIRouter()
+admin_router = APIRouter()
+
+_MAX_ID = (1 << 63) - 1
+_MAX_S = 10**11
+
+_After = Annotated[int | None, Query(ge=0, le=_MAX_ID)]
+_Limit = Annotated[int, Query(ge=1, le=MAX_LINES)]
+_Text = Annotated[str | None, Query(max_length=128, pattern=r"^[!-~]*$")]
+_Seconds = Annotated[int | None, Query(ge=0, le=_MAX_S)]
+
+
+@router.get("/audit-log")
+async def get_own(
+    gateway: GatewayDep,
+    identity: TenantAdminKey,
+    actor: _Text = None,
+    action: _Text = None,
+    start: _Seconds = None,
+    end: _Seconds = None,
+    after: _After = None,
+    limit: _Limit = 100,
+) -> dict[str, Any]:
+    """What keys of the tenant did; start, end: Unix seconds."""
+    asked = Asked(
+        tenant_id=identity.tenant_id,
+        of_keys=True,
+        actor=actor,
+        action=action,
+        start_ms=_milliseconds(start),
+        end_ms=_milliseconds(end),
+        after=after,
+    )
+    return await _page(gateway.database, asked, limit)
+
+
+@admin_router.get("/audit-log")
+async def get_all(
+    gateway: GatewayDep,
+    tenant: _Text = None,
+    actor: _Text = None,
+    action: _Text = None,
+    start: _Seconds = None,
+    end: _Seconds = None,
+    after: _After = None,
+    limit: _Limit = 100,
+) -> dict[str, Any]:
+    """tenant: an id or a name; its things only."""
+    tenant_id = None
+    if tenant is not None:
+        found = await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant))
+        tenant_id = found.tenant_id
+    asked = Asked(
+        tenant_id=tenant_id,
+        actor=actor,
+        action=action,
+        start_ms=_milliseconds(start),
+        end_ms=_milliseconds(end),
+        after=after,
+    )
+    return await _page(gateway.database, asked, limit)
+
+
+async def _page(database: Database, asked: Asked, limit: int) -> dict[str, Any]:
+    found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
+    return list_page([_line(line) for line in found], "audit_id", limit)
+
+
+def _line(line: AuditLine) -> dict[str, Any]:
+    return {
+        "object": "audit_log.line",
+        "audit_id": line.audit_id,
+        "at": line.at_ms // 1000,
+        "actor": line.actor,
+        "action": line.action,
+        "target": line.target,
+        "detail": line.detail,
+        "tenant_id": line.tenant_id,
+    }
+
+
+def _milliseconds(seconds: int | None) -> int | None:
+    return None if seconds is None else seconds * 1000

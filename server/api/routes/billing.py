@@ -1,0 +1,165 @@
+"""Balances; and what operators post by hand: credits, payments, corrections."""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.accounts import tenants
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep, UsageKey
+from server.billing import credits
+from server.billing.credits import CreditKind
+from server.billing.rating import format_usd
+from server.billing.receipts.receipt import Receipt
+from server.database.clock import now_ms
+from server.gateway import Gateway
+
+router = APIRouter()
+admin_router = APIRouter()
+
+MAX_AMOUNT_NANOUSD = 10**15
+"""A million dollars in one entry: nine thousand of them still fit a balance."""
+
+_DOLLARS = re.compile(r"\d{1,7}(\.\d{1,9})?", re.ASCII)
+# PostgreSQL stores no zero bytes.
+_Memo = Annotated[str | None, Field(max_length=512, pattern=r"^[^\x00]*$")]
+IdempotencyKey = Annotated[
+    str, Header(alias="Idempotency-Key", min_length=1, max_length=128, pattern=r"^[!-~]+$")
+]
+
+
+class _Amount(BaseModel):
+    """Either as exact decimal dollars or as whole nano-dollars."""
+
+    model_config = ConfigDict(extra="forbid")
+    amount_usd: str | None = Field(None, max_length=32)
+    amount_nanousd: int | None = None
+    memo: _Memo = None
+
+
+class _Correction(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    entry_id: int = Field(ge=1, lt=2**63)
+    memo: _Memo = None
+
+
+@router.get("/balance")
+async def get_balance(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+    return await _balance(gateway, identity.tenant_id)
+
+
+@admin_router.get("/tenants/{tenant}/balance")
+async def get_balance_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _balance(gateway, tenant)
+
+
+@admin_router.post("/tenants/{tenant}/credits", status_code=201)
+async def add_credit(
+    tenant: str,
+    body: Annotated[_Amount, json_body(_Amount)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
+) -> dict[str, Any]:
+    """Give a tenant something."""
+    return await _post_credit(gateway, "credit", tenant, body, idempotency_key)
+
+
+@admin_router.post("/tenants/{tenant}/payments", status_code=201)
+async def add_payment(
+    tenant: str,
+    body: Annotated[_Amount, json_body(_Amount)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
+) -> dict[str, Any]:
+    """What a tenant has paid, before or after it used anything."""
+    return await _post_credit(gateway, "payment", tenant, body, idempotency_key)
+
+
+@admin_router.post("/corrections", status_code=201)
+async def add_correction(
+    body: Annotated[_Correction, json_body(_Correction)],
+    gateway: GatewayDep,
+    idempotency_key: IdempotencyKey,
+) -> dict[str, Any]:
+    """Undo an entry, once, by an entry of its own."""
+
+    def write(conn: Connection) -> Receipt:
+        return credits.post_correction(
+            conn,
+            gateway.signer,
+            body.entry_id,
+            memo=body.memo,
+            idempotency_key=idempotency_key,
+            now_ms=now_ms(),
+        )
+
+    return _entry(await gateway.database.write(write))
+
+
+async def _post_credit(
+    gateway: Gateway, kind: CreditKind, tenant: str, body: _Amount, idempotency_key: str
+) -> dict[str, Any]:
+    amount_nanousd = _amount_nanousd(body)
+
+    def write(conn: Connection) -> Receipt:
+        return credits.post_credit(
+            conn,
+            gateway.signer,
+            kind,
+            tenants.get_tenant(conn, tenant).tenant_id,
+            amount_nanousd,
+            memo=body.memo,
+            idempotency_key=idempotency_key,
+            now_ms=now_ms(),
+        )
+
+    return _entry(await gateway.database.write(write))
+
+
+def _amount_nanousd(body: _Amount) -> int:
+    """Raises ApiError unless exactly one of the two fields says it, within the limit."""
+    if (body.amount_usd is None) == (body.amount_nanousd is None):
+        raise errors.invalid_request(
+            "Give amount_usd or amount_nanousd, one of them.", param="amount_usd"
+        )
+    if body.amount_usd is None:
+        param, amount = "amount_nanousd", body.amount_nanousd or 0
+    else:
+        param = "amount_usd"
+        if not _DOLLARS.fullmatch(body.amount_usd):
+            raise errors.invalid_request(
+                'amount_usd is dollars in digits, "12.5", with nine decimals at most.', param=param
+            )
+        amount = int(Decimal(body.amount_usd) * 10**9)
+    if not 0 < amount <= MAX_AMOUNT_NANOUSD:
+        limit = format_usd(MAX_AMOUNT_NANOUSD)
+        raise errors.invalid_request(
+            f"An amount is more than 0 and at most {limit} dollars.", param=param
+        )
+    return amount
+
+
+async def _balance(gateway: Gateway, tenant: str) -> dict[str, Any]:
+    """tenant: id or name."""
+
+    def read(conn: Connection) -> dict[str, Any]:
+        found = tenants.get_tenant(conn, tenant)
+        balance = credits.balance_of(conn, found.tenant_id)
+        shown: dict[str, Any] = {
+            "object": "balance", "tenant_id": found.tenant_id, "tenant": found.name,
+        }  # fmt: skip
+        for name in ("balance", "held", "available"):
+            amount = getattr(balance, f"{name}_nanousd")
+            shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
+        return shown
+
+    return await gateway.database.read(read)
+
+
+def _entry(receipt: Receipt) -> dict[str, Any]:
+    return {"object": "entry", **receipt}

@@ -1,0 +1,64 @@
+"""The pool, for operators: who is there, and who never comes back."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+
+from server.api import errors
+from server.api.deps import GatewayDep
+from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
+from server.database.clock import now_ms
+from server.pool.engines import EngineFigures
+
+router = APIRouter()
+
+
+@router.get("/engines")
+async def engines(gateway: GatewayDep) -> dict[str, Any]:
+    """The pool, as this gateway sees it."""
+    data = [_render(figures) for figures in gateway.engines.figures()]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+@router.post("/engines/{engine_id}/lost")
+async def lost(
+    gateway: GatewayDep, engine_id: Annotated[str, Path(max_length=64)]
+) -> dict[str, Any]:
+    """Void what an engine held whose journal is gone for good: what ran there is free.
+
+    Only holds that have expired: num_open others, of requests that might still run, want the same
+    again later.
+    """
+    if engine_id in gateway.engines.engine_ids():
+        message = f"{engine_id} is there: what it held is settled from its journal."
+        raise errors.conflict(message, code="engine_is_there")
+    num_voided, voided = 0, MAX_VOIDED_AT_ONCE
+    while voided == MAX_VOIDED_AT_ONCE:
+        voided, num_open = await gateway.database.write(
+            lambda conn: void_lost(conn, engine_id, actor="operator", now_ms=now_ms())
+        )
+        num_voided += voided
+    return {
+        "object": "engine.lost",
+        "engine_id": engine_id,
+        "num_voided": num_voided,
+        "num_open": num_open,
+    }
+
+
+def _render(figures: EngineFigures) -> dict[str, Any]:
+    """requests_here: answers that this gateway waits for."""
+    welcome, stats = figures.welcome, figures.stats
+    return {
+        "object": "engine",
+        "name": figures.name,
+        "state": figures.state,
+        "engine_id": welcome.engine_id if welcome else None,
+        "starts": welcome.epoch if welcome else 0,
+        "device": welcome.device if welcome else None,
+        "tensor_parallel_size": welcome.tensor_parallel_size if welcome else None,
+        "max_num_seqs": welcome.max_num_seqs if welcome else None,
+        "requests_here": figures.num_own,
+        "figures": dataclasses.asdict(stats) if stats else None,
+    }

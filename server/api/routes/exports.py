@@ -1,0 +1,197 @@
+"""The ledger as files: streamed to who asks, or put into the object store now and then."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.engine import Connection
+
+from server.accounts import tenants
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep, UsageKey
+from server.api.routes.usage import Time, parse_range
+from server.billing.exports import schedules
+from server.billing.exports.formats import (
+    INFO,
+    Encoder,
+    ExportFormat,
+    FormatUnavailable,
+    open_encoder,
+)
+from server.billing.exports.pages import Range, last_entry_id, place_of_entry
+from server.billing.exports.schedules import Schedule
+from server.billing.exports.stream import stream
+from server.billing.receipts.rows import Place
+from server.database.clock import now_ms
+from server.database.database import Database
+
+router = APIRouter()
+admin_router = APIRouter()
+
+THROUGH = "x-chorale-export-through"
+_FOREVER_MS = 2**62
+
+Number = Annotated[int | None, Query(ge=0, lt=2**63)]
+
+
+class _NewSchedule(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    interval: Literal["hour", "day"]
+
+
+@router.get("/usage/export")
+async def export_usage(
+    gateway: GatewayDep,
+    identity: UsageKey,
+    format: ExportFormat = "csv",
+    start: Time = None,
+    end: Time = None,
+    after: Number = None,
+    through: Number = None,
+) -> StreamingResponse:
+    """Receipts of [start, end), by when what they are for ended; without an end all that there are.
+
+    after, through: go on behind the entry that came last, with the first answer's header.
+    """
+    return await _export(
+        gateway.database, identity.tenant_id, format, start, end, after=after, through=through
+    )
+
+
+@admin_router.get("/usage/export")
+async def export_all(
+    gateway: GatewayDep,
+    tenant: Annotated[str | None, Query(max_length=64)] = None,
+    format: ExportFormat = "csv",
+    start: Time = None,
+    end: Time = None,
+    after: Number = None,
+    through: Number = None,
+) -> StreamingResponse:
+    """Of one tenant, by id or name, or of all, one after the other."""
+    database, tenant_id = gateway.database, None
+    if tenant is not None:
+        tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id
+    return await _export(database, tenant_id, format, start, end, after=after, through=through)
+
+
+async def _export(
+    database: Database,
+    tenant_id: str | None,
+    format: ExportFormat,
+    start: str | None,
+    end: str | None,
+    *,
+    after: int | None,
+    through: int | None,
+) -> StreamingResponse:
+    start_ms, end_ms = parse_range(start, end)
+    encoder = await _open_encoder(format)
+    _check_resumption(format, after, through)
+
+    def begin(conn: Connection) -> tuple[int, Place | None]:
+        last = last_entry_id(conn, tenant_id) if through is None else through
+        return last, None if after is None else _place(conn, tenant_id, after)
+
+    last, place = await database.read(begin)
+    within = Range.clamped(tenant_id, start_ms, end_ms if end else _FOREVER_MS, last)
+    return StreamingResponse(
+        stream(database, encoder, within, place),
+        media_type=INFO[format].media_type,
+        headers={
+            "content-disposition": f'attachment; filename="usage.{INFO[format].extension}"',
+            THROUGH: str(last),
+        },
+    )
+
+
+async def _open_encoder(format: ExportFormat) -> Encoder:
+    try:
+        # By a thread: the first one of Parquet imports its library for 0.13 s.
+        return await asyncio.to_thread(open_encoder, format)
+    except FormatUnavailable as error:
+        raise errors.invalid_request(
+            str(error), param="format", code="format_unavailable"
+        ) from error
+
+
+def _check_resumption(format: ExportFormat, after: int | None, through: int | None) -> None:
+    if after is None:
+        return
+    if not INFO[format].is_resumable:
+        raise errors.invalid_request(f"A file of {format} cannot be continued.", param="after")
+    if through is None:
+        raise errors.invalid_request(
+            f"after needs through: the header {THROUGH} of the export's first answer.",
+            param="through",
+        )
+
+
+def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
+    place = place_of_entry(conn, tenant_id, after)
+    if place is None:
+        raise errors.invalid_request(f"There is no entry {after}.", param="after")
+    return place
+
+
+# ---- to the object store, now and then ----
+
+
+@router.get("/usage/exports")
+async def list_schedules(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+    found = await gateway.database.read(lambda c: schedules.list_of(c, identity.tenant_id))
+    return {"object": "list", "data": [_schedule(each) for each in found], "has_more": False}
+
+
+@router.put("/usage/exports/{format}")
+async def put_schedule(
+    format: ExportFormat,
+    gateway: GatewayDep,
+    identity: UsageKey,
+    body: Annotated[_NewSchedule, json_body(_NewSchedule)],
+) -> dict[str, Any]:
+    """What there is of it already stays; the first one begins with the first receipt."""
+    await _open_encoder(format)
+    return _schedule(
+        await gateway.database.write(
+            lambda conn: schedules.put_schedule(
+                conn,
+                identity.tenant_id,
+                format,
+                schedules.INTERVAL_S[body.interval],
+                now_ms(),
+                actor=identity.actor,
+            )
+        )
+    )
+
+
+@router.delete("/usage/exports/{format}")
+async def delete_schedule(
+    format: ExportFormat, gateway: GatewayDep, identity: UsageKey
+) -> dict[str, Any]:
+    """Its objects stay."""
+    await gateway.database.write(
+        lambda conn: schedules.delete_schedule(
+            conn, identity.tenant_id, format, now_ms(), actor=identity.actor
+        )
+    )
+    return {"object": "usage.export.deleted", "format": format, "deleted": True}
+
+
+def _schedule(schedule: Schedule) -> dict[str, Any]:
+    """exported_seq: receipts up to there are in the store.   next_at, created_at: Unix seconds."""
+    intervals = {seconds: name for name, seconds in schedules.INTERVAL_S.items()}
+    return {
+        "object": "usage.export",
+        "format": schedule.format,
+        "interval": intervals[schedule.interval_s],
+        "prefix": schedules.prefix_of(schedule),
+        "exported_seq": schedule.exported_seq,
+        "next_at": schedule.next_at_ms // 1000,
+        "created_at": schedule.created_at_ms // 1000,
+        "error": schedule.error,
+    }

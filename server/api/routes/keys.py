@@ -1,0 +1,249 @@
+"""API keys: a tenant's own, with scope `admin`, and any tenant's for the operator."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.accounts import keys, tenants
+from server.accounts.auth import Identity
+from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep, TenantAdminKey
+from server.api.routes.lists import list_page
+from server.database.clock import now_ms
+from server.gateway import Gateway
+
+router = APIRouter()
+admin_router = APIRouter()
+
+T = TypeVar("T")
+
+_MAX_S = 10**11
+_MAX_SCOPES = 16
+
+_Limit = Annotated[int | None, Field(ge=1, lt=1 << 31)]
+_After = Annotated[str | None, Query(max_length=32)]
+_PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+class _Terms(BaseModel):
+    """What may be said of a key; None is no limit and no end. expires_at: Unix seconds."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field("", max_length=MAX_NAME)
+    scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=_MAX_SCOPES)
+    expires_at: int | None = Field(None, ge=0, le=_MAX_S)
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
+    max_concurrency: _Limit = None
+
+    def given(self) -> dict[str, Any]:
+        """Those that were named, as server.accounts.keys takes them."""
+        given = self.model_dump(exclude_unset=True)
+        if "expires_at" in given:
+            expires_at = given.pop("expires_at")
+            given["expires_at_ms"] = None if expires_at is None else expires_at * 1000
+        if "scopes" in given:
+            given["scopes"] = None if self.scopes is None else frozenset(self.scopes)
+        return given
+
+
+class _Rotation(BaseModel):
+    """overlap_s: how long the old key is still good."""
+
+    model_config = ConfigDict(extra="forbid")
+    overlap_s: int = Field(ge=0, le=MAX_OVERLAP_S)
+
+
+_TermsBody = Annotated[_Terms, json_body(_Terms)]
+_RotationBody = Annotated[_Rotation, json_body(_Rotation)]
+
+
+# ---- a tenant's admin ----
+
+
+@router.post("/keys", status_code=201)
+async def create_own(
+    gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
+) -> dict[str, Any]:
+    """Within what the asking key has; the one answer that carries the key itself."""
+    return await _create(gateway, identity.tenant_id, body, identity)
+
+
+@router.get("/keys")
+async def list_own(
+    gateway: GatewayDep,
+    identity: TenantAdminKey,
+    after: _After = None,
+    limit: _PageSize = 100,
+) -> dict[str, Any]:
+    return await _list(gateway, identity.tenant_id, after, limit)
+
+
+@router.get("/keys/{key_id}")
+async def get_own(key_id: str, gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _get(gateway, identity.tenant_id, key_id)
+
+
+@router.patch("/keys/{key_id}")
+async def change_own(
+    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
+) -> dict[str, Any]:
+    """What is not named stays as it is."""
+    return await _change(gateway, identity.tenant_id, key_id, body, identity)
+
+
+@router.post("/keys/{key_id}/rotate", status_code=201)
+async def rotate_own(
+    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _RotationBody
+) -> dict[str, Any]:
+    return await _rotate(gateway, identity.tenant_id, key_id, body, identity)
+
+
+@router.delete("/keys/{key_id}")
+async def revoke_own(key_id: str, gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _revoke(gateway, identity.tenant_id, key_id, identity)
+
+
+# ---- the operator ----
+
+
+@admin_router.post("/tenants/{tenant}/keys", status_code=201)
+async def create_key(tenant: str, body: _TermsBody, gateway: GatewayDep) -> dict[str, Any]:
+    """The one answer that carries the key itself."""
+    return await _create(gateway, await _tenant_id(gateway, tenant), body)
+
+
+@admin_router.get("/tenants/{tenant}/keys")
+async def list_keys(
+    tenant: str, gateway: GatewayDep, after: _After = None, limit: _PageSize = 100
+) -> dict[str, Any]:
+    return await _list(gateway, await _tenant_id(gateway, tenant), after, limit)
+
+
+@admin_router.get("/tenants/{tenant}/keys/{key_id}")
+async def get_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _get(gateway, await _tenant_id(gateway, tenant), key_id)
+
+
+@admin_router.patch("/tenants/{tenant}/keys/{key_id}")
+async def change_key(
+    tenant: str, key_id: str, body: _TermsBody, gateway: GatewayDep
+) -> dict[str, Any]:
+    """What is not named stays as it is."""
+    return await _change(gateway, await _tenant_id(gateway, tenant), key_id, body)
+
+
+@admin_router.post("/tenants/{tenant}/keys/{key_id}/rotate", status_code=201)
+async def rotate_key(
+    tenant: str, key_id: str, body: _RotationBody, gateway: GatewayDep
+) -> dict[str, Any]:
+    return await _rotate(gateway, await _tenant_id(gateway, tenant), key_id, body)
+
+
+@admin_router.delete("/tenants/{tenant}/keys/{key_id}")
+async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _revoke(gateway, await _tenant_id(gateway, tenant), key_id)
+
+
+# ---- both ----
+
+
+async def _tenant_id(gateway: Gateway, tenant: str) -> str:
+    """Of an id or a name. Raises TenantNotFound."""
+    found = await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant))
+    return found.tenant_id
+
+
+async def _write(gateway: Gateway, tenant_id: str, write: Callable[[Connection], T]) -> T:
+    """A change that this gateway's next request sees."""
+    try:
+        return await gateway.database.write(write)
+    finally:
+        gateway.identities.forget(tenant_id)
+
+
+async def _create(
+    gateway: Gateway, tenant_id: str, body: _Terms, by: Identity | None = None
+) -> dict[str, Any]:
+    def create(conn: Connection) -> tuple[ApiKey, str]:
+        given = {"name": "", **body.given()}
+        return keys.create_key(
+            conn, tenant_id, pepper=gateway.pepper, now_ms=now_ms(), by=by, **given
+        )
+
+    key, plaintext = await gateway.database.write(create)
+    return {**_key(key), "api_key": plaintext}
+
+
+async def _list(gateway: Gateway, tenant_id: str, after: str | None, limit: int) -> dict[str, Any]:
+    found = await gateway.database.read(
+        lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
+    )
+    return list_page([_key(key) for key in found], "key_id", limit)
+
+
+async def _get(gateway: Gateway, tenant_id: str, key_id: str) -> dict[str, Any]:
+    return _key(await gateway.database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
+
+
+async def _change(
+    gateway: Gateway, tenant_id: str, key_id: str, body: _Terms, by: Identity | None = None
+) -> dict[str, Any]:
+    def change(conn: Connection) -> ApiKey:
+        return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
+
+    return _key(await _write(gateway, tenant_id, change))
+
+
+async def _rotate(
+    gateway: Gateway, tenant_id: str, key_id: str, body: _Rotation, by: Identity | None = None
+) -> dict[str, Any]:
+    def rotate(conn: Connection) -> tuple[ApiKey, str]:
+        return keys.rotate_key(
+            conn,
+            tenant_id,
+            key_id,
+            gateway.pepper,
+            overlap_s=body.overlap_s,
+            now_ms=now_ms(),
+            by=by,
+        )
+
+    key, plaintext = await _write(gateway, tenant_id, rotate)
+    return {**_key(key), "api_key": plaintext}
+
+
+async def _revoke(
+    gateway: Gateway, tenant_id: str, key_id: str, by: Identity | None = None
+) -> dict[str, Any]:
+    def revoke(conn: Connection) -> None:
+        keys.revoke_key(conn, tenant_id, key_id, now_ms=now_ms(), by=by)
+
+    await _write(gateway, tenant_id, revoke)
+    return {"key_id": key_id, "object": "key.revoked", "revoked": True}
+
+
+def _key(key: ApiKey) -> dict[str, Any]:
+    def seconds(at_ms: int | None) -> int | None:
+        return None if at_ms is None else at_ms // 1000
+
+    return {
+        "object": "api_key",
+        "key_id": key.key_id,
+        "name": key.name,
+        "prefix": key.prefix,
+        "scopes": sorted(key.scopes),
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_minute": key.tokens_per_minute,
+        "max_concurrency": key.max_concurrency,
+        "created_by": key.created_by,
+        "replaces": key.replaces,
+        "created_at": seconds(key.created_at_ms),
+        "expires_at": seconds(key.expires_at_ms),
+        "revoked_at": seconds(key.revoked_at_ms),
+        "last_used_at": seconds(key.last_used_at_ms),
+    }

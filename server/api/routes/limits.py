@@ -1,0 +1,103 @@
+"""Limits as they stand, each with what takes of it and when that frees; and those of an adapter."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.api.bodies import json_body
+from server.api.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep, IdentityDep
+from server.database.clock import now_ms
+from server.limits.adapter_limits import (
+    AdapterLimits,
+    get_adapter_limits,
+    limits_of_adapters,
+    set_adapter_limits,
+)
+from server.limits.rules import Standing
+
+router = APIRouter()
+
+_MAX_LIMIT = 10**9
+"""A minute's worth of anything: beyond it, no limit is meant."""
+
+
+class _Limits(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
+    tokens_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
+    max_concurrency: int | None = Field(None, ge=1, le=_MAX_LIMIT)
+
+
+@router.get("/limits")
+async def get_limits(gateway: GatewayDep, identity: IdentityDep) -> dict[str, Any]:
+    """Of the tenant, of the key that asks, and of the tenant's adapters that have some."""
+    adapters = await gateway.database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
+    names = {adapter_id: name for name, adapter_id, _ in adapters}
+    limits = [*identity.limits, *(limit for *_, found in adapters for limit in found)]
+    standings = await gateway.limiter.standings(limits)
+    return {
+        "object": "list",
+        "data": [_standing(standing, names) for standing in standings],
+        "has_more": False,
+        "limiter_degraded": gateway.limiter.is_degraded,
+        "queue": gateway.load.explain(identity),
+    }
+
+
+@router.get("/adapters/{name}/limits")
+async def get_limits_of_adapter(
+    name: str, gateway: GatewayDep, identity: AdaptersReadKey
+) -> dict[str, Any]:
+    def read(conn: Connection) -> AdapterLimits:
+        adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        return get_adapter_limits(conn, adapter.adapter_id)
+
+    return _adapter_limits(name, await gateway.database.read(read))
+
+
+@router.put("/adapters/{name}/limits")
+async def set_limits_of_adapter(
+    name: str,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_Limits, json_body(_Limits)],
+) -> dict[str, Any]:
+    """Of all that ask for it together; what is left out is not limited."""
+    limits = AdapterLimits(**body.model_dump())
+
+    def write(conn: Connection) -> None:
+        adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        set_adapter_limits(conn, adapter.adapter_id, limits, now_ms=now_ms(), actor=identity.actor)
+
+    await gateway.database.write(write)
+    return _adapter_limits(name, limits)
+
+
+def _adapter_limits(name: str, limits: AdapterLimits) -> dict[str, Any]:
+    return {"object": "adapter.limits", "id": name, **dataclasses.asdict(limits)}
+
+
+def _standing(standing: Standing, names: dict[str, str]) -> dict[str, Any]:
+    limit = standing.limit
+    return {
+        "object": "limit",
+        "metric": limit.metric,
+        "scope": limit.scope,
+        "id": names.get(limit.scope_id, limit.scope_id),
+        "limit": limit.amount,
+        "window_s": None if limit.metric == "concurrency" else 60,
+        "used": limit.amount - standing.remaining,
+        "remaining": standing.remaining,
+        "reset_s": standing.reset_ms / 1000,
+        "held_by": [
+            {
+                "request_id": holder.request_id,
+                "units": holder.units,
+                "frees_in_s": holder.expires_ms / 1000,
+            }
+            for holder in standing.holders
+        ],
+    }

@@ -1,0 +1,60 @@
+"""For machines: liveness, readiness, metrics. And the one page for people, which is static.
+
+The only endpoints without a key: they say nothing about any tenant.
+"""
+
+from importlib.resources import files
+
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+
+from server.api.deps import GatewayDep
+from server.version import VERSION
+
+router = APIRouter(include_in_schema=False)
+
+_PAGE_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@router.get("/")
+def page() -> HTMLResponse:
+    html = files("server.api").joinpath("static/index.html").read_text()
+    return HTMLResponse(html, headers=_PAGE_HEADERS)
+
+
+@router.get("/health")
+def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/version")
+def version() -> dict[str, str]:
+    """The release that this gateway is."""
+    return {"version": VERSION}
+
+
+@router.get("/ready")
+async def ready(gateway: GatewayDep) -> JSONResponse:
+    """The engine is up, the ledger can be written, and this process is not about to end."""
+    ledger = await gateway.ledger_probe.is_writable()
+    parts = {
+        "engine": gateway.engines.is_ready,
+        "ledger": ledger,
+        "serving": not gateway.drain.has_begun,
+    }
+    body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
+    return JSONResponse(body, 200 if all(parts.values()) else 503)
+
+
+@router.get("/metrics")
+def metrics(gateway: GatewayDep) -> Response:
+    return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,77 @@
+"""The models a tenant may name: the base, its own adapters, and those shared with it."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from sqlalchemy import Connection
+
+from registry import grants
+from server.accounts import tenants
+from server.adapters.names import resolve_model
+from server.api.deps import GatewayDep, InferenceKey
+from server.gateway import Gateway
+
+router = APIRouter()
+
+
+@router.get("/models")
+async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
+    def read(conn: Connection) -> list[dict[str, Any]]:
+        own = [
+            _adapter(
+                gateway, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name
+            )
+            for adapter in gateway.catalog.list_adapters(conn, identity.tenant_id)
+            if adapter.latest and gateway.catalog.is_servable(adapter.latest)
+        ]
+        shared = grants.list_shared(conn, identity.tenant_id, gateway.base.base_revision)
+        names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
+        return own + [
+            _adapter(gateway, model, model, adapter.created_at_ms, names[adapter.owner_id])
+            for adapter in shared
+            for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
+        ]
+
+    adapters = await gateway.database.read(read)
+    return {"object": "list", "data": [_base(gateway), *adapters]}
+
+
+@router.get("/models/{model:path}")
+async def get_model(model: str, gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
+    def read(conn: Connection) -> dict[str, Any]:
+        named = resolve_model(conn, gateway.catalog, identity, model, request_key=model)
+        if named is None:
+            return _base(gateway)
+        adapter = gateway.catalog.get_adapter(conn, named.owner_id, named.name)
+        name = model.partition("@")[0]
+        return _adapter(gateway, model, name, adapter.created_at_ms, named.owner_name)
+
+    return await gateway.database.read(read)
+
+
+def _base(gateway: Gateway) -> dict[str, Any]:
+    base = gateway.base
+    return _model(gateway, base.model_id, base.model_id, base.created_at_s, "chorale", None)
+
+
+def _adapter(
+    gateway: Gateway, model: str, name: str, created_at_ms: int, owner: str
+) -> dict[str, Any]:
+    """An adapter's entry.   model: as it was asked for.   name: without version or alias."""
+    base_id = gateway.base.model_id
+    return _model(gateway, model, name, created_at_ms // 1000, owner, base_id)
+
+
+def _model(
+    gateway: Gateway, model: str, root: str, created: int, owner: str, parent: str | None
+) -> dict[str, Any]:
+    """root, parent, max_model_len: vLLM's fields; parent is the base that an adapter changes."""
+    return {
+        "id": model,
+        "object": "model",
+        "created": created,
+        "owned_by": owner,
+        "root": root,
+        "parent": parent,
+        "max_model_len": gateway.max_model_len or None,
+    }

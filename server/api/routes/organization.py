@@ -1,0 +1,251 @@
+"""OpenAI's usage and costs of an organization: a project is a tenant.
+
+A tenant's key reads its own; the operator's admin key, of whatever project. Fields of what is not
+served here are 0 or null, as OpenAI has them for such models.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from server.api import errors
+from server.api.deps import GatewayDep, UsageReader
+from server.billing.rating import format_usd
+from server.billing.usage import Dimension, UsageSum, Which, sum_entries
+from server.billing.usage_buckets import (
+    COST_KINDS,
+    UNIT,
+    WIDTH_S,
+    Cost,
+    Page,
+    Width,
+    costs_of,
+    cut_page,
+)
+from server.database.clock import now_ms
+from server.gateway import Gateway
+
+# Buckets of a page: without a limit, and at most.
+LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+COSTS_LIMITS = (7, 180)
+
+_MAX_NAMES = 100
+_MAX_TIME = 253_402_300_799
+"""The last second of the year 9999."""
+_DIMENSIONS: dict[str, Dimension] = {"project_id": "tenant", "api_key_id": "key", "model": "model"}
+# Nothing of these is told apart here: what is grouped by them is one group.
+_ONE_VALUE = {"user_id": None, "batch": False, "service_tier": None, "api_source": "unlabeled"}
+
+Names = Annotated[
+    list[Annotated[str, StringConstraints(max_length=256)]], Field(max_length=_MAX_NAMES)
+]
+Time = Annotated[int, Field(ge=0, le=_MAX_TIME)]
+
+
+class _Query(BaseModel):
+    # What is not known is refused, never ignored.
+    model_config = ConfigDict(extra="forbid")
+
+    start_time: Time
+    end_time: Time | None = None
+    project_ids: Names | None = None
+    api_key_ids: Names | None = None
+    limit: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    page: Annotated[str, Field(max_length=64)] | None = None
+
+
+class CompletionsQuery(_Query):
+    bucket_width: Width = "1d"
+    user_ids: Names | None = None
+    models: Names | None = None
+    batch: bool | None = None
+    group_by: list[
+        Literal[
+            "project_id", "user_id", "api_key_id", "model", "batch", "service_tier", "api_source"
+        ]
+    ] = Field([], max_length=16)
+
+
+class CostsQuery(_Query):
+    bucket_width: Literal["1d"] = "1d"
+    line_items: Names | None = None
+    group_by: list[Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"]] = (
+        Field([], max_length=16)
+    )
+
+
+class _BracketsRoute(APIRoute):
+    """Reads `models[]=a` as `models=a`: clients of OpenAI's send lists both ways."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def handle_without_brackets(request: Request) -> Response:
+            given = parse_qsl(request.scope["query_string"].decode("latin-1"), True)
+            renamed = urlencode([(name.removesuffix("[]"), value) for name, value in given])
+            request.scope["query_string"] = renamed.encode()
+            response: Response = await handle(Request(request.scope, request.receive))
+            return response
+
+        return handle_without_brackets
+
+
+router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
+
+
+@router.get("/usage/completions")
+async def usage_completions(
+    gateway: GatewayDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
+) -> dict[str, Any]:
+    page = _page(query, *LIMITS[query.bucket_width])
+    sums: list[UsageSum] = []
+    # There are no users and no batches.
+    if query.user_ids is None and not query.batch:
+        groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
+        which = Which(
+            tenant_ids=_projects(reader, query),
+            key_ids=query.api_key_ids,
+            models=query.models,
+            kinds=("usage",),
+        )
+        sums = await _sum(gateway, page, query.bucket_width, groups, which)
+    results = [(total, _completions_result(total, query.group_by)) for total in sums]
+    return _render(page, query.bucket_width, results)
+
+
+@router.get("/costs")
+async def costs(
+    gateway: GatewayDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
+) -> dict[str, Any]:
+    page = _page(query, *COSTS_LIMITS)
+    groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
+    which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
+    sums = await _sum(gateway, page, query.bucket_width, [*groups, "kind"], which)
+    results: list[tuple[UsageSum, dict[str, Any]]] = []
+    for group in _by_group(sums):
+        found = [cost for total in group for cost in costs_of(total)]
+        if query.line_items is not None:
+            found = [cost for cost in found if cost.line_item in query.line_items]
+        if "line_item" in query.group_by:
+            results += [(group[0], _costs_result(group[0], [c], query.group_by)) for c in found]
+        elif found:
+            results.append((group[0], _costs_result(group[0], found, query.group_by)))
+    return _render(page, query.bucket_width, results)
+
+
+def _page(query: CompletionsQuery | CostsQuery, default: int, most: int) -> Page:
+    limit = default if query.limit is None else query.limit
+    if not 1 <= limit <= most:
+        raise errors.invalid_request(
+            f"limit must be from 1 to {most} where bucket_width is {query.bucket_width}.",
+            param="limit",
+        )
+    end = now_ms() // 1000 + 1 if query.end_time is None else query.end_time
+    if end <= query.start_time:
+        raise errors.invalid_request(
+            "start_time must be before end_time, or before now.",
+            param="start_time" if query.end_time is None else "end_time",
+        )
+    return cut_page(query.bucket_width, query.start_time, end, limit, query.page)
+
+
+def _projects(reader: str | None, query: _Query) -> Collection[str] | None:
+    """Others' are as good as none."""
+    if reader is None:
+        return query.project_ids
+    return [reader] if query.project_ids is None or reader in query.project_ids else []
+
+
+async def _sum(
+    gateway: Gateway, page: Page, width: Width, groups: list[Dimension], which: Which
+) -> list[UsageSum]:
+    by = (UNIT[width], *groups)
+    return await gateway.database.read(
+        lambda conn: sum_entries(conn, page.start_ms, page.end_ms, by, which)
+    )
+
+
+def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:
+    """Those that differ in nothing but their kind."""
+    groups: dict[tuple[object, ...], list[UsageSum]] = defaultdict(list)
+    for total in sums:
+        groups[total.at_ms, total.tenant, total.key].append(total)
+    return groups.values()
+
+
+def _render(
+    page: Page, width: Width, results: Iterable[tuple[UsageSum, dict[str, Any]]]
+) -> dict[str, Any]:
+    """results: in order, beside the sums that say in which bucket they are."""
+    by_start: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for total, result in results:
+        assert total.at_ms is not None
+        by_start[total.at_ms // 1000].append(result)
+    data = [
+        {
+            "object": "bucket",
+            "start_time": start,
+            "end_time": end,
+            "results": by_start[start - start % WIDTH_S[width]],
+        }
+        for start, end in page.buckets
+    ]
+    has_more = page.next_page is not None
+    return {"object": "page", "data": data, "has_more": has_more, "next_page": page.next_page}
+
+
+def _completions_result(total: UsageSum, group_by: Iterable[str]) -> dict[str, Any]:
+    uncached = total.prompt_tokens - total.cached_tokens
+    return {
+        "object": "organization.usage.completions.result",
+        "input_tokens": total.prompt_tokens,
+        "input_cached_tokens": total.cached_tokens,
+        "input_uncached_tokens": uncached,
+        "input_cache_write_tokens": 0,
+        "input_cache_write_30m_tokens": 0,
+        "input_cache_write_12h_tokens": 0,
+        "input_text_tokens": uncached,
+        "input_cached_text_tokens": total.cached_tokens,
+        "input_audio_tokens": 0,
+        "input_cached_audio_tokens": 0,
+        "input_image_tokens": 0,
+        "input_cached_image_tokens": 0,
+        "output_tokens": total.completion_tokens,
+        "output_text_tokens": total.completion_tokens,
+        "output_audio_tokens": 0,
+        "output_image_tokens": 0,
+        "num_model_requests": total.num_requests,
+        "project_id": total.tenant,
+        "api_key_id": total.key,
+        "model": total.model,
+        **_ones("user_id", "batch", "service_tier", "api_source", group_by=group_by),
+    }
+
+
+def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -> dict[str, Any]:
+    """parts: what it is the sum of; one, where line items are told apart."""
+    amount_nanousd = sum(cost.amount_nanousd for cost in parts)
+    item = parts[0] if "line_item" in group_by else None
+    return {
+        "object": "organization.costs.result",
+        # OpenAI's is a float; the exact amount is beside it.
+        "amount": {"value": amount_nanousd / 10**9, "currency": "usd"},
+        "amount_usd": format_usd(amount_nanousd),
+        "amount_nanousd": amount_nanousd,
+        "line_item": item and item.line_item,
+        "quantity": item and item.quantity,
+        "quantity_unit": item and item.unit,
+        "project_id": total.tenant,
+        "api_key_id": total.key,
+        **_ones("user_id", "api_source", group_by=group_by),
+    }
+
+
+def _ones(*names: str, group_by: Iterable[str]) -> dict[str, Any]:
+    """The dimensions that have one value: it, where they are grouped by."""
+    return {name: _ONE_VALUE[name] if name in group_by else None for name in names}

@@ -1,0 +1,139 @@
+"""The operator's price books: new versions, and those that there are."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from registry.adapter_rows import owner_of
+from server.accounts import tenants
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep
+from server.api.errors import ApiError
+from server.billing import prices
+from server.billing.prices import Price, Scope
+from server.database.clock import now_ms
+
+router = APIRouter()
+
+MAX_PRICES = 1000
+# A thousand dollars: a million tokens of it still fit 63 bits.
+Nanousd = Annotated[int | None, Field(ge=0, le=10**12)]
+Seconds = Annotated[int | None, Field(lt=2**33)]
+
+
+class PriceFields(BaseModel):
+    """Nano-dollars, of a token and of a GB (10^9 bytes) for an hour; null where not named."""
+
+    model_config = ConfigDict(extra="forbid")
+    prompt_nanousd: Nanousd = None
+    cached_nanousd: Nanousd = None
+    completion_nanousd: Nanousd = None
+    storage_nanousd: Nanousd = None
+    pinned_nanousd: Nanousd = None
+    resident_nanousd: Nanousd = None
+
+
+class _NewPrice(PriceFields):
+    """scope_id: a tenant's id or name, an adapter's id, a plan's name.
+
+    effective_at: Unix seconds; now if it is left out.   until: when that scope's price ends.
+    """
+
+    scope: Scope = "default"
+    scope_id: str = Field("", max_length=64)
+    effective_at: Seconds = None
+    until: Seconds = None
+
+
+@router.get("/prices")
+async def list_prices(
+    gateway: GatewayDep,
+    scope: Scope | None = None,
+    scope_id: Annotated[str | None, Query(max_length=64)] = None,
+) -> dict[str, Any]:
+    """The newest versions first, also those that are not in effect yet."""
+    found = await gateway.database.read(
+        lambda conn: prices.list_prices(conn, MAX_PRICES + 1, scope=scope, scope_id=scope_id)
+    )
+    data = [_price(price) for price in found[:MAX_PRICES]]
+    return {"object": "list", "data": data, "has_more": len(found) > MAX_PRICES}
+
+
+@router.post("/prices", status_code=201)
+async def add_price(
+    body: Annotated[_NewPrice, json_body(_NewPrice)], gateway: GatewayDep
+) -> dict[str, Any]:
+    """A new version; what is not named costs what applies there at that time."""
+    now = now_ms()
+    at_ms = _effective_at_ms(body, now)
+    named = body.model_dump(include=set(PriceFields.model_fields), exclude_none=True)
+
+    def write(conn: Connection) -> Price:
+        scope_id, before = _look_up(conn, body.scope, body.scope_id, at_ms)
+        return prices.add_price(
+            conn,
+            dataclasses.replace(before, **named),
+            scope=body.scope,
+            scope_id=scope_id,
+            effective_at_ms=at_ms,
+            until_ms=None if body.until is None else body.until * 1000,
+            now_ms=now,
+        )
+
+    added = await gateway.database.write(write)
+    gateway.price_tags.forget()
+    return _price(added)
+
+
+def _effective_at_ms(body: _NewPrice, now: int) -> int:
+    if body.effective_at is not None and body.effective_at < now // 1000:
+        raise errors.invalid_request(
+            "effective_at is in the past; a price takes effect now or later.", param="effective_at"
+        )
+    at_ms = max(now, (body.effective_at or 0) * 1000)
+    if body.until is not None and body.scope == "default":
+        raise errors.invalid_request("The default price has no end; set another.", param="until")
+    if body.until is not None and body.until * 1000 <= at_ms:
+        raise errors.invalid_request("until must be later than effective_at.", param="until")
+    return at_ms
+
+
+def _look_up(conn: Connection, scope: Scope, scope_id: str, at_ms: int) -> tuple[str, Price]:
+    """The scope's id, and what applies there at that time. Raises ApiError and not-found errors."""
+    match scope:
+        case "default":
+            if scope_id:
+                raise errors.invalid_request("The default has no scope_id.", param="scope_id")
+            return "", prices.price_for(conn, at_ms)
+        case "plan":
+            tenants.check_plan(scope_id, param="scope_id")
+            return scope_id, prices.price_for(conn, at_ms, plan=scope_id)
+        case "tenant":
+            tenant_id = tenants.get_tenant(conn, scope_id).tenant_id
+            return tenant_id, prices.price_for(conn, at_ms, tenant_id=tenant_id)
+        case "adapter":
+            owner_id = owner_of(conn, scope_id)
+            if owner_id is None:
+                raise adapter_not_found(scope_id, param="scope_id")
+            return scope_id, prices.price_for(conn, at_ms, tenant_id=owner_id, adapter_id=scope_id)
+
+
+def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
+    message = f"There is no adapter with the id {adapter_id!r}."
+    return errors.not_found(message, code="adapter_not_found", param=param)
+
+
+def _price(price: Price) -> dict[str, Any]:
+    values = dataclasses.asdict(price)
+    effective_at_ms, until_ms = values.pop("effective_at_ms"), values.pop("until_ms")
+    return {
+        "object": "price",
+        **values,
+        "scope_id": price.scope_id or None,
+        "effective_at": effective_at_ms // 1000,
+        "until": None if until_ms is None else until_ms // 1000,
+    }

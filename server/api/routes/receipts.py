@@ -1,0 +1,81 @@
+"""Receipts of what a tenant was charged for, and the public keys that they can be checked with."""
+
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter
+from sqlalchemy.engine import Connection
+
+from server.api import errors
+from server.api.deps import GatewayDep, UsageKey
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.rows import sealed_receipt, select_receipts
+from server.billing.receipts.signing_keys import list_keys
+from server.billing.tables import entries, holds, usage_events
+
+router = APIRouter()
+public_router = APIRouter()
+
+_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(.+)")
+_ENTRY_ID = re.compile(r"entry_([1-9][0-9]{0,17})")
+_RETRY_AFTER_S = 1.0
+
+
+@public_router.get("/receipts/keys")
+async def get_keys(gateway: GatewayDep) -> dict[str, Any]:
+    """The newest first. For everybody: who verifies a bill needs no account here."""
+    keys = await gateway.database.read(list_keys)
+    data = [
+        {
+            "object": "receipt_key",
+            "key_id": key.public.key_id,
+            "algorithm": "ed25519",
+            "public_key": key.public.raw.hex(),
+            "created_at": key.created_at_ms // 1000,
+        }
+        for key in keys
+    ]
+    return {"object": "list", "data": data, "has_more": False}
+
+
+# The scope is usage, not inference: receipts say prices, and entries can be asked for by number.
+@router.get("/receipts/{request_id}")
+async def get_receipt(request_id: str, gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+    """By the request's id, by its answer's (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`."""
+    found = await gateway.database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
+    if found is None:
+        raise errors.not_found("There is no such receipt.", code="receipt_not_found")
+    receipt, corrections = found
+    return {
+        "object": "receipt",
+        "receipt": receipt,
+        "corrections": corrections,
+        "verified_with": receipt["signing_key"],
+    }
+
+
+def _find(conn: Connection, tenant_id: str, given_id: str) -> tuple[Receipt, list[Receipt]] | None:
+    """The tenant's receipt and what reverses it. Raises ApiError while it is not settled."""
+    query = select_receipts().where(entries.c.tenant_id == tenant_id)
+    if (match := _ENTRY_ID.fullmatch(given_id)) is not None:
+        found = query.where(entries.c.entry_id == int(match[1]))
+    else:
+        match = _ANSWER_ID.fullmatch(given_id)
+        request_id = match[1] if match else given_id
+        found = query.where(usage_events.c.request_id == request_id)
+        _refuse_pending(conn, tenant_id, request_id)
+    row = conn.execute(found).mappings().first()
+    if row is None:
+        return None
+    reversing = query.where(entries.c.reverses_entry_id == row["entry_id"])
+    corrections = conn.execute(reversing).mappings().all()
+    return sealed_receipt(dict(row)), [sealed_receipt(dict(entry)) for entry in corrections]
+
+
+def _refuse_pending(conn: Connection, tenant_id: str, request_id: str) -> None:
+    query = sa.select(holds.c.state).where(
+        holds.c.request_id == request_id, holds.c.tenant_id == tenant_id
+    )
+    if conn.scalar(query) == "open":
+        raise errors.receipt_pending(_RETRY_AFTER_S)

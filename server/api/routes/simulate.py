@@ -1,0 +1,115 @@
+"""What a past time would have cost under other prices, for the operator."""
+
+import asyncio
+import dataclasses
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from registry.adapter_rows import owner_of
+from server.accounts import tenants
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep
+from server.api.routes.prices import PriceFields, adapter_not_found
+from server.api.routes.usage import parse_range
+from server.billing.prices import Scope, get_price
+from server.billing.rating import Prices, format_usd
+from server.billing.simulate import Book, Line, simulate
+
+router = APIRouter()
+
+MAX_SCOPES = 1000
+TIMEOUT_S = 60.0
+
+_Name = Annotated[str, Field(max_length=64)]
+_Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)]
+
+
+class _Book(BaseModel):
+    """tenants: by id or name.   adapters: by id."""
+
+    model_config = ConfigDict(extra="forbid")
+    default: PriceFields = Field(default_factory=PriceFields)
+    plans: _Scopes
+    tenants: _Scopes
+    adapters: _Scopes
+
+
+class _Simulation(BaseModel):
+    """start, end: as of GET /admin/v1/usage.   Either all prices of a version, or a book."""
+
+    model_config = ConfigDict(extra="forbid")
+    start: _Name | None = None
+    end: _Name | None = None
+    tenant: _Name | None = None
+    price_version: int | None = Field(None, ge=1, lt=2**31)
+    book: _Book | None = None
+
+
+@router.post("/billing/simulate")
+async def simulate_billing(
+    body: Annotated[_Simulation, json_body(_Simulation)], gateway: GatewayDep
+) -> dict[str, Any]:
+    """Nothing is written. What no price is named for costs what it did."""
+    if (body.price_version is None) == (body.book is None):
+        raise errors.invalid_request("Give price_version or book, one of them.", param="book")
+    start_ms, end_ms = parse_range(body.start, body.end)
+
+    def look_up(conn: Connection) -> tuple[Book, str | None]:
+        tenant_id = tenants.get_tenant(conn, body.tenant).tenant_id if body.tenant else None
+        return _book(conn, body), tenant_id
+
+    book, tenant_id = await gateway.database.read(look_up)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            lines = await simulate(gateway.database, book, start_ms, end_ms, tenant_id)
+    except TimeoutError:
+        raise errors.invalid_request(
+            f"This takes more than {TIMEOUT_S:g} s; ask for it by tenant.", param="tenant"
+        ) from None
+    return {
+        "object": "simulation",
+        "start_time": start_ms // 1000,
+        "end_time": end_ms // 1000,
+        "data": [
+            {"tenant_id": line.tenant_id, "tenant": line.tenant_name, "kind": line.kind}
+            | _amounts([line])
+            for line in lines
+        ],
+        "total": _amounts(lines),
+    }
+
+
+def _book(conn: Connection, body: _Simulation) -> Book:
+    """Raises ApiError and TenantNotFound."""
+    if body.price_version is not None:
+        price = get_price(conn, body.price_version)
+        if price is None:
+            raise errors.not_found(
+                f"There is no price version {body.price_version}.",
+                code="price_version_not_found",
+                param="price_version",
+            )
+        names = [field.name for field in dataclasses.fields(Prices)]
+        return Book({("default", ""): {name: getattr(price, name) for name in names}})
+    assert body.book is not None
+    named: dict[tuple[Scope, str], PriceFields] = {("default", ""): body.book.default}
+    named |= {("plan", plan): prices for plan, prices in body.book.plans.items()}
+    for tenant, prices in body.book.tenants.items():
+        named["tenant", tenants.get_tenant(conn, tenant).tenant_id] = prices
+    for adapter_id, prices in body.book.adapters.items():
+        if owner_of(conn, adapter_id) is None:
+            raise adapter_not_found(adapter_id, param="book")
+        named["adapter", adapter_id] = prices
+    return Book({scope: prices.model_dump(exclude_none=True) for scope, prices in named.items()})
+
+
+def _amounts(lines: list[Line]) -> dict[str, Any]:
+    shown: dict[str, Any] = {"num_entries": sum(line.num_entries for line in lines)}
+    for name in ("actual", "simulated", "difference"):
+        amount = sum(getattr(line, f"{name}_nanousd") for line in lines)
+        shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
+    return shown

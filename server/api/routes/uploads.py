@@ -1,0 +1,353 @@
+"""Uploads: a session, its two files in parts, and the completion that proves them.
+
+No multipart forms: a part is the raw body of a PUT, spooled to disk and hashed as it arrives.
+"""
+
+import asyncio
+import hashlib
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+from starlette.requests import ClientDisconnect
+
+from registry.adapter_rows import Version
+from registry.errors import StorageError
+from registry.presigned import OfferedFile
+from registry.proofs import ended
+from registry.proofs import prove_again as prove_version_again
+from registry.sweep import discard
+from registry.upload_rows import (
+    COMPLETE,
+    GATEWAY,
+    OPEN,
+    PRESIGNED,
+    FileSpec,
+    Transfer,
+    Upload,
+    UploadFile,
+)
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import AdaptersWriteKey, GatewayDep
+from server.api.limit_headers import retry_headers
+from server.api.routes.adapters import limits_of, render_passport, render_version
+from server.billing.prices import Price, price_for
+from server.database.clock import now_ms
+from server.gateway import Gateway
+
+router = APIRouter()
+
+# How long a completion's answer waits for the proof, and then when to ask again.
+_PROOF_WAIT_S = 30.0
+_PROOF_RETRY_S = 5.0
+# What comes is gathered: a thread for every 64 kB of it took longer than the network.
+_WRITE_BYTES = 1 << 20
+# 16 MiB at 140 kB/s: whoever is slower holds a place that others wait for.
+_PART_TIMEOUT_S = 120.0
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
+
+
+# Longer than any name may be: the registry says how they are made.
+_Name = Annotated[str, Field(max_length=128)]
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    size_bytes: int = Field(ge=1, lt=2**63)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _NewFiles(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    files: dict[_Name, _File] = Field(max_length=16)
+    transfer: Transfer = GATEWAY
+
+    def specs(self) -> dict[str, FileSpec]:
+        return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
+
+
+class _Proof(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    alias: _Name | None = None
+
+
+class _NewUpload(_NewFiles):
+    alias: _Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A received part, in a file of its own."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+
+
+@router.post("/adapters/{name}/uploads", status_code=201)
+async def create_upload(
+    name: str,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_NewUpload, json_body(_NewUpload)],
+) -> dict[str, Any]:
+    """A session for two files; complete at once where they were uploaded before."""
+    known = await _known(gateway, identity.tenant_id, name, body.specs())
+    upload = await gateway.database.write(
+        lambda conn: gateway.uploads.create_upload(
+            conn,
+            identity.tenant_id,
+            identity.key_id,
+            name,
+            body.specs(),
+            alias=body.alias,
+            transfer=body.transfer,
+            known=known,
+            limits=limits_of(gateway, identity),
+        )
+    )
+    return await _opened(gateway, upload)
+
+
+@router.post("/adapters:validate", status_code=201)
+async def create_dry_run(
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_NewFiles, json_body(_NewFiles)],
+) -> dict[str, Any]:
+    """A session whose completion answers with the passport, and leaves nothing."""
+    upload = await gateway.database.write(
+        lambda conn: gateway.uploads.create_dry_run(
+            conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
+        )
+    )
+    return await _opened(gateway, upload)
+
+
+@router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
+async def prove_again(
+    name: str,
+    version: int,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    body: Annotated[_Proof, json_body(_Proof)],
+) -> dict[str, Any]:
+    """A version for another base model becomes one for this, if it proves itself on it."""
+    upload = await gateway.database.write(
+        lambda conn: prove_version_again(
+            gateway.uploads,
+            conn,
+            identity.tenant_id,
+            identity.key_id,
+            name,
+            version,
+            body.alias,
+            limits=limits_of(gateway, identity),
+        )
+    )
+    gateway.prover.wake()
+    return await _rendered(gateway, upload)
+
+
+@router.delete("/uploads/{upload_id}")
+async def cancel_upload(
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
+    """End an open upload now; what it sent is deleted."""
+    upload = await gateway.database.write(
+        lambda conn: gateway.uploads.cancel_upload(conn, identity.tenant_id, upload_id)
+    )
+    await asyncio.to_thread(discard, gateway.uploads, gateway.database.begin, upload)
+    return await _rendered(gateway, upload)
+
+
+@router.get("/uploads/{upload_id}")
+async def get_upload(
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
+    upload = await gateway.database.read(
+        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
+    )
+    return await _rendered(gateway, upload)
+
+
+@router.put("/uploads/{upload_id}/files/{filename}")
+async def put_part(
+    upload_id: str,
+    filename: str,
+    request: Request,
+    gateway: GatewayDep,
+    identity: AdaptersWriteKey,
+    content_range: Annotated[str | None, Header(max_length=64)] = None,
+) -> dict[str, Any]:
+    """The next part of a file, by Content-Range, or a whole small file without one."""
+    # Before the first byte: what is refused anyway takes no place.
+    upload = await gateway.database.read(
+        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
+    )
+    gateway.uploads.check_takes_parts(upload)
+    with (
+        gateway.spool.place(identity.tenant_id),
+        tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder,
+    ):
+        part = await _receive(request, Path(folder) / "part", gateway.uploads.limits.part_bytes)
+        start, total = _placed(content_range, part.size_bytes)
+        file = await asyncio.to_thread(
+            gateway.uploads.put_part,
+            gateway.database.begin,
+            identity.tenant_id,
+            upload_id,
+            filename,
+            start,
+            part.path,
+            part.size_bytes,
+            part.sha256,
+            total,
+        )
+    return {
+        "object": "upload.file",
+        "filename": filename,
+        "size_bytes": file.size_bytes,
+        "sha256": file.sha256,
+        "received_bytes": file.received_bytes,
+    }
+
+
+@router.post("/uploads/{upload_id}/complete")
+async def complete_upload(
+    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+) -> JSONResponse:
+    """Check, store, prove, publish; asked again it joins what runs, or gives how it ended.
+
+    200 when that is done, 202 while an engine has yet to prove it: ask again.
+    """
+    upload = await gateway.completions.complete(identity.tenant_id, upload_id)
+    upload = ended(await gateway.prover.wait_proved(upload, _PROOF_WAIT_S))
+    body = await _rendered(gateway, upload)
+    if upload.state == COMPLETE:
+        return JSONResponse(body)
+    return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
+
+
+async def _known(
+    gateway: Gateway, tenant_id: str, name: str, files: dict[str, FileSpec]
+) -> Version | None:
+    """The version that came from these files; None also where its object is not what it was."""
+    known = await gateway.database.read(
+        lambda conn: gateway.uploads.find_known(conn, tenant_id, name, files)
+    )
+    if known is None:
+        return None
+    residency = gateway.engines.residency(known.object_key)
+    is_sound = residency is None or residency.tier != "failed"
+    if is_sound and await asyncio.to_thread(gateway.uploads.has_object, known):
+        return known
+    return None
+
+
+async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
+    """Spool the body, refused at the first byte over the limit of a part."""
+    hasher, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
+    try:
+        with path.open("wb") as file:
+            async with asyncio.timeout(_PART_TIMEOUT_S):
+                async for chunk in request.stream():
+                    size_bytes += len(chunk)
+                    if size_bytes > limit_bytes:
+                        raise errors.request_too_large(limit_bytes)
+                    hasher.update(chunk)
+                    waiting += chunk
+                    if len(waiting) >= _WRITE_BYTES:
+                        await asyncio.to_thread(file.write, waiting)
+                        waiting = bytearray()
+                await asyncio.to_thread(file.write, waiting)
+    except ClientDisconnect:
+        raise errors.invalid_request("The part ended early; send it again.") from None
+    except TimeoutError:
+        raise errors.part_timeout(_PART_TIMEOUT_S) from None
+    except OSError:
+        raise errors.uploads_busy("There is no room for the part; send it again.") from None
+    return _Part(path, size_bytes, hasher.hexdigest())
+
+
+def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
+    """(start, total) of a part."""
+    if content_range is None:
+        return 0, size_bytes
+    match = _CONTENT_RANGE.fullmatch(content_range.strip())
+    if not match:
+        raise errors.invalid_request(
+            "Content-Range must read 'bytes FIRST-LAST/TOTAL'.", param="Content-Range"
+        )
+    first, last, total = (int(group) for group in match.groups())
+    if last - first + 1 != size_bytes or last >= total:
+        raise errors.invalid_request(
+            f"Content-Range says {last - first + 1} of {total} bytes; the body has {size_bytes}.",
+            param="Content-Range",
+        )
+    return first, total
+
+
+async def _opened(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+    """A new upload; where the store cannot offer its parts, none is left behind."""
+    try:
+        return await _rendered(gateway, upload)
+    except StorageError:
+        await gateway.database.write(
+            lambda conn: gateway.uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
+        )
+        raise
+
+
+async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+    """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
+    offered: dict[str, OfferedFile] = {}
+    if upload.state == OPEN and upload.transfer == PRESIGNED:
+        offered = await asyncio.to_thread(
+            gateway.uploads.offer_files, gateway.database.begin, upload
+        )
+
+    def read(conn: Connection) -> tuple[Version | None, Price]:
+        version = gateway.uploads.get_version(conn, upload)
+        adapter_id = version.adapter_id if version else None
+        tenant_id = upload.tenant_id
+        return version, price_for(conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id)
+
+    version, price = await gateway.database.read(read)
+    passport = upload.built["passport"] if upload.built else None
+    fault = {"code": upload.error_code, "param": upload.error_param, "message": upload.error}
+    return {
+        "id": upload.upload_id,
+        "object": "upload",
+        "adapter": None if upload.is_dry_run else upload.adapter_name,
+        "alias": upload.alias,
+        "dry_run": upload.is_dry_run,
+        "transfer": upload.transfer,
+        "state": upload.state,
+        "files": {name: _file(file, offered.get(name)) for name, file in upload.files.items()},
+        "created_at": upload.created_at_ms // 1000,
+        "expires_at": upload.expires_at_ms // 1000,
+        "error": fault if upload.error else None,
+        "passport": render_passport(passport, passport["size_bytes"], price) if passport else None,
+        "version": render_version(gateway, version, price) if version else None,
+    }
+
+
+def _file(file: UploadFile, offered: OfferedFile | None) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "size_bytes": file.size_bytes,
+        "sha256": file.sha256,
+        "received_bytes": file.received_bytes,
+    }
+    if offered is not None:
+        shown["received_bytes"] = offered.received_bytes
+        shown["parts"] = [asdict(part) for part in offered.missing]
+    return shown

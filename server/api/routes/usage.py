@@ -1,0 +1,96 @@
+"""What a tenant used, as sums."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+
+from server.api import errors
+from server.api.deps import GatewayDep, UsageKey
+from server.billing.rating import format_usd
+from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
+from server.database.clock import now_ms
+from server.database.database import Database
+
+router = APIRouter()
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
+GroupBy = Annotated[list[Dimension] | None, Query(max_length=16)]
+# As parse_range reads it: a date, a time or Unix seconds.
+Time = Annotated[str | None, Query(max_length=64)]
+
+
+@router.get("/usage")
+async def get_usage(
+    gateway: GatewayDep,
+    identity: UsageKey,
+    start: Time = None,
+    end: Time = None,
+    group_by: GroupBy = None,
+) -> dict[str, Any]:
+    return await render_usage(gateway.database, identity.tenant_id, start, end, group_by or [])
+
+
+async def render_usage(
+    database: Database,
+    tenant_id: str | None,
+    start: str | None,
+    end: str | None,
+    group_by: list[Dimension],
+) -> dict[str, Any]:
+    """tenant_id None is all tenants."""
+    start_ms, end_ms = parse_range(start, end)
+    which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
+    sums = await database.read(lambda conn: sum_entries(conn, start_ms, end_ms, group_by, which))
+    return {
+        "object": "list",
+        "start_time": start_ms // 1000,
+        "end_time": end_ms // 1000,
+        "data": [_render_sum(total, group_by) for total in sums],
+        "has_more": False,
+    }
+
+
+def _render_sum(total: UsageSum, group_by: list[Dimension]) -> dict[str, Any]:
+    groups: dict[str, Any] = {}
+    for name in group_by:
+        groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
+    return groups | {
+        "num_requests": total.num_requests,
+        "num_failed_requests": total.num_failed_requests,
+        "prompt_tokens": total.prompt_tokens,
+        "cached_tokens": total.cached_tokens,
+        "completion_tokens": total.completion_tokens,
+        "amount_nanousd": total.amount_nanousd,
+        "amount_usd": format_usd(total.amount_nanousd),
+    }
+
+
+def _date(at_ms: int | None) -> str:
+    """`2026-03-02`, UTC."""
+    assert at_ms is not None
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
+
+
+def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
+    """[start, end) in Unix milliseconds; without them this month until now."""
+    month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    start_ms = int(month.timestamp() * 1000) if start is None else _parse_time("start", start)
+    return start_ms, now_ms() + 1 if end is None else _parse_time("end", end)
+
+
+def _parse_time(name: str, text: str) -> int:
+    """Unix seconds, a date, or a date and time; UTC where no zone is given."""
+    try:
+        if text.lstrip("-").isdigit():
+            return int(text) * 1000
+        moment = datetime.fromisoformat(text)
+        moment = moment.replace(tzinfo=moment.tzinfo or UTC)
+        # Not by its timestamp: a float of seconds may be a millisecond low.
+        return (moment - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError):
+        raise errors.invalid_request(
+            f"{name} must be Unix seconds or an ISO 8601 date, not {text[:40]!r}.", param=name
+        ) from None

@@ -1,0 +1,175 @@
+"""A tenant's webhook: set by its admin or by the operator, tried out, and what it was told."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.accounts import tenants
+from server.api import errors
+from server.api.bodies import json_body
+from server.api.deps import GatewayDep, TenantAdminKey
+from server.database.clock import now_ms
+from server.gateway import Gateway
+from server.webhooks import events
+from server.webhooks.events import MAX_PENDING, Event, Webhook
+from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
+
+router = APIRouter()
+admin_router = APIRouter()
+
+MAX_EVENTS = 100
+
+
+class _NewWebhook(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(max_length=MAX_URL_CHARACTERS)
+
+
+Body = Annotated[_NewWebhook, json_body(_NewWebhook)]
+
+
+@router.put("/webhook")
+async def set_webhook(gateway: GatewayDep, identity: TenantAdminKey, body: Body) -> dict[str, Any]:
+    """The first answer carries the secret; another URL keeps it."""
+    return await _set(gateway, identity.tenant_id, body.url, identity.actor)
+
+
+@router.get("/webhook")
+async def get_webhook(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _get(gateway, identity.tenant_id)
+
+
+@router.delete("/webhook")
+async def remove_webhook(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _remove(gateway, identity.tenant_id, identity.actor)
+
+
+@router.post("/webhook/test", status_code=202)
+async def send_test(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    """An event that is about nothing, delivered within seconds."""
+    return await _test(gateway, identity.tenant_id)
+
+
+@router.get("/webhook/events")
+async def list_events(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+    """The newest first, with how their delivery stands."""
+    return await _events(gateway, identity.tenant_id)
+
+
+@admin_router.put("/tenants/{tenant}/webhook")
+async def set_webhook_of(tenant: str, body: Body, gateway: GatewayDep) -> dict[str, Any]:
+    return await _set(gateway, tenant, body.url, "operator")
+
+
+@admin_router.get("/tenants/{tenant}/webhook")
+async def get_webhook_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _get(gateway, tenant)
+
+
+@admin_router.delete("/tenants/{tenant}/webhook")
+async def remove_webhook_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _remove(gateway, tenant, "operator")
+
+
+@admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
+async def send_test_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _test(gateway, tenant)
+
+
+@admin_router.get("/tenants/{tenant}/webhook/events")
+async def list_events_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+    return await _events(gateway, tenant)
+
+
+async def _set(gateway: Gateway, tenant: str, url: str, actor: str) -> dict[str, Any]:
+    settings = gateway.settings
+    rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
+    try:
+        check_url(url, rules)
+    except BadWebhookUrl as error:
+        raise errors.invalid_request(str(error), param="url") from None
+
+    def write(conn: Connection) -> tuple[Webhook, bool]:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        return events.set_webhook(conn, tenant_id, url, now_ms=now_ms(), actor=actor)
+
+    webhook, is_new = await gateway.database.write(write)
+    secret = events.secret_of(gateway.pepper, webhook.webhook_id)
+    return _webhook(webhook) | ({"secret": secret} if is_new else {})
+
+
+async def _get(gateway: Gateway, tenant: str) -> dict[str, Any]:
+    return _webhook(await gateway.database.read(lambda conn: _find(conn, tenant)))
+
+
+async def _remove(gateway: Gateway, tenant: str, actor: str) -> dict[str, Any]:
+    def write(conn: Connection) -> None:
+        tenant_id = _find(conn, tenant).tenant_id
+        events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=actor)
+
+    await gateway.database.write(write)
+    return {"object": "webhook.deleted", "deleted": True}
+
+
+async def _test(gateway: Gateway, tenant: str) -> dict[str, Any]:
+    def write(conn: Connection) -> Event:
+        webhook = _find(conn, tenant)
+        if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
+            raise errors.rate_limited(
+                f"{MAX_PENDING} events wait for delivery already.", retry_after_s=60.0
+            )
+        event = events.new_event(
+            webhook.tenant_id, "webhook.test", {"tenant_id": webhook.tenant_id}, now_ms=now_ms()
+        )
+        events.insert_event(conn, event)
+        return event
+
+    return _event(await gateway.database.write(write))
+
+
+async def _events(gateway: Gateway, tenant: str) -> dict[str, Any]:
+    def read(conn: Connection) -> list[Event]:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        return events.list_events(conn, tenant_id, MAX_EVENTS + 1)
+
+    found = await gateway.database.read(read)
+    data = [_event(event) for event in found[:MAX_EVENTS]]
+    return {"object": "list", "data": data, "has_more": len(found) > MAX_EVENTS}
+
+
+def _find(conn: Connection, tenant: str) -> Webhook:
+    found = events.get_webhook(conn, tenants.get_tenant(conn, tenant).tenant_id)
+    if found is None:
+        raise errors.not_found("There is no webhook.", code="webhook_not_found")
+    return found
+
+
+def _webhook(webhook: Webhook) -> dict[str, Any]:
+    return {
+        "object": "webhook",
+        "webhook_id": webhook.webhook_id,
+        "url": webhook.url,
+        "is_enabled": webhook.is_enabled,
+        "created_at": webhook.created_at_ms // 1000,
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """body: as it was sent, for who missed it."""
+
+    def seconds(at_ms: int | None) -> int | None:
+        return None if at_ms is None else at_ms // 1000
+
+    return {
+        "object": "webhook.event",
+        "event_id": event.event_id,
+        "type": event.type,
+        "body": event.body,
+        "created_at": event.created_at_ms // 1000,
+        "num_attempts": event.num_attempts,
+        "next_attempt_at": seconds(event.next_at_ms),
+        "delivered_at": seconds(event.delivered_at_ms),
+        "error": event.error,
+    }

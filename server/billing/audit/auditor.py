@@ -1,0 +1,52 @@
+"""The gateway's own audit: the ledger's sums, every hour and after a start."""
+
+import logging
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.api.metrics import Metrics
+from server.billing.audit.report import Finding, Report
+from server.billing.audit.run import audit_sums
+from server.billing.ledger import record_incident
+from server.billing.settler import Settler
+from server.billing.tables import incidents
+from server.database.database import Database
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 3600.0
+_SETTLE_WAIT_S = 60.0
+"""After a start: what lay in the journals meanwhile is posted first, and no difference."""
+_MAX_INCIDENTS = 100
+"""Of one audit: what breaks a thousand sums is one fault."""
+
+
+class Auditor:
+    """A chore. last: its newest report, for the operator; None in a gateway that has done none."""
+
+    def __init__(self, database: Database, settler: Settler, metrics: Metrics) -> None:
+        self._database = database
+        self._settler = settler
+        self._metrics = metrics
+        self.last: Report | None = None
+
+    async def turn(self) -> None:
+        """Audit, and make every finding an incident, once. Raises LedgerUnavailable."""
+        await self._settler.wait_settled(_SETTLE_WAIT_S)
+        report = await self._database.read(audit_sums)
+        self.last = report
+        self._metrics.note_audit(report)
+        for finding in report.findings:
+            logger.error("audit: %s: %s", finding.subject, finding.detail)
+        found = report.findings[:_MAX_INCIDENTS]
+        if found:
+            await self._database.write(lambda conn: _record(conn, found, report.at_ms))
+
+
+def _record(conn: Connection, findings: list[Finding], at_ms: int) -> None:
+    for finding in findings:
+        kind, detail = f"audit_{finding.check}", f"{finding.subject}: {finding.detail}"
+        known = sa.select(incidents.c.incident_id).filter_by(kind=kind, detail=detail).limit(1)
+        if conn.scalar(known) is None:
+            record_incident(conn, at_ms=at_ms, kind=kind, detail=detail)

@@ -1,0 +1,130 @@
+"""Holds: each ended once, as its event says, and none is open that nothing can use any more."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.billing.audit.report import Finding, Scope, differences
+from server.billing.rating import TokenPrices, amount_nanousd, is_our_failure
+from server.billing.receipts.rows import PAGE_SIZE
+from server.billing.tables import entries, holds, incidents, price_versions, usage_events
+
+_GRACE_MS = 60_000
+"""A settler voids within seconds; its engine's clock may differ from the database's."""
+_LOST_MS = 24 * 3_600_000
+"""A hold this long past its expiry is of a journal that nobody settles any more."""
+
+_SAME = (
+    "tenant_id", "key_id", "model", "adapter_id", "adapter_version", "adapter_digest",
+    "price_version", "engine_id",
+)  # fmt: skip
+_END = ("finish_reason", "stop_cause", "completion_tokens")
+# What the settler found strange when it posted, and wrote down, is not found again.
+_KNOWN_AS = {
+    "state": "hold_voided",
+    "engine_id": "engine_differs",
+    "adapter_digest": "adapter_differs",
+}
+
+Row = Mapping[str, Any]
+
+
+def check_holds(scope: Scope) -> Iterator[Finding]:
+    """Every hold against its event and its price."""
+    query = _select_holds().order_by(holds.c.request_id).limit(PAGE_SIZE)
+    if scope.since_ms:
+        query = query.where(holds.c.created_at_ms >= scope.since_ms)
+    after = ""
+    while page := scope.conn.execute(query.where(holds.c.request_id > after)).mappings().all():
+        for row in map(dict[str, Any], page):
+            subject = f"hold {row['request_id']}"
+            pairs: dict[str, tuple[Any, Any]] = {
+                "amount_nanousd": (_amount(row), row["amount_nanousd"])
+            }
+            if row["event_id"] is not None:
+                pairs |= _pairs(row)
+            elif row["state"] == "posted":
+                pairs["event"] = ("one", "none")
+            for finding in differences("holds", subject, pairs):
+                if not _is_known(scope, row["request_id"], finding.detail):
+                    yield finding
+        scope.count("holds", len(page))
+        after = page[-1]["request_id"]
+
+
+def check_open_holds(scope: Scope) -> Iterator[Finding]:
+    """An open hold has not expired, or its engine's journal is not settled so far yet."""
+    hold, usage = holds.c, usage_events.c
+    settled_past = sa.exists().where(
+        usage.engine_id == hold.engine_id,
+        usage.ended_at_ms > hold.expires_at_ms + _GRACE_MS,
+    )
+    is_late = sa.or_(
+        hold.expires_at_ms < scope.now_ms - _LOST_MS,
+        sa.and_(hold.expires_at_ms < scope.now_ms - _GRACE_MS, settled_past),
+    )
+    query = sa.select(hold.request_id, hold.engine_id, hold.expires_at_ms)
+    query = query.where(hold.state == "open", is_late).order_by(hold.request_id).limit(PAGE_SIZE)
+    after = ""
+    while page := scope.conn.execute(query.where(hold.request_id > after)).all():
+        for row in page:
+            yield Finding(
+                check="open holds",
+                subject=f"hold {row.request_id}",
+                detail=f"is open past its expiry, at engine {row.engine_id}",
+                expected=row.expires_at_ms,
+                found=scope.now_ms,
+            )
+        after = page[-1].request_id
+    is_open = hold.state == "open"
+    num_open = scope.conn.execute(sa.select(sa.func.count()).where(is_open)).scalar_one()
+    scope.count("open holds", num_open)
+
+
+def _select_holds() -> sa.Select[Any]:
+    usage, price, correction = usage_events.c, price_versions.c, entries.alias()
+    of_event = (*_SAME, *_END, "hold_nanousd", "is_failed", "posted_at_ms")
+    columns = [usage[name].label(f"event_{name}") for name in of_event]
+    prices = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
+    joined = holds.outerjoin(usage_events, usage.request_id == holds.c.request_id)
+    joined = joined.join(price_versions, price.price_version == holds.c.price_version)
+    joined = joined.outerjoin(correction, correction.c.reverses_entry_id == usage.event_id)
+    return sa.select(
+        holds,
+        usage.event_id,
+        usage.amount_nanousd.label("event_amount_nanousd"),
+        *columns,
+        *(price[name] for name in prices),
+        correction.c.entry_id.label("correction_id"),
+    ).select_from(joined)
+
+
+def _amount(row: Row) -> int:
+    names = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
+    price = TokenPrices(**{name: row[name] for name in names})
+    return amount_nanousd(row["num_prompt_tokens"], 0, row["token_lease"], price)
+
+
+def _pairs(row: Row) -> dict[str, tuple[Any, Any]]:
+    """What a hold and its event say of the same."""
+    is_free = row["event_amount_nanousd"] == 0 or row["correction_id"] is not None
+    pairs = {name: (row[f"event_{name}"], row[name]) for name in _SAME}
+    pairs |= {
+        "state": ("posted", row["state"]),
+        "hold_nanousd": (row["event_hold_nanousd"], row["amount_nanousd"]),
+    }
+    if row["state"] == "posted":
+        pairs["resolved_at_ms"] = (row["event_posted_at_ms"], row["resolved_at_ms"])
+    if row["failed_at_ms"] is not None:
+        pairs["what failed is free"] = (True, is_free)
+    elif not is_our_failure(*(row[f"event_{name}"] for name in _END)):
+        pairs["is_failed"] = (bool(row["event_is_failed"]), False)
+    return pairs
+
+
+def _is_known(scope: Scope, request_id: str, name: str) -> bool:
+    if (kind := _KNOWN_AS.get(name)) is None:
+        return False
+    query = sa.select(incidents.c.incident_id).filter_by(request_id=request_id, kind=kind)
+    return scope.conn.scalar(query.limit(1)) is not None

@@ -1,0 +1,243 @@
+"""Engines' journals against the ledger: by number and totals, and record by record where the files
+are at hand; and the runner's own meter, which shares no code with either.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from engine.journal_records import JournalCorrupt, Record, read_records
+from engine.meter import TokenMeter
+from engine.records import (
+    CheckpointRecord,
+    EndRecord,
+    ProgressRecord,
+    ResidencyRecord,
+    StartRecord,
+)
+from server.billing.audit.entries import id_windows
+from server.billing.audit.report import Finding, Scope, differences
+from server.billing.receipts.rows import PAGE_SIZE
+from server.billing.tables import journal_positions, kept_events, usage_events
+
+_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_TOTALS = ("num_ends", *_COUNTS)
+
+
+def check_journals(scope: Scope) -> Iterator[Finding]:
+    """Each engine's events add up to what its journal says of all its ends.
+
+    Events of an older release have no number, and are in none of its totals.
+    """
+    usage = usage_events.c
+    sums: dict[str, dict[str, int]] = {}
+    for first, last in id_windows(scope.conn, usage.event_id):
+        query = sa.select(
+            usage.engine_id,
+            sa.func.max(usage.journal_seq),
+            sa.func.count(usage.number),
+            *(
+                sa.func.sum(sa.case((usage.number.is_not(None), usage[name]), else_=0))
+                for name in _COUNTS
+            ),
+        )
+        query = query.where(usage.event_id.between(first, last)).group_by(usage.engine_id)
+        for engine_id, seq, *found in scope.conn.execute(query):
+            before = sums.setdefault(engine_id, dict.fromkeys(("seq", *_TOTALS), 0))
+            before["seq"] = max(before["seq"], seq)
+            for name, value in zip(_TOTALS, found, strict=True):
+                before[name] += int(value)
+    for row in scope.conn.execute(sa.select(journal_positions)).mappings():
+        events = sums.pop(row["engine_id"], dict.fromkeys(("seq", *_TOTALS), 0))
+        pairs: dict[str, tuple[Any, Any]] = {name: (row[name], events[name]) for name in _TOTALS}
+        pairs["is settled as far as its events"] = (True, row["settled_seq"] >= events["seq"])
+        yield from differences("journals", f"engine {row['engine_id']}", pairs)
+        scope.count("journals", 1)
+    for engine_id in sums:
+        yield Finding(
+            check="journals", subject=f"engine {engine_id}", detail="has events and no position"
+        )
+
+
+def check_numbers(scope: Scope) -> Iterator[Finding]:
+    """Each engine's ends are numbered 1, 2, 3, ...: what is missing is named."""
+    usage = usage_events.c
+    for engine_id in scope.conn.scalars(sa.select(journal_positions.c.engine_id)).all():
+        query = sa.select(usage.journal_seq, usage.number, usage.request_id)
+        query = query.where(usage.engine_id == engine_id, usage.number.is_not(None))
+        if scope.since_ms:
+            query = query.where(usage.posted_at_ms >= scope.since_ms)
+        query = query.order_by(usage.journal_seq).limit(PAGE_SIZE)
+        number, after = None if scope.since_ms else 0, -1
+        while page := scope.conn.execute(query.where(usage.journal_seq > after)).all():
+            for row in page:
+                if number is not None and row.number != number + 1:
+                    missing = f"end {number + 1} of engine {engine_id}"
+                    yield Finding(
+                        check="journals",
+                        subject=f"{missing}, before request {row.request_id}",
+                        detail="has no event",
+                        expected=number + 1,
+                        found=row.number,
+                    )
+                number = row.number
+            after = page[-1].journal_seq
+
+
+def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
+    """Every end record that is still on disk against its event; the newest may be unsettled.
+
+    Read after the database's snapshot was taken: what is settled in that is on disk, or deleted.
+    """
+    engine_id = (engine_dir / "identity").read_text().split()[0]
+    query = sa.select(journal_positions.c.settled_seq).filter_by(engine_id=engine_id)
+    settled_seq = scope.conn.scalar(query) or 0
+    num_unsettled, is_at_record = 0, settled_seq == 0
+    try:
+        records = read_records(engine_dir / "journal")
+        while page := list(islice(records, PAGE_SIZE)):
+            ends = [record for record in page if isinstance(record, EndRecord)]
+            num_unsettled += sum(end.seq > settled_seq for end in ends)
+            settled = [end for end in ends if end.seq <= settled_seq]
+            yield from _check_ends(scope, engine_id, settled)
+            for record in page:
+                if isinstance(record, ResidencyRecord) and record.seq <= settled_seq:
+                    yield from _check_stays(scope, engine_id, record)
+            scope.count("journal files", len(ends))
+            is_at_record |= any(_is_end_at(record, settled_seq) for record in page)
+    except JournalCorrupt as error:
+        yield Finding(check="journal files", subject=f"engine {engine_id}", detail=str(error))
+        return
+    if not is_at_record:
+        yield Finding(
+            check="journal files",
+            subject=f"engine {engine_id}",
+            detail="is settled to what is no end of anything in its journal",
+            found=settled_seq,
+        )
+    if num_unsettled:
+        scope.report.notes.append(f"{num_unsettled:,} end records are not settled yet.")
+
+
+def _is_end_at(record: Record, settled_seq: int) -> bool:
+    """Whether a settler that had this record would stand there; what it had may be deleted."""
+    if isinstance(record, CheckpointRecord):
+        return record.seq >= settled_seq
+    return record.seq == settled_seq and isinstance(record, EndRecord | ResidencyRecord)
+
+
+def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
+    """What the journal counted was computed: the meter is never behind it.
+
+    It is ahead by the steps that killed engines cut off, and by what was computed again after a
+    preemption; nobody pays for these.
+    """
+    before = TokenMeter.read(engine_dir / "meter")
+    try:
+        journaled = _journaled(engine_dir / "journal")
+    except JournalCorrupt:
+        return  # `check_journal_files` says so
+    after = TokenMeter.read(engine_dir / "meter")
+    scope.count("meter", 1)
+    names = ("prompt tokens", "sampled tokens")
+    for name, counted, meter in zip(names, journaled, after[:2], strict=True):
+        if counted > meter:
+            yield Finding(
+                check="meter",
+                subject=f"engine in {engine_dir}",
+                detail=f"more {name} were counted than computed",
+                expected=meter,
+                found=counted,
+            )
+    # A live engine may be between its runner's count and its journal's.
+    ahead = [before[i] - before[i + 2] - journaled[i] for i in (0, 1)]
+    if max(ahead) > 0:
+        prompt, sampled = (max(tokens, 0) for tokens in ahead)
+        scope.report.notes.append(
+            f"{prompt:,} prompt tokens were computed and {sampled:,} sampled that nobody pays for."
+        )
+
+
+def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iterator[Finding]:
+    seqs = [end.seq for end in ends]
+    query = sa.select(usage_events).where(
+        usage_events.c.engine_id == engine_id, usage_events.c.journal_seq.in_(seqs)
+    )
+    by_seq = {row["journal_seq"]: row for row in scope.conn.execute(query).mappings()}
+    for end in ends:
+        row = by_seq.get(end.seq)
+        subject = f"end {end.number} of engine {engine_id} (request {end.request_id})"
+        if row is None:
+            yield Finding(
+                check="journal files", subject=subject, detail="is settled and has no event"
+            )
+            continue
+        pairs = {name: (value, row[name]) for name, value in _as_event(end).items()}
+        yield from differences("journal files", subject, pairs)
+
+
+def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Iterator[Finding]:
+    """Where adapters were, against the events that were made of it."""
+    kept = kept_events.c
+    ids = [f"{record.seq}/{index}" for index in range(len(record.items))]
+    query = sa.select(kept_events).where(kept.source == engine_id, kept.source_id.in_(ids))
+    by_id = {row["source_id"]: row for row in scope.conn.execute(query).mappings()}
+    for source_id, item in zip(ids, record.items, strict=True):
+        row = by_id.get(source_id)
+        subject = f"stay {source_id} of engine {engine_id}"
+        if row is None:
+            yield Finding(
+                check="journal files", subject=subject, detail="is settled and has no event"
+            )
+            continue
+        same = ("tier", "size_bytes", "slabs", "duration_ms")
+        pairs = {name: (getattr(item, name), row[name]) for name in same}
+        pairs["adapter_digest"] = (item.digest, row["adapter_digest"])
+        yield from differences("journal files", subject, pairs)
+
+
+def _as_event(end: EndRecord) -> dict[str, Any]:
+    """Columns of usage_events."""
+    first_token_at = end.first_token_at
+    return {
+        "number": end.number,
+        "request_id": end.request_id,
+        "adapter_digest": end.adapter_digest,
+        "base_revision": end.base_revision,
+        "prompt_tokens": end.num_prompt_tokens,
+        "cached_tokens": end.num_cached_tokens,
+        "completion_tokens": end.num_completion_tokens,
+        "finish_reason": end.finish_reason,
+        "stop_cause": end.stop_cause,
+        "output_sha256": end.output_sha256,
+        "started_at_ms": round(end.started_at * 1000),
+        "first_token_at_ms": None if first_token_at is None else round(first_token_at * 1000),
+        "ended_at_ms": round(end.at * 1000),
+    }
+
+
+def _journaled(directory: Path) -> tuple[int, int]:
+    """(prompt tokens computed, tokens sampled) by a journal's word, of open requests too."""
+    computed = sampled = 0
+    is_open: dict[str, tuple[int, int]] = {}
+    for record in read_records(directory):
+        match record:
+            case StartRecord():
+                is_open[record.request_id] = (0, 0)
+            case ProgressRecord():
+                for progress in record.requests:
+                    if progress.request_id in is_open:
+                        _, tokens = is_open[progress.request_id]
+                        prompt = progress.num_prompt_tokens - progress.num_cached_tokens
+                        tokens += len(progress.new_token_ids)
+                        is_open[progress.request_id] = (prompt, tokens)
+            case EndRecord():
+                is_open.pop(record.request_id, None)
+        if isinstance(record, CheckpointRecord | EndRecord):
+            computed = record.total_prompt_tokens - record.total_cached_tokens
+            sampled = record.total_completion_tokens
+    prompts, samples = zip((0, 0), *is_open.values(), strict=True)
+    return computed + sum(prompts), sampled + sum(samples)

@@ -1,0 +1,229 @@
+"""What the ledger keeps as sums, against sums over its entries made anew, a page at a time."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+
+from server.billing.audit.entries import id_windows
+from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
+from server.billing.months import month_of
+from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE
+from server.billing.tables import (
+    entries,
+    kept_events,
+    ledger_head,
+    monthly_spend,
+    price_versions,
+    tenant_accounts,
+    usage_events,
+    usage_rollups,
+)
+
+_HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
+_MB_S = 10**6 * 1000
+_DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
+_SUMS = (
+    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+
+signed_amount = sa.case(
+    (
+        entries.c.debit_account == sa.literal("tenant/").concat(entries.c.tenant_id),
+        entries.c.amount_nanousd,
+    ),
+    else_=-entries.c.amount_nanousd,
+)
+"""As its tenant sees it."""
+
+
+def check_entry_ids(scope: Scope) -> Iterator[Finding]:
+    """Entries are numbered without a gap up to the ledger's head."""
+    entry_id, last_id = entries.c.entry_id, None
+    for first, last in id_windows(scope.conn, entry_id):
+        is_here = entry_id.between(first, last)
+        count = scope.conn.execute(sa.select(sa.func.count()).where(is_here)).scalar_one()
+        scope.count("entry ids", count)
+        if count < last - first + 1:
+            before = first - 1
+            for found in scope.conn.scalars(sa.select(entry_id).where(is_here).order_by(entry_id)):
+                yield from _gap(before + 1, found - 1)
+                before = found
+        last_id = last
+    head = scope.conn.scalar(sa.select(ledger_head.c.last_entry_id).filter_by(name="ledger")) or 0
+    # Without any entry: events of an older release, which get theirs at the gateway's start.
+    if last_id is not None:
+        yield from _gap(last_id + 1, head)
+        yield from differences(
+            "entry ids", "ledger head", {"last_entry_id": (max(last_id, head), head)}
+        )
+
+
+def _gap(first: int, last: int) -> Iterator[Finding]:
+    if first <= last:
+        name = f"entry {first}" if first == last else f"entries {first} to {last}"
+        yield Finding(check="entry ids", subject=name, detail="missing below the ledger's head")
+
+
+def check_accounts(scope: Scope) -> Iterator[Finding]:
+    """Balances and ends of chains are those of the tenants' entries; both sides of all are zero."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # balance, entries, last seq
+    entry = entries.c
+    for first, last in id_windows(scope.conn, entry.entry_id):
+        query = sa.select(
+            entry.tenant_id,
+            integer_sum(signed_amount),
+            sa.func.count(),
+            sa.func.max(entry.receipt_seq),
+        )
+        query = query.where(entry.entry_id.between(first, last)).group_by(entry.tenant_id)
+        for tenant_id, amount, count, seq in scope.conn.execute(query):
+            found = sums[tenant_id]
+            found[:] = [found[0] - amount, found[1] + count, max(found[2], seq)]
+    account = tenant_accounts.c
+    end = sa.and_(entry.tenant_id == account.tenant_id, entry.receipt_seq == account.receipt_seq)
+    query = sa.select(tenant_accounts, entry.sha256).outerjoin(entries, end)
+    query = query.order_by(account.tenant_id).limit(PAGE_SIZE)
+    after = ""
+    while page := scope.conn.execute(query.where(account.tenant_id > after)).all():
+        for row in page:
+            balance, count, seq = sums.pop(row.tenant_id, [0, 0, 0])
+            pairs = {
+                "balance_nanousd": (balance, row.balance_nanousd),
+                "receipt_seq": (seq, row.receipt_seq),
+                "number of receipts": (row.receipt_seq, count),
+                "receipt_sha256": (row.sha256, row.receipt_sha256),
+            }
+            yield from differences("accounts", f"tenant {row.tenant_id}", pairs)
+        scope.count("accounts", len(page))
+        after = page[-1].tenant_id
+    for tenant_id in sums:
+        yield Finding(
+            check="accounts", subject=f"tenant {tenant_id}", detail="has entries and no account"
+        )
+
+
+def check_months(scope: Scope) -> Iterator[Finding]:
+    """What each tenant was charged for each month; budgets go by it."""
+    expected: dict[tuple[str, str], int] = defaultdict(int)
+    entry = entries.c
+    # Days: the databases have no month in common, and all hours of a day are of one.
+    day = entry.at_ms.op("/")(sa.literal_column(str(_DAY_MS)))
+    charged = sa.case(
+        (entry.credit_account.startswith("revenue/"), entry.amount_nanousd),
+        (entry.debit_account.startswith("revenue/"), -entry.amount_nanousd),
+        else_=0,
+    )
+    for first, last in id_windows(scope.conn, entry.entry_id):
+        query = sa.select(entry.tenant_id, day, integer_sum(charged))
+        query = query.where(entry.entry_id.between(first, last)).group_by(entry.tenant_id, day)
+        for tenant_id, number, amount in scope.conn.execute(query):
+            with suppress(*UNREADABLE):  # no date at all: its receipt's seal is broken
+                expected[tenant_id, month_of(number * _DAY_MS)] += amount
+    rows = scope.conn.execute(sa.select(monthly_spend))
+    found = {(row.tenant_id, row.month): row.amount_nanousd for row in rows}
+    scope.count("months", len(found))
+    for key in sorted(expected.keys() | found.keys()):
+        pair = (expected.get(key, 0), found.get(key, 0))
+        yield from differences("months", f"month {key[0]} {key[1]}", {"amount_nanousd": pair})
+
+
+def check_rollups(scope: Scope) -> Iterator[Finding]:
+    """Each hour's sums are those of its entries, and there are no others."""
+    for tenant_id in _tenant_ids(scope):
+        begin = _next_hour(scope, tenant_id, scope.since_ms - scope.since_ms % _HOUR_MS)
+        while begin is not None:
+            end = begin + _DAY_MS
+            expected = _sums_of_entries(scope, tenant_id, begin, end)
+            found = _rollups(scope, tenant_id, begin, end)
+            scope.count("roll-ups", len(found))
+            for key in sorted(expected.keys() | found.keys()):
+                name = " ".join(str(part) for part in key if part != "")
+                yield from differences(
+                    "roll-ups",
+                    f"roll-up {tenant_id} {name}",
+                    {"sums": (expected.get(key), found.get(key))},
+                )
+            begin = _next_hour(scope, tenant_id, end)
+
+
+# ---- roll-ups ----
+
+
+def _tenant_ids(scope: Scope) -> Iterator[str]:
+    """Of all who have an account or a roll-up."""
+    of_accounts = sa.select(tenant_accounts.c.tenant_id)
+    both = of_accounts.union(sa.select(usage_rollups.c.tenant_id)).subquery()
+    query = sa.select(both.c.tenant_id).order_by(both.c.tenant_id).limit(PAGE_SIZE)
+    after = ""
+    while page := list(scope.conn.scalars(query.where(both.c.tenant_id > after))):
+        yield from page
+        after = page[-1]
+
+
+def _next_hour(scope: Scope, tenant_id: str, begin: int) -> int | None:
+    """The first at or after `begin` that has an entry or a roll-up."""
+    times = (entries.c.at_ms, usage_rollups.c.hour_ms)
+    firsts = [
+        scope.conn.scalar(
+            sa.select(sa.func.min(at)).where(at.table.c.tenant_id == tenant_id, at >= begin)
+        )
+        for at in times
+    ]
+    first = min((at_ms for at_ms in firsts if at_ms is not None), default=None)
+    return None if first is None else first - first % _HOUR_MS
+
+
+def _sums_of_entries(
+    scope: Scope, tenant_id: str, begin: int, end: int
+) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
+    # A constant in the text: PostgreSQL takes two parameters for two different groups.
+    hour = entry.at_ms - entry.at_ms % sa.literal_column(str(_HOUR_MS))
+    key = (
+        hour, entry.kind, usage.key_id, usage.model,
+        sa.func.coalesce(usage.adapter_digest, kept.adapter_digest),
+    )  # fmt: skip
+    is_paid = sa.and_(entry.kind == "usage", entry.amount_nanousd > 0)
+    is_kept = entry.kind.in_(KEPT_KINDS)
+    values = (
+        sa.case((usage.is_failed, 1), else_=0),
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        # op: `//` becomes a division of floats on SQLite.
+        sa.case((is_kept, (kept.size_bytes * kept.duration_ms).op("/")(_MB_S))),
+        sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
+        sa.case((is_paid, usage.completion_tokens * price.completion_nanousd)),
+        signed_amount,
+    )
+    joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
+    joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
+    joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
+    query = sa.select(*key, sa.func.count(), *map(integer_sum, values)).select_from(joined)
+    query = query.where(entry.tenant_id == tenant_id, entry.at_ms >= begin, entry.at_ms < end)
+    sums: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    for row in scope.conn.execute(query.group_by(*key)):
+        dimensions = tuple(value if value is not None else "" for value in row[:5])
+        before = sums.get(dimensions, (0,) * len(_SUMS))
+        sums[dimensions] = tuple(a + (b or 0) for a, b in zip(before, row[5:], strict=True))
+    return sums
+
+
+def _rollups(
+    scope: Scope, tenant_id: str, begin: int, end: int
+) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    table = usage_rollups.c
+    query = sa.select(*(table[name] for name in (*_DIMENSIONS, *_SUMS)))
+    query = query.where(table.tenant_id == tenant_id, table.hour_ms >= begin, table.hour_ms < end)
+    return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
+
+
+def integer_sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    # PostgreSQL sums bigints to a numeric.
+    return sa.cast(sa.func.sum(value), sa.BigInteger)

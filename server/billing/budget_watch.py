@@ -1,0 +1,161 @@
+"""Tells tenants of their budgets: one event when a soft one is passed or a hard one is used up.
+
+By what is posted, not by what is held: requests under way may still give something back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.billing.months import month_of
+from server.billing.prices import price_for
+from server.billing.rating import format_usd
+from server.billing.tables import budgets, monthly_spend, price_versions, tenant_accounts
+from server.database.clock import now_ms
+from server.database.database import Database
+from server.webhooks.events import Event, insert_event, new_event
+from server.webhooks.tables import webhook_events, webhooks
+
+INTERVAL_S = 5.0
+REACHED, EXHAUSTED = "budget.threshold_reached", "budget.exhausted"
+_TYPES = {"soft": REACHED, "hard": EXHAUSTED}
+_PAGE_SIZE = 1000
+"""Budgets: of 250 tenants or more."""
+
+_Place = tuple[str, str, str]
+_BEGINNING: _Place = ("", "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """One budget of a tenant with a webhook.
+
+    subject: of its event; a prepaid one's is the same as long as the balance is below, a monthly
+    one's is of its month and amount.
+    """
+
+    tenant_id: str
+    type: str
+    subject: str
+    is_reached: bool
+    data: dict[str, Any]
+
+
+class BudgetWatch:
+    """A chore: looks at the budgets of all tenants that have a webhook."""
+
+    def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def turn(self) -> int:
+        """How many events it made. Raises LedgerUnavailable."""
+        at_ms, count, after = self._clock(), 0, _BEGINNING
+        while True:
+            changes = partial(_changes, after=after, at_ms=at_ms)
+            page, after = await self._database.read(changes)
+            if page:
+                count += await self._database.write(partial(_write, changed=page, at_ms=at_ms))
+            if after == _BEGINNING:
+                return count
+
+
+def _changes(conn: Connection, *, after: _Place, at_ms: int) -> tuple[list[_Standing], _Place]:
+    """What of a page of budgets is not known yet, and where the next page begins."""
+    month = month_of(at_ms)
+    budget, spend, account = budgets.c, monthly_spend.c, tenant_accounts.c
+    of_month = (spend.tenant_id == budget.tenant_id) & (spend.month == month)
+    key = sa.tuple_(budget.tenant_id, budget.kind, budget.enforcement)
+    query = (
+        sa.select(
+            budgets,
+            sa.func.coalesce(spend.amount_nanousd, 0).label("spent_nanousd"),
+            sa.func.coalesce(account.balance_nanousd, 0).label("balance_nanousd"),
+        )
+        .join(webhooks, webhooks.c.tenant_id == budget.tenant_id)
+        .outerjoin(monthly_spend, of_month)
+        .outerjoin(tenant_accounts, account.tenant_id == budget.tenant_id)
+        .where(key > sa.tuple_(*after), webhooks.c.is_enabled)
+        .order_by(*key)
+        .limit(_PAGE_SIZE)
+    )
+    rows = conn.execute(query).all()
+    dearest = _dearest(conn) if rows else 0
+    standings = [_standing(conn, row, month, dearest, at_ms) for row in rows]
+    known = _known(conn, standings)
+    changed = [
+        standing
+        for standing in standings
+        if ((standing.tenant_id, standing.type, standing.subject) in known) != standing.is_reached
+    ]
+    is_last = len(rows) < _PAGE_SIZE
+    last = rows[-1] if not is_last else None
+    return changed, (last.tenant_id, last.kind, last.enforcement) if last else _BEGINNING
+
+
+def _standing(
+    conn: Connection, row: sa.Row[Any], month: str, dearest: int, at_ms: int
+) -> _Standing:
+    is_monthly, is_hard = row.kind == "monthly", row.enforcement == "hard"
+    left = row.amount_nanousd - row.spent_nanousd
+    if not is_monthly:
+        left = row.balance_nanousd - row.amount_nanousd
+    is_reached = left <= 0 if is_monthly else left < 0
+    # A hard one is used up where it does not pay for the smallest request.
+    if is_hard and left < dearest:
+        price = price_for(conn, at_ms, tenant_id=row.tenant_id)
+        is_reached = left < price.prompt_nanousd + price.completion_nanousd
+    subject = f"{row.kind} {row.enforcement}"
+    data = {
+        "tenant_id": row.tenant_id,
+        "kind": row.kind,
+        "enforcement": row.enforcement,
+        "amount_nanousd": row.amount_nanousd,
+        "amount": format_usd(row.amount_nanousd),
+    }
+    if is_monthly:
+        subject += f" {month} {row.amount_nanousd}"
+        data |= {"month": month, "spent_nanousd": row.spent_nanousd}
+    else:
+        data |= {"balance_nanousd": row.balance_nanousd}
+    return _Standing(row.tenant_id, _TYPES[row.enforcement], subject, is_reached, data)
+
+
+def _dearest(conn: Connection) -> int:
+    """What a token of prompt and one of an answer cost at the highest price that ever was."""
+    columns = price_versions.c
+    query = sa.select(sa.func.max(columns.prompt_nanousd + columns.completion_nanousd))
+    return conn.scalar(query) or 0
+
+
+def _known(conn: Connection, standings: Sequence[_Standing]) -> set[tuple[str, str, str]]:
+    columns = webhook_events.c
+    query = sa.select(columns.tenant_id, columns.type, columns.subject).where(
+        columns.tenant_id.in_({standing.tenant_id for standing in standings}),
+        columns.subject.in_({standing.subject for standing in standings}),
+    )
+    return {(row.tenant_id, row.type, row.subject) for row in conn.execute(query)}
+
+
+def _write(conn: Connection, *, changed: Sequence[_Standing], at_ms: int) -> int:
+    """An event for each that is reached; one that no longer is may be told of again."""
+    count = 0
+    for standing in changed:
+        if standing.is_reached:
+            count += insert_event(conn, _event(standing, at_ms))
+        elif standing.data["kind"] == "prepaid":
+            update = sa.update(webhook_events).filter_by(
+                tenant_id=standing.tenant_id, type=standing.type, subject=standing.subject
+            )
+            conn.execute(update.values(subject=f"{standing.subject} until {at_ms}"))
+    return count
+
+
+def _event(standing: _Standing, at_ms: int) -> Event:
+    return new_event(
+        standing.tenant_id, standing.type, standing.data, now_ms=at_ms, subject=standing.subject
+    )

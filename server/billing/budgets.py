@@ -1,0 +1,265 @@
+"""Budgets: how many tokens a request may be leased, so that no hard limit is ever exceeded.
+
+What remains is worked out each time, from the ledger's sums and the open holds, under a lock of the
+tenant: nothing here keeps a counter that could differ from them.
+
+BudgetExhausted   a hard budget does not pay for the prompt and one token
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.accounts.tables import tenants
+from server.billing.holds import extend_hold, get_hold
+from server.billing.months import month_of
+from server.billing.prices import get_price
+from server.billing.rating import TokenPrices, amount_nanousd, format_usd
+from server.billing.tables import budgets, holds, monthly_spend, tenant_accounts
+
+BudgetKind = Literal["monthly", "prepaid"]
+Enforcement = Literal["hard", "soft"]
+
+LEASE_TOKENS = 256
+"""Of one answer, at a time: so many streams share what is left. Four times the engine's warning."""
+CLOCK_SLACK_MS = 60_000
+"""By so much the clocks of gateways and engines may differ: so long before and after a month's end
+what is spent must fit both months, for an engine's clock says which one it is."""
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class BudgetExhausted(Exception):
+    """What remains of a hard budget does not pay for what is needed."""
+
+    def __init__(self, kind: BudgetKind, remaining_nanousd: int, needed_nanousd: int) -> None:
+        self.kind = kind
+        self.remaining_nanousd = remaining_nanousd
+        self.needed_nanousd = needed_nanousd
+        what = {
+            "monthly": "The monthly budget does not cover this request: raise it, or wait for next "
+            "month. GET /v1/budgets says what is left.",
+            "prepaid": "The prepaid credit does not cover this request: add to it. "
+            "GET /v1/budgets says what is left.",
+        }
+        super().__init__(what[kind])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """monthly: at most that in a UTC month.   prepaid: the balance never falls below it."""
+
+    tenant_id: str
+    kind: BudgetKind
+    enforcement: Enforcement
+    amount_nanousd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What a tenant has spent, has, and has reserved, at one moment.
+
+    spent_nanousd: of its month; around a month's end, of the one that more was spent in.
+    """
+
+    spent_nanousd: int
+    balance_nanousd: int
+    held_nanousd: int
+
+    def remaining(self, kind: BudgetKind, amount_nanousd: int) -> int:
+        """Nano-dollars that a budget leaves; negative where it was set below what is used."""
+        if kind == "monthly":
+            return amount_nanousd - self.spent_nanousd - self.held_nanousd
+        return self.balance_nanousd - self.held_nanousd - amount_nanousd
+
+
+# ---- inside a hold's transaction ----
+
+
+def cover(
+    conn: Connection,
+    tenant_id: str,
+    price: TokenPrices,
+    num_prompt_tokens: int,
+    wanted_tokens: int,
+    *,
+    num_answers: int,
+    now_ms: int,
+) -> int:
+    """Completion tokens, a multiple of num_answers, that a new hold may cover; at most wanted.
+
+    Locks a tenant with a hard budget until the transaction ends. Raises BudgetExhausted.
+    """
+    left = _lock_remaining(conn, tenant_id, now_ms)
+    if left is None:
+        return wanted_tokens
+    kind, remaining = left
+    needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
+    # What costs nothing passes, however little remains.
+    if needed > max(remaining, 0):
+        raise BudgetExhausted(kind, remaining, needed)
+    remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
+    return _lease(remaining, price, wanted_tokens, num_answers)
+
+
+def extend(
+    conn: Connection, request_id: str, wanted_tokens: int, *, num_answers: int, now_ms: int
+) -> int:
+    """Let an open hold cover more completion tokens, up to wanted in all; how many it covers now.
+
+    As many as before where nothing remains; 0 if it is no longer open.
+    """
+    hold = get_hold(conn, request_id)
+    if hold is None or hold.state != "open":
+        return 0
+    left = _lock_remaining(conn, hold.tenant_id, now_ms)
+    # Never waited for: who settles it may wait for the tenant. Its lease needs no more then.
+    query = sa.select(holds.c.token_lease).where(holds.c.request_id == request_id)
+    query = query.where(holds.c.state == "open").with_for_update(skip_locked=True)
+    lease = conn.scalar(query)
+    if lease is None:
+        return 0
+    price = get_price(conn, hold.price_version)
+    assert price is not None, "a hold names its price"
+    more = wanted_tokens - lease
+    if left is not None:
+        more = _lease(left[1], price, more, num_answers)
+    if more <= 0:
+        return lease
+    amount = amount_nanousd(hold.num_prompt_tokens, 0, lease + more, price)
+    extended = extend_hold(conn, request_id, token_lease=lease + more, amount_nanousd=amount)
+    assert extended, "a locked hold changed under its lock"
+    return lease + more
+
+
+def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
+    """As one statement sees them: a hold that is posted is in one sum or in the other."""
+    months = {month_of(now_ms + shift) for shift in (-CLOCK_SLACK_MS, 0, CLOCK_SLACK_MS)}
+    row = conn.execute(_SUMS, {"tenant_id": tenant_id, "months": sorted(months)}).one()
+    return Sums(
+        spent_nanousd=int(row.spent), balance_nanousd=int(row.balance), held_nanousd=int(row.held)
+    )
+
+
+def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[BudgetKind, int] | None:
+    """The hard budget that leaves least, and what; None without any, and then nothing is locked."""
+    hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
+    if not hard:
+        return None
+    if conn.dialect.name != "sqlite":
+        # A statement of its own: the sums of the next are of after the lock. SQLite has one writer.
+        conn.execute(_LOCK, {"tenant_id": tenant_id})
+    sums = read_sums(conn, tenant_id, now_ms)
+    left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
+    remaining, kind = min(left)
+    return kind, remaining
+
+
+def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
+    """Completion tokens that so many nano-dollars pay, the same number for each answer."""
+    each = min(wanted_tokens // num_answers, LEASE_TOKENS)
+    if price.completion_nanousd:
+        each = min(each, remaining // (num_answers * price.completion_nanousd))
+    return num_answers * max(each, 0)
+
+
+# ---- what operators set ----
+
+
+def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "operator") -> None:
+    """It holds from the next request on. Audited."""
+    assert budget.amount_nanousd >= 0
+    insert = _INSERT[conn.dialect.name](budgets).values(
+        tenant_id=budget.tenant_id,
+        kind=budget.kind,
+        enforcement=budget.enforcement,
+        amount_nanousd=budget.amount_nanousd,
+    )
+    conn.execute(
+        insert.on_conflict_do_update(
+            index_elements=["tenant_id", "kind", "enforcement"],
+            set_={"amount_nanousd": insert.excluded.amount_nanousd},
+        )
+    )
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="budget.set",
+        target=budget.tenant_id,
+        tenant_id=budget.tenant_id,
+        detail=f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars",
+    )
+
+
+def remove_budget(
+    conn: Connection,
+    tenant_id: str,
+    kind: BudgetKind,
+    enforcement: Enforcement,
+    *,
+    now_ms: int,
+    actor: str = "operator",
+) -> bool:
+    """Whether there was one. Audited."""
+    query = sa.delete(budgets).filter_by(tenant_id=tenant_id, kind=kind, enforcement=enforcement)
+    if conn.execute(query).rowcount == 0:
+        return False
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="budget.remove",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=f"{kind} {enforcement}",
+    )
+    return True
+
+
+def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
+    """Those of a tenant, four at most; or of all. In one order."""
+    query = sa.select(budgets)
+    if tenant_id is not None:
+        query = query.where(budgets.c.tenant_id == tenant_id)
+    query = query.order_by(budgets.c.tenant_id, budgets.c.kind, budgets.c.enforcement)
+    return [Budget(**row._mapping) for row in conn.execute(query)]
+
+
+# ---- statements, made once: they are on the way of every request ----
+
+_TENANT = sa.bindparam("tenant_id", type_=sa.String)
+_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd).where(
+    budgets.c.tenant_id == _TENANT, budgets.c.enforcement == "hard"
+)
+_LOCK = (
+    sa.select(tenants.c.tenant_id)
+    .where(tenants.c.tenant_id == _TENANT)
+    .with_for_update(key_share=True)
+)
+
+
+def _sum_of(value: Any, *where: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
+    return sa.func.coalesce(sa.select(value).where(*where).scalar_subquery(), 0)
+
+
+_SUMS = sa.select(
+    _sum_of(
+        sa.func.max(monthly_spend.c.amount_nanousd),
+        monthly_spend.c.tenant_id == _TENANT,
+        monthly_spend.c.month.in_(sa.bindparam("months", expanding=True)),
+    ).label("spent"),
+    _sum_of(tenant_accounts.c.balance_nanousd, tenant_accounts.c.tenant_id == _TENANT).label(
+        "balance"
+    ),
+    _sum_of(
+        sa.func.sum(holds.c.amount_nanousd),
+        holds.c.tenant_id == _TENANT,
+        # To the letter, as the index of open holds says it: no planner sees it in a parameter.
+        holds.c.state == sa.literal_column("'open'"),
+    ).label("held"),
+)

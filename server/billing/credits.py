@@ -1,0 +1,144 @@
+"""What an operator posts by hand: credits, payments, corrections; and what a tenant has left.
+
+Each is posted once for its idempotency key, however often it is asked for.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.api import errors
+from server.billing import ledger
+from server.billing.entries import Draft, lock_ledger, post_entries
+from server.billing.rating import format_usd
+from server.billing.receipts.receipt import Receipt, tenant_account
+from server.billing.receipts.rows import sealed_receipt, select_receipts
+from server.billing.receipts.signing import Signer
+from server.billing.tables import entries, holds, tenant_accounts
+
+CreditKind = Literal["credit", "payment"]
+
+_FROM: dict[CreditKind, str] = {"credit": "expense/credit", "payment": "cash/payment"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balance:
+    """balance_nanousd: by the entries; negative is owed.   held_nanousd: of requests under way."""
+
+    balance_nanousd: int
+    held_nanousd: int
+
+    @property
+    def available_nanousd(self) -> int:
+        return self.balance_nanousd - self.held_nanousd
+
+
+def balance_of(conn: Connection, tenant_id: str) -> Balance:
+    account = sa.select(tenant_accounts.c.balance_nanousd)
+    balance = conn.scalar(account.where(tenant_accounts.c.tenant_id == tenant_id))
+    held = sa.select(sa.func.coalesce(sa.func.sum(holds.c.amount_nanousd), 0)).where(
+        holds.c.tenant_id == tenant_id,
+        # To the letter, as the index of open holds says it: no planner sees it in a parameter.
+        holds.c.state == sa.literal_column("'open'"),
+    )
+    return Balance(balance_nanousd=balance or 0, held_nanousd=int(conn.execute(held).scalar_one()))
+
+
+def post_credit(
+    conn: Connection,
+    signer: Signer,
+    kind: CreditKind,
+    tenant_id: str,
+    amount_nanousd: int,
+    *,
+    memo: str | None,
+    idempotency_key: str,
+    now_ms: int,
+    actor: str = "operator",
+) -> Receipt:
+    """Add to what a tenant has: given to it, or paid by it. Raises ApiError."""
+    assert amount_nanousd > 0
+    lock_ledger(conn)
+    asked = {"kind": kind, "tenant_id": tenant_id, "amount_nanousd": -amount_nanousd, "memo": memo}
+    if known := _posted_with(conn, idempotency_key, asked):
+        return known
+    draft = Draft(
+        kind=kind,
+        tenant_id=tenant_id,
+        debit_account=_FROM[kind],
+        credit_account=tenant_account(tenant_id),
+        amount_nanousd=amount_nanousd,
+        at_ms=now_ms,
+        memo=memo,
+        idempotency_key=idempotency_key,
+    )
+    receipt = post_entries(conn, signer, [draft], now_ms)[0]
+    _audit(conn, receipt, actor, now_ms)
+    return receipt
+
+
+def post_correction(
+    conn: Connection,
+    signer: Signer,
+    entry_id: int,
+    *,
+    memo: str | None,
+    idempotency_key: str,
+    now_ms: int,
+    actor: str = "operator",
+) -> Receipt:
+    """Undo an entry by its opposite. Raises ApiError, also where that was done before."""
+    lock_ledger(conn)
+    asked = {"kind": "correction", "reverses_entry_id": entry_id, "memo": memo}
+    if known := _posted_with(conn, idempotency_key, asked):
+        return known
+    query = sa.select(entries.c.kind, entries.c.amount_nanousd)
+    entry = conn.execute(query.where(entries.c.entry_id == entry_id)).first()
+    if entry is None:
+        raise errors.not_found(
+            f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id"
+        )
+    if entry.kind == "correction":
+        raise errors.invalid_request(
+            f"Entry {entry_id} is a correction, which stays; post a credit.", param="entry_id"
+        )
+    if entry.amount_nanousd == 0:
+        raise errors.invalid_request(f"Entry {entry_id} moved no money.", param="entry_id")
+    receipt = ledger.reverse(
+        conn, signer, entry_id, memo=memo, idempotency_key=idempotency_key, now_ms=now_ms
+    )
+    if receipt is None:
+        raise errors.conflict(
+            f"Entry {entry_id} is corrected already.", code="already_corrected", param="entry_id"
+        )
+    _audit(conn, receipt, actor, now_ms)
+    return receipt
+
+
+def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) -> Receipt | None:
+    """What this key posted before. Raises ApiError if that was something else."""
+    query = select_receipts().where(entries.c.idempotency_key == idempotency_key)
+    row = conn.execute(query).mappings().first()
+    if row is None:
+        return None
+    receipt = sealed_receipt(dict(row))
+    if any(receipt[name] != value for name, value in asked.items()):
+        raise errors.idempotency_key_reused()
+    return receipt
+
+
+def _audit(conn: Connection, receipt: Receipt, actor: str, now_ms: int) -> None:
+    amount = receipt["amount_nanousd"]
+    assert isinstance(amount, int)
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=f"ledger.{receipt['kind']}",
+        target=str(receipt["tenant_id"]),
+        tenant_id=str(receipt["tenant_id"]),
+        detail=f"entry {receipt['entry_id']}, {format_usd(amount)} dollars: {receipt['memo']}",
+    )

@@ -1,0 +1,280 @@
+"""Entries: the only way into the ledger, its balances, roll-ups and chains of receipts.
+
+An entry moves an amount from one account to another, so all entries together sum to zero. Posting
+locks the ledger's head: one poster at a time, whose entries are numbered in the order they commit.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from server.accounts.tables import tenants
+from server.billing.months import month_of, next_month
+from server.billing.rating import FREE, TokenAmounts
+from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of, tenant_account
+from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
+from server.billing.receipts.signing import Signer
+from server.billing.tables import (
+    entries,
+    ledger_head,
+    monthly_spend,
+    statements,
+    tenant_accounts,
+    usage_rollups,
+)
+
+EntryKind = Literal["usage", "storage", "pinned", "resident", "credit", "payment", "correction"]
+
+_HOUR_MS = 3_600_000
+_REVENUE = "revenue/"
+_MB_S = 10**6 * 1000
+"""Bytes times milliseconds."""
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
+_ROLLUP_SUMS = (
+    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An entry before it has a number. at_ms: when what it is for ended.
+
+    event: columns of the usage or kept event that it is for, and of its price, by the names that
+    `receipt_rows.receipt_of` reads.   parts: of a usage event's amount.
+    """
+
+    kind: EntryKind
+    tenant_id: str
+    debit_account: str
+    credit_account: str
+    amount_nanousd: int
+    at_ms: int
+    price_version: int | None = None
+    reverses_entry_id: int | None = None
+    memo: str | None = None
+    idempotency_key: str | None = None
+    event: Mapping[str, Any] = field(default_factory=dict)
+    parts: TokenAmounts = FREE
+
+    @classmethod
+    def charge(cls, kind: EntryKind, tenant_id: str, amount_nanousd: int, **fields: Any) -> "Draft":
+        """What a tenant owes for something."""
+        return cls(
+            kind=kind,
+            tenant_id=tenant_id,
+            debit_account=tenant_account(tenant_id),
+            credit_account=f"{_REVENUE}{kind}",
+            amount_nanousd=amount_nanousd,
+            **fields,
+        )
+
+
+def post_entries(
+    conn: Connection, signer: Signer, drafts: Sequence[Draft], now_ms: int
+) -> list[Receipt]:
+    """Number, chain, sign and insert; all sums with them. Receipts in the same order.
+
+    Locks the ledger's head until the transaction ends.
+    """
+    if not drafts:
+        return []
+    last_id = _lock_head(conn, len(drafts))
+    tenant_ids = sorted({draft.tenant_id for draft in drafts})
+    chains = _chains(conn, tenant_ids)
+    names = _tenant_names(conn, tenant_ids)
+    period_of = _periods(conn, tenant_ids)
+    receipts: list[Receipt] = []
+    rows: list[dict[str, Any]] = []
+    for number, draft in enumerate(drafts, start=last_id + 1):
+        chain = chains[draft.tenant_id]
+        row = {
+            "entry_id": number,
+            "kind": draft.kind,
+            "tenant_id": draft.tenant_id,
+            "tenant_name": names.get(draft.tenant_id),
+            "debit_account": draft.debit_account,
+            "credit_account": draft.credit_account,
+            "amount_nanousd": draft.amount_nanousd,
+            "at_ms": draft.at_ms,
+            "posted_at_ms": now_ms,
+            "period": period_of(draft),
+            "price_version": draft.price_version,
+            "reverses_entry_id": draft.reverses_entry_id,
+            "memo": draft.memo,
+            "idempotency_key": draft.idempotency_key,
+            "receipt_seq": chain.seq + 1,
+            "prev_sha256": chain.sha256,
+            "signing_key": signer.key_id,
+        }
+        receipt = receipt_of({**NO_EVENT, **draft.event, **row, "ended_at_ms": draft.at_ms})
+        chain.add(receipt, sha256_of(receipt))
+        row |= {"sha256": chain.sha256, "signature": signer.sign(chain.sha256)}
+        receipts.append(receipt | {"sha256": row["sha256"], "signature": row["signature"]})
+        rows.append(row)
+    conn.execute(sa.insert(entries), rows)
+    _write_chains(conn, chains)
+    _add_to_spend(conn, drafts)
+    add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
+    return receipts
+
+
+@dataclass(slots=True)
+class _Chain:
+    """One tenant's account while its entries are posted."""
+
+    balance_nanousd: int = 0
+    seq: int = 0
+    sha256: str = GENESIS
+
+    def add(self, receipt: Receipt, sha256: str) -> None:
+        amount = receipt["amount_nanousd"]
+        assert isinstance(amount, int)
+        self.balance_nanousd -= amount
+        self.seq += 1
+        self.sha256 = sha256
+
+
+def lock_ledger(conn: Connection) -> int:
+    """Wait for every other poster, and keep them out until the transaction ends; the last id."""
+    head = ledger_head.c
+    query = sa.select(head.last_entry_id).where(head.name == "ledger").with_for_update()
+    last_id = conn.scalar(query)
+    if last_id is None:
+        insert = _INSERT[conn.dialect.name](ledger_head).values(name="ledger", last_entry_id=0)
+        conn.execute(insert.on_conflict_do_nothing())
+        last_id = conn.scalar(query)
+        assert last_id is not None
+    return last_id
+
+
+def _lock_head(conn: Connection, count: int) -> int:
+    """Reserve `count` numbers; the one before the first."""
+    last_id = lock_ledger(conn)
+    update = sa.update(ledger_head).where(ledger_head.c.name == "ledger")
+    conn.execute(update.values(last_entry_id=last_id + count))
+    return last_id
+
+
+def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, _Chain]:
+    query = sa.select(tenant_accounts).where(tenant_accounts.c.tenant_id.in_(tenant_ids))
+    chains = {tenant_id: _Chain() for tenant_id in tenant_ids}
+    for row in conn.execute(query):
+        chains[row.tenant_id] = _Chain(row.balance_nanousd, row.receipt_seq, row.receipt_sha256)
+    return chains
+
+
+def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
+    insert = _INSERT[conn.dialect.name](tenant_accounts)
+    upsert = insert.on_conflict_do_update(
+        index_elements=["tenant_id"],
+        set_={
+            name: insert.excluded[name]
+            for name in ("balance_nanousd", "receipt_seq", "receipt_sha256")
+        },
+    )
+    rows = [
+        {
+            "tenant_id": tenant_id,
+            "balance_nanousd": chain.balance_nanousd,
+            "receipt_seq": chain.seq,
+            "receipt_sha256": chain.sha256,
+        }
+        for tenant_id, chain in chains.items()
+    ]
+    conn.execute(upsert, rows)
+
+
+def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
+    """What is charged counts in the month of its time, what is corrected no longer does."""
+    sums: dict[tuple[str, str], int] = defaultdict(int)
+    for draft in drafts:
+        sign = draft.credit_account.startswith(_REVENUE) - draft.debit_account.startswith(_REVENUE)
+        sums[draft.tenant_id, month_of(draft.at_ms)] += sign * draft.amount_nanousd
+    rows = [
+        {"tenant_id": tenant_id, "month": month, "amount_nanousd": amount}
+        for (tenant_id, month), amount in sorted(sums.items())
+        if amount
+    ]
+    if rows:
+        insert = _INSERT[conn.dialect.name](monthly_spend)
+        total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
+        upsert = insert.on_conflict_do_update(
+            index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
+        )
+        conn.execute(upsert, rows)
+
+
+def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
+    query = sa.select(tenants.c.tenant_id, tenants.c.name)
+    return {
+        row.tenant_id: row.name
+        for row in conn.execute(query.where(tenants.c.tenant_id.in_(tenant_ids)))
+    }
+
+
+def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
+    """Which month's statement an entry is on: its own month's, but after all that are issued."""
+    of = statements.c
+    query = sa.select(of.tenant_id, sa.func.max(of.period).label("period"))
+    query = query.where(of.tenant_id.in_(tenant_ids)).group_by(of.tenant_id)
+    first_open = {row.tenant_id: next_month(row.period) for row in conn.execute(query)}
+
+    def period_of(draft: Draft) -> str:
+        return max(month_of(draft.at_ms), first_open.get(draft.tenant_id, ""))
+
+    return period_of
+
+
+def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
+    """Add entries to the sums of their hours."""
+    sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(
+        lambda: dict.fromkeys(_ROLLUP_SUMS, 0)
+    )
+    for receipt, draft in posted:
+        key = (
+            draft.tenant_id,
+            draft.at_ms - draft.at_ms % _HOUR_MS,
+            draft.kind,
+            receipt["key_id"] or "",
+            receipt["model"] or "",
+            receipt["adapter_digest"] or "",
+        )
+        for name, value in rollup_values(receipt, draft.parts).items():
+            sums[key][name] += value
+    insert = _INSERT[conn.dialect.name](usage_rollups)
+    upsert = insert.on_conflict_do_update(
+        index_elements=list(_ROLLUP_KEY),
+        set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
+    )
+    # In one order, so that posters never wait for one another in a circle.
+    rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
+    conn.execute(upsert, rows)
+
+
+def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
+    """What one entry adds to the sums."""
+    kept_mb_s = 0
+    if receipt["kind"] in KEPT_KINDS:
+        size_bytes, duration_ms = receipt["size_bytes"], receipt["duration_ms"]
+        assert isinstance(size_bytes, int)
+        assert isinstance(duration_ms, int)
+        kept_mb_s = size_bytes * duration_ms // _MB_S
+    return {
+        "num_entries": 1,
+        "num_failed_requests": int(bool(receipt["is_failed"])),
+        "prompt_tokens": int(receipt["prompt_tokens"] or 0),
+        "cached_tokens": int(receipt["cached_tokens"] or 0),
+        "completion_tokens": int(receipt["completion_tokens"] or 0),
+        "kept_mb_s": kept_mb_s,
+        "cached_amount_nanousd": parts.cached,
+        "completion_amount_nanousd": parts.completion,
+        "amount_nanousd": int(receipt["amount_nanousd"] or 0),
+    }

@@ -1,0 +1,89 @@
+"""What an export can be: five formats, one way to write them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, get_args
+
+from server.billing.exports import cloud_events, csv_rows, focus, json_lines
+from server.billing.receipts.receipt import Receipt
+
+ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
+FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
+
+
+class FormatUnavailable(Exception):
+    """A format whose library is not installed. extra: of this package, that brings it."""
+
+    def __init__(self, format: str, extra: str) -> None:
+        self.format = format
+        self.extra = extra
+        super().__init__(
+            f"{format} needs a library that is not installed: pip install 'chorale-llm[{extra}]'."
+        )
+
+
+class Encoder(Protocol):
+    """One file: what `begin`, each `add` and `end` return, joined."""
+
+    def begin(self) -> bytes: ...
+
+    def add(self, receipts: Sequence[Receipt]) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A format of rows, each its own: a file of them can be cut and continued."""
+
+    header: bytes
+    encode: Callable[[Sequence[Receipt]], bytes]
+
+    def begin(self) -> bytes:
+        return self.header
+
+    def add(self, receipts: Sequence[Receipt]) -> bytes:
+        return self.encode(receipts)
+
+    def end(self) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatInfo:
+    """extension: of a file's name, without its first dot.   is_resumable: see `resuming`."""
+
+    media_type: str
+    extension: str
+    is_resumable: bool = True
+
+
+_CSV, _JSONL = "text/csv; charset=utf-8; header=present", "application/jsonl; charset=utf-8"
+
+INFO: dict[ExportFormat, FormatInfo] = {
+    "csv": FormatInfo(media_type=_CSV, extension="csv"),
+    "jsonl": FormatInfo(media_type=_JSONL, extension="jsonl"),
+    "parquet": FormatInfo(
+        media_type="application/vnd.apache.parquet", extension="parquet", is_resumable=False
+    ),
+    "focus": FormatInfo(media_type=_CSV, extension="focus.csv"),
+    "cloudevents": FormatInfo(media_type=_JSONL, extension="cloudevents.jsonl"),
+}
+
+
+def open_encoder(format: ExportFormat) -> Encoder:
+    """A new file of that format. Raises FormatUnavailable."""
+    if format == "csv":
+        return _Rows(csv_rows.header(), csv_rows.encode)
+    if format == "focus":
+        return _Rows(focus.header(), focus.encode)
+    if format == "jsonl":
+        return _Rows(b"", json_lines.encode)
+    if format == "cloudevents":
+        return _Rows(b"", cloud_events.encode)
+    try:
+        # Only when asked for: it is 60 MB of memory, half of what a gateway has without it.
+        from server.billing.exports.parquet import ParquetEncoder
+    except ImportError as error:
+        raise FormatUnavailable("parquet", "parquet") from error
+    return ParquetEncoder()

@@ -1,0 +1,115 @@
+"""Receipts of a time as a reader of many pages meets them: by tenant, in that tenant's order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.rows import Place, sealed_receipt, select_receipts
+from server.billing.tables import entries, ledger_head
+
+PAGE_SIZE = 500
+MAX_STEPS = 64
+"""Of one read, past tenants and stretches that have nothing in the time."""
+_MAX_MS = 2**62
+
+_entries = entries.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Entries of [start_ms, end_ms) up to a number. tenant_id None is every tenant."""
+
+    tenant_id: str | None
+    start_ms: int
+    end_ms: int
+    through: int
+
+    @classmethod
+    def clamped(cls, tenant_id: str | None, start_ms: int, end_ms: int, through: int) -> "Range":
+        """A caller's numbers may be larger than any column."""
+        start_ms, end_ms, through = (
+            min(max(given, 0), _MAX_MS) for given in (start_ms, end_ms, through)
+        )
+        return cls(tenant_id=tenant_id, start_ms=start_ms, end_ms=end_ms, through=through)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """receipts: may be none though more follow.   next: where to go on, None at the end."""
+
+    receipts: Sequence[Receipt]
+    next: Place | None
+
+
+def last_entry_id(conn: Connection, tenant_id: str | None) -> int:
+    """What has been posted by now: a bound that keeps the pages of one export together.
+
+    Of a tenant its own last one: what others do is nothing that it could count.
+    """
+    if tenant_id is None:
+        query = sa.select(ledger_head.c.last_entry_id).where(ledger_head.c.name == "ledger")
+    else:
+        query = sa.select(_entries.entry_id).where(_entries.tenant_id == tenant_id)
+        query = query.order_by(_entries.receipt_seq.desc()).limit(1)
+    return conn.scalar(query) or 0
+
+
+def place_of_entry(conn: Connection, tenant_id: str | None, entry_id: int) -> Place | None:
+    """Of an entry of that tenant, or of any; None where there is no such entry."""
+    query = sa.select(_entries.tenant_id, _entries.receipt_seq)
+    query = query.where(_entries.entry_id == min(max(entry_id, 0), _MAX_MS))
+    if tenant_id is not None:
+        query = query.where(_entries.tenant_id == tenant_id)
+    row = conn.execute(query).one_or_none()
+    return None if row is None else Place(row.tenant_id, row.receipt_seq)
+
+
+def read_page(conn: Connection, within: Range, place: Place, size: int = PAGE_SIZE) -> Page:
+    """What follows `place`, from at most `size` entries, in a short read."""
+    for _ in range(MAX_STEPS):
+        tenant_id = within.tenant_id or place.tenant_id
+        found = _next_seq(conn, replace(within, tenant_id=tenant_id), place.receipt_seq)
+        if found is not None:
+            receipts = _read(conn, within, Place(tenant_id, found - 1), size)
+            # A tenant's entries are numbered in its order: behind one that is too late all are.
+            if receipts:
+                return Page(receipts, Place(tenant_id, found - 1 + size))
+        if within.tenant_id is not None or (follower := _next_tenant(conn, place)) is None:
+            return Page((), None)
+        place = Place(follower)
+    return Page((), place)
+
+
+def _next_seq(conn: Connection, within: Range, after_seq: int) -> int | None:
+    """The tenant's first entry of the time behind that one; from the index of times alone."""
+    # The sum keeps both planners off the index of receipts, where they would walk all that is
+    # older than the time to find its first.
+    seq = _entries.receipt_seq + 0
+    query = sa.select(sa.func.min(seq)).where(*_in_time(within), seq > after_seq)
+    return conn.scalar(query.where(_entries.tenant_id == within.tenant_id))
+
+
+def _next_tenant(conn: Connection, place: Place) -> str | None:
+    query = sa.select(sa.func.min(_entries.tenant_id))
+    return conn.scalar(query.where(_entries.tenant_id > place.tenant_id))
+
+
+def _read(conn: Connection, within: Range, place: Place, size: int) -> list[Receipt]:
+    seq = _entries.receipt_seq
+    query = select_receipts().where(
+        _entries.tenant_id == place.tenant_id,
+        seq > place.receipt_seq,
+        # A stretch of the chain, not a number of hits: what does not belong is no long read either.
+        seq <= place.receipt_seq + size,
+        _entries.entry_id <= within.through,
+        *_in_time(within),
+    )
+    rows = conn.execute(query.order_by(seq)).mappings()
+    return [sealed_receipt(dict(row)) for row in rows]
+
+
+def _in_time(within: Range) -> tuple[sa.ColumnElement[bool], ...]:
+    return _entries.at_ms >= within.start_ms, _entries.at_ms < within.end_ms

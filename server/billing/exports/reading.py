@@ -1,0 +1,188 @@
+"""An export read back, whatever its format, a row at a time and without a database."""
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from server.billing.exports import focus
+from server.billing.exports.checked import check_header, check_receipt, receipt_of_cells
+from server.billing.exports.cloud_events import cloud_event
+from server.billing.exports.formats import FormatUnavailable
+from server.billing.receipts.receipt import Receipt
+
+MAX_LINE_BYTES = 1 << 20
+"""Hundreds of times a receipt: what is longer is no export."""
+
+_PARQUET = b"PAR1"
+
+
+class ExportUnreadable(Exception):
+    """A file that is no export, or has been changed. line: from 1; of Parquet the row."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        self.line = line
+        self.reason = reason
+        super().__init__(f"Line {line} cannot be read: {reason}.")
+
+
+def read_export(source: Path | BinaryIO) -> Iterator[Receipt]:
+    """Its receipts in the order of the file, the format told from its first bytes.
+
+    They have the fields and types of receipts; whether they are true is for who checks them. Of
+    CloudEvents and FOCUS all that is beside the receipt is what its receipt makes it. A file that
+    is handed in stays open; Parquet needs one that can seek.
+    Raises ExportUnreadable, FormatUnavailable, OSError.
+    """
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            yield from _read(file)
+    else:
+        yield from _read(source)
+
+
+def _read(file: BinaryIO) -> Iterator[Receipt]:
+    head = file.read(len(_PARQUET))
+    if head == _PARQUET:
+        file.seek(0)
+        yield from _read_parquet(file)
+        return
+    lines = _Lines(file, head)
+    if head.startswith(b"{"):
+        yield from _read_json(lines)
+    elif head:
+        yield from _read_csv(lines)
+
+
+class _Lines:
+    """Texts of lines with their ends, counted. number: of the last one given.
+
+    head: what was read of the first one. Raises ExportUnreadable.
+    """
+
+    def __init__(self, file: BinaryIO, head: bytes) -> None:
+        self._file = file
+        self._head = head
+        self.number = 0
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        is_ended = self._head.endswith(b"\n")
+        line = self._head + (b"" if is_ended else self._file.readline(MAX_LINE_BYTES + 1))
+        self._head = b""
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise ExportUnreadable(self.number, f"it has more than {MAX_LINE_BYTES} bytes")
+        try:
+            return line.decode()
+        except UnicodeDecodeError as error:
+            raise ExportUnreadable(self.number, f"it is no UTF-8, {error}") from error
+
+
+def _read_json(lines: _Lines) -> Iterator[Receipt]:
+    for text in lines:
+        with _named(lines.number):
+            value = json.loads(text, object_pairs_hook=_unique)
+            receipt = _receipt_of_event(value) if "specversion" in value else check_receipt(value)
+        yield receipt
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise ValueError("a name is there twice")
+    return values
+
+
+def _receipt_of_event(event: dict[str, Any]) -> Receipt:
+    receipt = check_receipt(event.get("data"))
+    expected = cloud_event(receipt)
+    for name in {*event, *expected} - {"data"}:
+        if event.get(name) != expected.get(name):
+            raise ValueError(f"{name} is {event.get(name)!r:.80}, not {expected.get(name)!r:.80}")
+    return receipt
+
+
+def _read_csv(lines: _Lines) -> Iterator[Receipt]:
+    rows = _csv_rows(lines)
+    _, names = next(rows, (1, []))
+    if tuple(names) == focus.COLUMNS:
+        yield from _read_focus(rows)
+        return
+    with _named(1):
+        check_header(names)
+    for line, cells in rows:
+        with _named(line):
+            receipt = receipt_of_cells(names, cells)
+        yield receipt
+
+
+@contextmanager
+def _named(line: int) -> Iterator[None]:
+    """ExportUnreadable of that line for what is wrong with a receipt or with a number."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise ExportUnreadable(line, str(error)) from error
+
+
+def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the line where each begins: a text may hold newlines."""
+    line = 1
+    try:
+        for cells in csv.reader(lines, strict=True):
+            yield line, cells
+            line = lines.number + 1
+    except csv.Error as error:
+        raise ExportUnreadable(line, str(error)) from error
+
+
+def _read_focus(rows: Iterator[tuple[int, list[str]]]) -> Iterator[Receipt]:
+    """Receipts, once all their rows are what they should be."""
+    for line, cells in rows:
+        with _named(line):
+            receipt = _receipt_of_focus(cells)
+            first, *others = focus.focus_cells(receipt) or [[]]
+            _compare(cells, first)
+        for wanted in others:
+            line, cells = next(rows, (line + 1, []))
+            with _named(line):
+                _compare(cells, wanted)
+        yield receipt
+
+
+def _receipt_of_focus(cells: Sequence[str]) -> Receipt:
+    text = cells[-1] if len(cells) == len(focus.COLUMNS) else ""
+    if not text:
+        raise ValueError("it belongs to no receipt before it")
+    return check_receipt(json.loads(text, object_pairs_hook=_unique))
+
+
+def _compare(cells: Sequence[str], expected: Sequence[str]) -> None:
+    if len(cells) != len(expected):
+        raise ValueError(f"it has {len(cells)} cells, where the receipt makes {len(expected)}")
+    for name, found, wanted in zip(focus.COLUMNS, cells, expected, strict=True):
+        if found != wanted:
+            raise ValueError(f"{name} is {found!r:.80}, the receipt makes it {wanted!r:.80}")
+
+
+def _read_parquet(file: BinaryIO) -> Iterator[Receipt]:
+    try:
+        from pyarrow import ArrowException
+
+        from server.billing.exports import parquet
+    except ImportError as error:
+        raise FormatUnavailable("parquet", "parquet") from error
+    row = 1
+    try:
+        for values in parquet.read(file):
+            yield check_receipt(values)
+            row += 1
+    except (ValueError, OSError, ArrowException) as error:
+        raise ExportUnreadable(row, str(error)) from error

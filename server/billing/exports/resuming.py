@@ -1,0 +1,67 @@
+"""Where a file that broke off goes on: behind its last entry that came whole."""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from server.billing.exports import csv_rows, focus
+from server.billing.exports.formats import INFO, ExportFormat
+
+_HEADERS = {"csv": csv_rows.header(), "focus": focus.header()}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """size_bytes: of the file, up to the end of an entry.   entry_id: that one's.
+
+    None: nothing came whole that could be continued, and the export begins again.
+    """
+
+    size_bytes: int = 0
+    entry_id: int | None = None
+
+
+def whole_part(file: BinaryIO, format: ExportFormat) -> Whole:
+    """How much of a file can stay, whatever was cut off.
+
+    Of FOCUS the last entry goes: more rows of it may have been to come. A file that is none of ours
+    is not continued.
+    """
+    if not INFO[format].is_resumable:
+        return Whole()
+    whole, row = Whole(), Whole()
+    try:
+        for size_bytes, line in _rows(file, format):
+            found = Whole(size_bytes, _entry_id(line, format))
+            if format != "focus" or found.entry_id != row.entry_id:
+                whole = row
+            row = found
+    except (ValueError, LookupError, TypeError, csv.Error):
+        return Whole()
+    return whole if format == "focus" else row
+
+
+def _rows(file: BinaryIO, format: ExportFormat) -> Iterator[tuple[int, bytes]]:
+    """Each row behind the header, and how long the file is with it."""
+    header = _HEADERS.get(format, b"")
+    if file.read(len(header)) != header:
+        return
+    size_bytes, row = len(header), b""
+    for line in file:
+        row += line
+        # A text with newlines is in quotes, and a quote in it is doubled: they come in pairs.
+        if line.endswith(b"\n") and (not header or row.count(b'"') % 2 == 0):
+            size_bytes += len(row)
+            yield size_bytes, row
+            row = b""
+
+
+def _entry_id(row: bytes, format: ExportFormat) -> int:
+    if format == "jsonl":
+        return int(json.loads(row)["entry_id"])
+    if format == "cloudevents":
+        return int(json.loads(row)["id"])
+    [cells] = csv.reader([row.decode()], strict=True)
+    return int(cells[0] if format == "csv" else cells[focus.COLUMNS.index("x_EntryId")])

@@ -1,0 +1,228 @@
+"""Scheduled exports: what a chain of receipts got since the last object goes into the next one.
+
+`exports/{tenant_id}/{format}/{first_seq}-{last_seq}.{extension}`: in posting order, so that nothing
+comes late, nothing is in two objects and none is missing.
+"""
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from registry.errors import StorageError
+from registry.storage import Storage
+from server.billing.exports.formats import (
+    INFO,
+    Encoder,
+    ExportFormat,
+    FormatUnavailable,
+    open_encoder,
+)
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.rows import sealed_receipt, select_receipts
+from server.billing.tables import entries, scheduled_exports, tenant_accounts
+from server.database import clock
+from server.database.database import Database
+
+INTERVAL_S = {"hour": 3600, "day": 86_400}
+TURN_S = 10.0
+"""From one look for what is due to the next."""
+ROWS_PER_OBJECT = 100_000
+PAGE_SIZE = 500
+MAX_DUE = 1000
+"""Schedules of one turn; those that failed longest ago come first."""
+
+_MAX_ERROR = 500
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_columns = scheduled_exports.c
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One row of `scheduled_exports`. error: of the last try, until one succeeds."""
+
+    tenant_id: str
+    format: ExportFormat
+    interval_s: int
+    exported_seq: int
+    next_at_ms: int
+    created_at_ms: int
+    error: str | None
+
+
+def prefix_of(schedule: Schedule) -> str:
+    return f"exports/{schedule.tenant_id}/{schedule.format}/"
+
+
+def list_of(conn: Connection, tenant_id: str) -> list[Schedule]:
+    query = sa.select(scheduled_exports).where(_columns.tenant_id == tenant_id)
+    rows = conn.execute(query.order_by(_columns.format)).mappings()
+    return [Schedule(**row) for row in rows]
+
+
+def list_due(conn: Connection, now_ms: int) -> list[Schedule]:
+    query = sa.select(scheduled_exports).where(_columns.next_at_ms <= now_ms)
+    query = query.order_by(_columns.next_at_ms, _columns.tenant_id, _columns.format).limit(MAX_DUE)
+    return [Schedule(**row) for row in conn.execute(query).mappings()]
+
+
+def put_schedule(
+    conn: Connection,
+    tenant_id: str,
+    format: ExportFormat,
+    interval_s: int,
+    now_ms: int,
+    *,
+    actor: str = "operator",
+) -> Schedule:
+    """Due at once. One that is there changes its interval only."""
+    values = {
+        "tenant_id": tenant_id,
+        "format": format,
+        "interval_s": interval_s,
+        "exported_seq": 0,
+        "next_at_ms": now_ms,
+        "created_at_ms": now_ms,
+    }
+    upsert = _INSERT[conn.dialect.name](scheduled_exports).values(**values)
+    upsert = upsert.on_conflict_do_update(
+        index_elements=["tenant_id", "format"],
+        set_={"interval_s": interval_s, "next_at_ms": now_ms},
+    )
+    conn.execute(upsert)
+    _audit(conn, "export.schedule", tenant_id, f"{format}, each {interval_s} s", now_ms, actor)
+    return next(found for found in list_of(conn, tenant_id) if found.format == format)
+
+
+def delete_schedule(
+    conn: Connection,
+    tenant_id: str,
+    format: ExportFormat,
+    now_ms: int,
+    *,
+    actor: str = "operator",
+) -> None:
+    """Again is fine."""
+    if conn.execute(sa.delete(scheduled_exports).where(*_is(tenant_id, format))).rowcount:
+        _audit(conn, "export.unschedule", tenant_id, format, now_ms, actor)
+
+
+class ScheduledExports:
+    """Writes what is due. work_dir: where an object lies until it is whole."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        work_dir: Path,
+        *,
+        now_ms: Callable[[], int] = clock.now_ms,
+        rows_per_object: int = ROWS_PER_OBJECT,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._work_dir = work_dir
+        self._now_ms = now_ms
+        self._rows_per_object = rows_per_object
+
+    async def turn(self) -> None:
+        """Bring every schedule that is due up to date; what fails is noted, and due again.
+
+        Raises LedgerUnavailable.
+        """
+        now_ms = self._now_ms()
+        for schedule in await self._database.read(partial(list_due, now_ms=now_ms)):
+            try:
+                await self._bring_up_to_date(schedule)
+            except (StorageError, FormatUnavailable, OSError) as error:
+                await self._update(schedule, error=str(error)[:_MAX_ERROR])
+            else:
+                interval_ms = schedule.interval_s * 1000
+                next_at_ms = (now_ms // interval_ms + 1) * interval_ms
+                await self._update(schedule, next_at_ms=next_at_ms, error=None)
+
+    async def _bring_up_to_date(self, schedule: Schedule) -> None:
+        """As far as the chain goes now: what is posted meanwhile is for the next time."""
+        tenant_id, seq = schedule.tenant_id, schedule.exported_seq
+        through = await self._database.read(partial(_last_seq, tenant_id=tenant_id))
+        while seq < through:
+            # A process that was killed left an object of which the row knows nothing. It stays as
+            # it is: whoever reads the store may have it already.
+            last = await asyncio.to_thread(self._find_written, schedule, seq + 1)
+            if last is None:
+                last = min(seq + self._rows_per_object, through)
+                await self._write_object(schedule, seq + 1, last)
+            # The object is there before the row says so.
+            await self._update(schedule, exported_seq=last)
+            seq = last
+
+    def _find_written(self, schedule: Schedule, first: int) -> int | None:
+        """The last receipt of the object that begins with `first`."""
+        start = f"{prefix_of(schedule)}{first:012d}-"
+        for found in self._storage.list(start):
+            if match := re.match(r"[0-9]{12}", found.key.removeprefix(start)):
+                return int(match[0])
+        return None
+
+    async def _write_object(self, schedule: Schedule, first: int, last: int) -> None:
+        """The receipts first to last, which are there: a chain has no gaps."""
+        key = f"{prefix_of(schedule)}{first:012d}-{last:012d}.{INFO[schedule.format].extension}"
+        encoder = await asyncio.to_thread(open_encoder, schedule.format)
+        with tempfile.NamedTemporaryFile(dir=self._work_dir, prefix="export-") as file:
+            await asyncio.to_thread(file.write, encoder.begin())
+            for seq in range(first, last + 1, PAGE_SIZE):
+                to = min(seq + PAGE_SIZE - 1, last)
+                page = await self._database.read(
+                    partial(_read, tenant_id=schedule.tenant_id, first=seq, last=to)
+                )
+                assert len(page) == to - seq + 1, "a gap in a chain of receipts"
+                await asyncio.to_thread(_add, encoder, page, file)
+            await asyncio.to_thread(file.write, encoder.end())
+            file.flush()
+            await asyncio.to_thread(self._storage.put, key, Path(file.name))
+
+    async def _update(self, schedule: Schedule, **values: Any) -> None:
+        query = sa.update(scheduled_exports).where(*_is(schedule.tenant_id, schedule.format))
+        await self._database.write(lambda conn: conn.execute(query.values(**values)))
+
+
+def _last_seq(conn: Connection, tenant_id: str) -> int:
+    query = sa.select(tenant_accounts.c.receipt_seq)
+    return conn.scalar(query.where(tenant_accounts.c.tenant_id == tenant_id)) or 0
+
+
+def _read(conn: Connection, tenant_id: str, first: int, last: int) -> list[Receipt]:
+    seq = entries.c.receipt_seq
+    query = select_receipts().where(entries.c.tenant_id == tenant_id, seq.between(first, last))
+    return [sealed_receipt(dict(row)) for row in conn.execute(query.order_by(seq)).mappings()]
+
+
+def _add(encoder: Encoder, page: Sequence[Receipt], file: IO[bytes]) -> None:
+    file.write(encoder.add(page))
+
+
+def _is(tenant_id: str, format: ExportFormat) -> tuple[sa.ColumnElement[bool], ...]:
+    return _columns.tenant_id == tenant_id, _columns.format == format
+
+
+def _audit(
+    conn: Connection, action: str, tenant_id: str, detail: str, now_ms: int, actor: str
+) -> None:
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=action,
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=detail,
+    )

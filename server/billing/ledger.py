@@ -1,0 +1,388 @@
+"""The ledger: engines' end records become usage events, entries and receipts.
+
+All of a group in one transaction: the events, their entries, the end of their holds, and how far
+the engine's journal is settled.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from engine.messages import CANARY
+from engine.records import EndRecord, ResidencyRecord
+from server.billing.entries import Draft, lock_ledger, post_entries
+from server.billing.holds import Hold, lock_holds, note_failed, resolve
+from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_our_failure, rated_amounts
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.signing import Signer
+from server.billing.storage_stretches import drafts_of, insert_events, residency_stretches
+from server.billing.tables import (
+    entries,
+    incidents,
+    journal_positions,
+    price_versions,
+    usage_events,
+)
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostResult:
+    """posted: new usage events.   replayed: records that were posted before.
+
+    settled_seq: the engine's journal is in the ledger up to here.
+    """
+
+    posted: int
+    replayed: int
+    incidents: int
+    settled_seq: int
+
+
+def settled_seq(conn: Connection, engine_id: str) -> int:
+    """How far this engine's journal is posted; 0 before its first record."""
+    query = sa.select(journal_positions.c.settled_seq)
+    return conn.scalar(query.where(journal_positions.c.engine_id == engine_id)) or 0
+
+
+def post(
+    conn: Connection,
+    signer: Signer,
+    engine_id: str,
+    records: Sequence[EndRecord | ResidencyRecord],
+    now_ms: int,
+) -> PostResult:
+    """Post what a journal says in this one transaction: ends, oldest first, then residency.
+
+    The same records again change nothing. A record that does not fit its hold is posted all the
+    same, with an incident beside it: usage is never dropped.
+    """
+    # Before holds: whoever locks both does it in this order, so nobody waits in a circle.
+    lock_ledger(conn)
+    position = _lock_position(conn, engine_id, now_ms)
+    ends = [record for record in records if isinstance(record, EndRecord)]
+    stays = [record for record in records if isinstance(record, ResidencyRecord)]
+    fresh, incidents_found = _split_replays(conn, engine_id, ends)
+    by_id = lock_holds(conn, [record.request_id for record in fresh])
+    prices = _prices(conn, {hold.price_version for hold in by_id.values()})
+    drafts: list[Draft] = []
+    for record in fresh:
+        hold = by_id.get(record.request_id)
+        draft = _draft(engine_id, record, hold, prices.get(hold.price_version) if hold else None)
+        drafts.append(draft)
+        incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
+    kept = drafts_of(conn, residency_stretches(conn, engine_id, stays)) if stays else []
+    receipts = post_entries(conn, signer, [*drafts, *kept], now_ms)
+    _insert_events(conn, drafts, receipts[: len(drafts)], now_ms)
+    insert_events(conn, kept, receipts[len(drafts) :])
+    open_ids = [hold.request_id for hold in by_id.values() if hold.state == "open"]
+    resolved = resolve(conn, open_ids, "posted", now_ms)
+    assert resolved == len(open_ids), "a locked hold changed under its lock"
+    num_incidents = _record_new(conn, incidents_found, now_ms)
+    settled = max([position, *(record.seq for record in records)])
+    if settled > position:
+        _move_position(conn, engine_id, ends, settled, now_ms)
+    return PostResult(
+        posted=len(fresh),
+        replayed=len(ends) - len(fresh),
+        incidents=num_incidents,
+        settled_seq=settled,
+    )
+
+
+def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) -> Receipt | None:
+    """The gateway answers this request with an error of ours: it costs nothing, whatever ran.
+
+    What is charged for it already is reversed by an entry of its own; that one's receipt.
+    """
+    lock_ledger(conn)
+    hold = note_failed(conn, request_id, now_ms)
+    if hold is None or hold.state != "posted":
+        return None
+    query = sa.select(usage_events.c.event_id).where(usage_events.c.request_id == request_id)
+    return reverse(
+        conn, signer, conn.execute(query).scalar_one(), memo="answered with an error", now_ms=now_ms
+    )
+
+
+def reverse(
+    conn: Connection,
+    signer: Signer,
+    entry_id: int,
+    *,
+    memo: str | None,
+    now_ms: int,
+    idempotency_key: str | None = None,
+) -> Receipt | None:
+    """Undo an entry by its opposite, once; None if that was done before, or nothing was charged.
+
+    It is of the time that it corrects, on the statement of then, or the first one that is open.
+    """
+    row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
+    query = sa.select(entries.c.entry_id).where(entries.c.reverses_entry_id == entry_id)
+    if row.amount_nanousd == 0 or conn.scalar(query) is not None:
+        return None
+    draft = Draft(
+        kind="correction",
+        tenant_id=row.tenant_id,
+        debit_account=row.credit_account,
+        credit_account=row.debit_account,
+        amount_nanousd=row.amount_nanousd,
+        at_ms=row.at_ms,
+        reverses_entry_id=entry_id,
+        memo=memo,
+        idempotency_key=idempotency_key,
+    )
+    return post_entries(conn, signer, [draft], now_ms)[0]
+
+
+def adopt_events(conn: Connection, signer: Signer, now_ms: int, limit: int = 1000) -> int:
+    """Give events from before there were entries their entries, oldest first; how many it did.
+
+    They get new numbers, after all that there are: an event has its entry's.
+    """
+    first = sa.select(sa.func.min(entries.c.entry_id)).scalar_subquery()
+    query = sa.select(usage_events).order_by(usage_events.c.event_id).limit(limit)
+    query = query.where(sa.or_(first.is_(None), usage_events.c.event_id < first))
+    rows = list(conn.execute(query).mappings())
+    prices = _prices(conn, {row["price_version"] for row in rows})
+    drafts = [_charge(dict(row), prices.get(row["price_version"])) for row in rows]
+    receipts = post_entries(conn, signer, drafts, now_ms)
+    for row, receipt in zip(rows, receipts, strict=True):
+        update = sa.update(usage_events).where(usage_events.c.event_id == row["event_id"])
+        conn.execute(update.values(event_id=receipt["entry_id"]))
+    return len(rows)
+
+
+def record_incident(
+    conn: Connection,
+    *,
+    at_ms: int,
+    kind: str,
+    detail: str,
+    engine_id: str | None = None,
+    request_id: str | None = None,
+) -> None:
+    """One thing that should not have happened, in the transaction that found it."""
+    conn.execute(
+        sa.insert(incidents).values(
+            at_ms=at_ms, kind=kind, engine_id=engine_id, request_id=request_id, detail=detail
+        )
+    )
+
+
+def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
+    """This engine's position, locked: a second settler waits here and then sees our events."""
+    query = sa.select(journal_positions.c.settled_seq).where(
+        journal_positions.c.engine_id == engine_id
+    )
+    position = conn.scalar(query.with_for_update())
+    if position is not None:
+        return position
+    values = {"engine_id": engine_id, "settled_seq": 0, "updated_at_ms": now_ms}
+    insert = _INSERT[conn.dialect.name]
+    conn.execute(insert(journal_positions).values(**values).on_conflict_do_nothing())
+    position = conn.scalar(query.with_for_update())
+    assert position is not None
+    return position
+
+
+def _move_position(
+    conn: Connection, engine_id: str, ends: Sequence[EndRecord], settled: int, now_ms: int
+) -> None:
+    totals = {}
+    if ends:
+        totals = {
+            "num_ends": ends[-1].number,
+            "prompt_tokens": ends[-1].total_prompt_tokens,
+            "cached_tokens": ends[-1].total_cached_tokens,
+            "completion_tokens": ends[-1].total_completion_tokens,
+        }
+    query = sa.update(journal_positions).where(journal_positions.c.engine_id == engine_id)
+    conn.execute(query.values(settled_seq=settled, updated_at_ms=now_ms, **totals))
+
+
+def _split_replays(
+    conn: Connection, engine_id: str, records: Sequence[EndRecord]
+) -> tuple[list[EndRecord], list[dict[str, Any]]]:
+    """The records not posted yet, and an incident for each that contradicts a posted one."""
+    posted = usage_events.c
+    query = sa.select(posted.engine_id, posted.journal_seq, posted.request_id)
+    seqs, ids = [r.seq for r in records], [r.request_id for r in records]
+    rows = conn.execute(query.where(posted.engine_id == engine_id, posted.journal_seq.in_(seqs)))
+    by_seq = {row.journal_seq: row.request_id for row in rows}
+    rows = conn.execute(query.where(posted.request_id.in_(ids)))
+    by_request = {row.request_id: (row.engine_id, row.journal_seq) for row in rows}
+    fresh: list[EndRecord] = []
+    found: list[dict[str, Any]] = []
+    for record in records:
+        place = (engine_id, record.seq)
+        if by_seq.get(record.seq, record.request_id) != record.request_id:
+            found.append(_incident("journal_conflict", engine_id, record, by_seq[record.seq]))
+        elif by_request.get(record.request_id, place) != place:
+            found.append(_incident("ended_twice", engine_id, record, by_request[record.request_id]))
+        elif record.seq not in by_seq:
+            by_seq[record.seq] = record.request_id
+            by_request[record.request_id] = place
+            fresh.append(record)
+    return fresh, found
+
+
+def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
+    query = sa.select(price_versions).where(price_versions.c.price_version.in_(versions))
+    return {
+        row.price_version: TokenPrices(
+            prompt_nanousd=row.prompt_nanousd,
+            cached_nanousd=row.cached_nanousd,
+            completion_nanousd=row.completion_nanousd,
+        )
+        for row in conn.execute(query)
+    }
+
+
+def _draft(
+    engine_id: str, record: EndRecord, hold: Hold | None, price: TokenPrices | None
+) -> Draft:
+    """The charge for one record: who and what was asked from the hold, what ran from the record."""
+    event = {
+        "engine_id": engine_id,
+        "journal_seq": record.seq,
+        "number": record.number,
+        "request_id": record.request_id,
+        "tenant_id": hold.tenant_id if hold else record.tenant_id,
+        "key_id": hold.key_id if hold else None,
+        "model": hold.model if hold else None,
+        "adapter_id": hold.adapter_id if hold else None,
+        "adapter_version": hold.adapter_version if hold else None,
+        "adapter_digest": record.adapter_digest,
+        "base_revision": record.base_revision,
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.num_cached_tokens,
+        "completion_tokens": record.num_completion_tokens,
+        "finish_reason": record.finish_reason,
+        "stop_cause": record.stop_cause,
+        "is_failed": bool(hold and hold.failed_at_ms is not None)
+        or is_our_failure(record.finish_reason, record.stop_cause, record.num_completion_tokens),
+        "output_sha256": record.output_sha256,
+        "price_version": hold.price_version if hold else None,
+        "hold_nanousd": hold.amount_nanousd if hold else None,
+        "started_at_ms": _ms(record.started_at),
+        "first_token_at_ms": None if record.first_token_at is None else _ms(record.first_token_at),
+        "ended_at_ms": _ms(record.at),
+    }
+    return _charge(event, price)
+
+
+def _charge(event: dict[str, Any], price: TokenPrices | None) -> Draft:
+    """event: columns of usage_events."""
+    parts, unit_prices = FREE, {}
+    if price is not None:
+        parts = rate(event, price)
+        unit_prices = {
+            "prompt_nanousd": price.prompt_nanousd,
+            "cached_nanousd": price.cached_nanousd,
+            "completion_nanousd": price.completion_nanousd,
+        }
+    return Draft.charge(
+        "usage",
+        event["tenant_id"],
+        parts.total,
+        at_ms=event["ended_at_ms"],
+        price_version=event["price_version"],
+        event=event | unit_prices,
+        parts=parts,
+    )
+
+
+def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
+    """The amounts of a usage event (or of its receipt) under a price."""
+    return rated_amounts(
+        event["finish_reason"],
+        event["stop_cause"],
+        event["prompt_tokens"],
+        event["cached_tokens"],
+        event["completion_tokens"],
+        price,
+        is_failed=event["is_failed"],
+    )
+
+
+def _insert_events(
+    conn: Connection, drafts: list[Draft], receipts: list[Receipt], now_ms: int
+) -> None:
+    if not drafts:
+        return
+    names = [column.name for column in usage_events.c]
+    rows = []
+    for draft, receipt in zip(drafts, receipts, strict=True):
+        known = dict(draft.event) | {
+            "event_id": receipt["entry_id"],
+            "amount_nanousd": draft.amount_nanousd,
+            "posted_at_ms": now_ms,
+        }
+        rows.append({name: known[name] for name in names})
+    conn.execute(sa.insert(usage_events), rows)
+
+
+def _doubts(
+    engine_id: str, record: EndRecord, hold: Hold | None, amount: int
+) -> list[dict[str, Any]]:
+    """What does not fit between a record and its hold."""
+    if hold is None and record.tenant_id == CANARY:
+        return []
+    if hold is None:
+        return [_incident("end_without_hold", engine_id, record, record.tenant_id)]
+    pairs = {
+        "hold_voided": (hold.state, "open"),
+        "engine_differs": (hold.engine_id, engine_id),
+        "tenant_differs": (hold.tenant_id, record.tenant_id),
+        "adapter_differs": (hold.adapter_digest, record.adapter_digest),
+    }
+    found = [
+        _incident(kind, engine_id, record, pair)
+        for kind, pair in pairs.items()
+        if pair[0] != pair[1]
+    ]
+    if not _adds_up(record):
+        found.append(_incident("counts_differ", engine_id, record, record.num_cached_tokens))
+    if amount > hold.amount_nanousd:
+        pair = (hold.amount_nanousd, amount)
+        found.append(_incident("amount_over_hold", engine_id, record, pair))
+    return found
+
+
+def _adds_up(record: EndRecord) -> bool:
+    """Whether the counts can be priced; if not, a person has to look and nobody is charged."""
+    return (
+        0 <= record.num_cached_tokens <= record.num_prompt_tokens
+        and record.num_completion_tokens >= 0
+    )
+
+
+def _incident(kind: str, engine_id: str, record: EndRecord, detail: object) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "engine_id": engine_id,
+        "request_id": record.request_id,
+        "detail": f"journal seq {record.seq}: {detail}",
+    }
+
+
+def _record_new(conn: Connection, found: list[dict[str, Any]], now_ms: int) -> int:
+    """Write the incidents that are not known yet, for a replay changes nothing; how many."""
+    count = 0
+    for incident in found:
+        same = [incidents.c[name] == incident[name] for name in ("kind", "engine_id", "request_id")]
+        if conn.scalar(sa.select(incidents.c.incident_id).where(*same).limit(1)) is None:
+            record_incident(conn, at_ms=now_ms, **incident)
+            count += 1
+    return count
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,50 @@
+"""Whether the ledger can be written: found out by writing."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from server.database.clock import now_ms
+from server.database.database import Database, DatabaseError
+from server.database.tables import leases
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_FRESH_S = 1.0
+"""Anybody may ask, without a key: one durable write a second, however many do."""
+
+
+class LedgerProbe:
+    """A transaction that changes nothing succeeds on a full disk; this one changes a row."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._asked_at = -_FRESH_S
+        self._is_writable = False
+
+    async def is_writable(self) -> bool:
+        """As it was at most a second ago."""
+        async with self._asking:
+            if self._clock() >= self._asked_at + _FRESH_S:
+                self._is_writable = await self._write()
+                self._asked_at = self._clock()
+            return self._is_writable
+
+    async def _write(self) -> bool:
+        try:
+            await self._database.write(_touch)
+        except DatabaseError:
+            return False
+        return True
+
+
+def _touch(conn: Connection) -> None:
+    values = {"name": "probe", "holder": "", "expires_at_ms": now_ms()}
+    insert = _INSERT[conn.dialect.name](leases).values(**values)
+    set_ = {"expires_at_ms": insert.excluded.expires_at_ms}
+    conn.execute(insert.on_conflict_do_update(index_elements=["name"], set_=set_))

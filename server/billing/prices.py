@@ -1,0 +1,229 @@
+"""The price books: immutable versions with effective dates. `server.billing.rating` multiplies.
+
+A version belongs to a scope: the default, a plan, a tenant or an adapter. Of the scopes that have a
+price at a time the narrowest one counts: the adapter's, else the tenant's, the plan's, the default.
+"""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.accounts.tables import tenants
+from server.billing.rating import Prices
+from server.billing.tables import price_versions
+
+Scope = Literal["adapter", "tenant", "plan", "default"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+"""The narrowest first."""
+
+_NEVER_MS = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price(Prices):
+    """One version, in effect until a later one of its scope is, or until `until_ms`.
+
+    scope_id: adapter_id, tenant_id or the plan's name; "" of the default, which has no until_ms.
+    """
+
+    price_version: int
+    scope: Scope = "default"
+    scope_id: str = ""
+    effective_at_ms: int
+    until_ms: int | None = None
+
+    def ends_by(self, at_ms: int) -> bool:
+        return self.until_ms is not None and self.until_ms <= at_ms
+
+
+DEFAULT_PRICES = Prices(
+    # $0.15 and $0.60 a million, half for a cached prompt: what small hosted models cost in public.
+    prompt_nanousd=150,
+    cached_nanousd=75,
+    completion_nanousd=600,
+    # $0.10 a GB-month. An adapter lies in the store and in an engine's disk cache: S3 Standard
+    # lists $0.023 a GB-month, a gp3 volume $0.08.
+    storage_nanousd=139_000,
+    # $0.04 a GB-hour. An H100 of 80 GB rents for $2.70 to $3.80 an hour: 3.4 to 4.7 cents a GB.
+    pinned_nanousd=40_000_000,
+)
+
+
+def price_for(
+    conn: Connection,
+    at_ms: int,
+    *,
+    tenant_id: str | None = None,
+    plan: str | None = None,
+    adapter_id: str | None = None,
+) -> Price:
+    """What applies then to a tenant that uses an adapter; without any, the default.
+
+    plan: the tenant's own where it is not named. Before the first price of all, it is that one.
+    """
+    asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": plan, "adapter_id": adapter_id}
+    newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
+    return _narrowest(conn, newest, at_ms)
+
+
+def price_with_end(conn: Connection, at_ms: int, *, tenant_id: str) -> tuple[Price, int]:
+    """`price_for` without an adapter, and the first moment when another price may apply."""
+    asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": None, "adapter_id": None}
+    newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
+    changes = [price.until_ms for price in newest if price.until_ms and price.until_ms > at_ms]
+    begins_ms = conn.scalar(_NEXT_BEGINNING, {"at_ms": at_ms})
+    return _narrowest(conn, newest, at_ms), min([*changes, begins_ms or _NEVER_MS])
+
+
+def prices_for(
+    conn: Connection, at_ms: int, *, tenant_id: str, adapter_ids: Collection[str]
+) -> dict[str, Price]:
+    """{adapter_id: what applies then}, for one tenant that uses all of them."""
+    general = price_for(conn, at_ms, tenant_id=tenant_id)
+    columns = price_versions.c
+    query = sa.select(price_versions).where(
+        columns.scope == "adapter",
+        columns.scope_id.in_(adapter_ids),
+        columns.effective_at_ms <= at_ms,
+    )
+    query = query.order_by(columns.effective_at_ms, columns.price_version)
+    newest = {row.scope_id: _price(row) for row in conn.execute(query)}
+    own = {adapter_id: price for adapter_id, price in newest.items() if not price.ends_by(at_ms)}
+    return {adapter_id: own.get(adapter_id, general) for adapter_id in adapter_ids}
+
+
+def add_price(
+    conn: Connection,
+    prices: Prices,
+    *,
+    effective_at_ms: int,
+    now_ms: int,
+    scope: Scope = "default",
+    scope_id: str = "",
+    until_ms: int | None = None,
+    actor: str = "operator",
+) -> Price:
+    """A new version, audited; the versions before it stay as they are."""
+    assert effective_at_ms >= now_ms, "a price of the past would change what has been billed"
+    assert until_ms is None or until_ms > effective_at_ms
+    row = conn.execute(
+        sa.insert(price_versions).values(
+            scope=scope,
+            scope_id=scope_id,
+            effective_at_ms=effective_at_ms,
+            until_ms=until_ms,
+            prompt_nanousd=prices.prompt_nanousd,
+            cached_nanousd=prices.cached_nanousd,
+            completion_nanousd=prices.completion_nanousd,
+            storage_nanousd=prices.storage_nanousd,
+            pinned_nanousd=prices.pinned_nanousd,
+            resident_nanousd=prices.resident_nanousd,
+            created_at_ms=now_ms,
+        )
+    )
+    assert row.inserted_primary_key is not None
+    price = get_price(conn, row.inserted_primary_key[0])
+    assert price is not None
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="price.add",
+        target=str(price.price_version),
+        tenant_id=scope_id if scope == "tenant" else None,
+        detail=" ".join(f"{name}={value}" for name, value in asdict(price).items()),
+    )
+    return price
+
+
+def ensure_price(conn: Connection, now_ms: int, prices: Prices = DEFAULT_PRICES) -> Price:
+    """The default price of now; on a new database, `prices` from now on."""
+    is_in_effect = (price_versions.c.scope == "default") & (
+        price_versions.c.effective_at_ms <= now_ms
+    )
+    if conn.execute(sa.select(price_versions.c.price_version).where(is_in_effect)).first():
+        return price_for(conn, now_ms)
+    return add_price(conn, prices, effective_at_ms=now_ms, now_ms=now_ms)
+
+
+def list_prices(
+    conn: Connection, limit: int, *, scope: Scope | None = None, scope_id: str | None = None
+) -> list[Price]:
+    """The newest versions first, also those that are not in effect yet; of some scope, or all."""
+    columns = price_versions.c
+    query = sa.select(price_versions)
+    if scope is not None:
+        query = query.where(columns.scope == scope)
+    if scope_id is not None:
+        query = query.where(columns.scope_id == scope_id)
+    query = query.order_by(columns.effective_at_ms.desc(), columns.price_version.desc())
+    return [_price(row) for row in conn.execute(query.limit(limit))]
+
+
+def get_price(conn: Connection, price_version: int) -> Price | None:
+    """The version of this number, None if there is none."""
+    query = sa.select(price_versions).where(price_versions.c.price_version == price_version)
+    row = conn.execute(query).first()
+    return _price(row) if row else None
+
+
+def get_prices(conn: Connection, numbers: Collection[int]) -> dict[int, Price]:
+    """Those of the versions that there are, by number."""
+    query = sa.select(price_versions).where(price_versions.c.price_version.in_(numbers))
+    return {row.price_version: _price(row) for row in conn.execute(query)}
+
+
+def _narrowest(conn: Connection, newest: list[Price], at_ms: int) -> Price:
+    """The one that applies, of the newest of each scope."""
+    in_effect = [price for price in newest if not price.ends_by(at_ms)]
+    return min(in_effect or [_first_price(conn)], key=lambda price: SCOPES.index(price.scope))
+
+
+def _first_price(conn: Connection) -> Price:
+    columns = price_versions.c
+    query = sa.select(price_versions).where(columns.scope == "default")
+    query = query.order_by(columns.effective_at_ms, columns.price_version).limit(1)
+    row = conn.execute(query).first()
+    assert row is not None, "there is no price: ensure_price was not called"
+    return _price(row)
+
+
+def _price(row: sa.Row[Any]) -> Price:
+    values = row._asdict()
+    del values["created_at_ms"]
+    return Price(**values)
+
+
+def _newest_of_each_scope() -> sa.CompoundSelect[Any]:
+    columns = price_versions.c
+    tenant_id = sa.bindparam("tenant_id", type_=sa.String)
+    of_tenant = sa.select(tenants.c.plan).where(tenants.c.tenant_id == tenant_id)
+    ids: dict[Scope, Any] = {
+        "adapter": sa.bindparam("adapter_id", type_=sa.String),
+        "tenant": tenant_id,
+        "plan": sa.func.coalesce(
+            sa.bindparam("plan", type_=sa.String), of_tenant.scalar_subquery()
+        ),
+        "default": "",
+    }
+    found = []
+    for scope, scope_id in ids.items():
+        query = sa.select(price_versions).where(
+            columns.scope == scope,
+            columns.scope_id == scope_id,
+            columns.effective_at_ms <= sa.bindparam("at_ms", type_=sa.BigInteger),
+        )
+        query = query.order_by(columns.effective_at_ms.desc(), columns.price_version.desc())
+        found.append(sa.select(query.limit(1).subquery()))
+    return sa.union_all(*found)
+
+
+# Made once: it is on the way of every request. Four looks into one index, however old the book.
+_NEWEST_OF_EACH_SCOPE = _newest_of_each_scope()
+_NEXT_BEGINNING = sa.select(sa.func.min(price_versions.c.effective_at_ms)).where(
+    price_versions.c.effective_at_ms > sa.bindparam("at_ms", type_=sa.BigInteger)
+)

@@ -1,0 +1,123 @@
+"""Receipts as they lie in the database: entries beside the event and the price each is made of.
+
+The same function makes a receipt when it is posted and when it is read again, from rows with the
+same names, so what is exported is what was signed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.billing.rating import format_usd
+from server.billing.receipts.receipt import Receipt, rfc3339, tenant_account
+from server.billing.tables import entries, kept_events, price_versions, usage_events
+
+_SAME = (
+    "entry_id", "kind", "tenant_id", "tenant_name", "debit_account", "credit_account",
+    "reverses_entry_id", "memo", "period", "price_version", "receipt_seq", "prev_sha256",
+    "signing_key",
+)  # fmt: skip
+_OF_USAGE = (
+    "request_id", "key_id", "model", "base_revision", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "finish_reason", "stop_cause", "is_failed", "output_sha256",
+    "hold_nanousd", "engine_id", "journal_seq",
+)  # fmt: skip
+_OF_KEPT = ("tier", "size_bytes", "slabs", "duration_ms")
+_OF_BOTH = ("adapter_id", "adapter_version", "adapter_digest")
+_TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
+KEPT_KINDS = ("storage", "pinned", "resident")
+
+NO_EVENT: Mapping[str, Any] = dict.fromkeys(
+    (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")
+)
+"""The columns of an event, as an entry without one has them."""
+
+PAGE_SIZE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a reader is: the last receipt that it has. Order is by tenant, then by seq."""
+
+    tenant_id: str = ""
+    receipt_seq: int = 0
+
+
+def receipt_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A receipt without its seal. row: as `select_receipts` names it; amount_nanousd unsigned.
+
+    Signed as its tenant sees it: what it is charged is positive.
+    """
+    kind = row["kind"]
+    is_charged = row["debit_account"] == tenant_account(row["tenant_id"])
+    amount = row["amount_nanousd"] if is_charged else -row["amount_nanousd"]
+    is_usage, is_kept = kind == "usage", kind in KEPT_KINDS
+    receipt = {name: row[name] for name in _SAME}
+    receipt |= {name: row[name] if is_usage else None for name in (*_OF_USAGE, *_TOKEN_PRICES)}
+    receipt |= {name: row[name] if is_kept else None for name in _OF_KEPT}
+    receipt |= {name: row[name] for name in _OF_BOTH}
+    receipt["kept_nanousd"] = row[f"{kind}_nanousd"] if is_kept else None
+    receipt["amount_nanousd"] = amount
+    receipt["amount_usd"] = format_usd(amount)
+    if (is_failed := receipt["is_failed"]) is not None:
+        receipt["is_failed"] = bool(is_failed)
+    for name in ("started_at", "first_token_at", "ended_at", "posted_at"):
+        receipt[name] = rfc3339(row[f"{name}_ms"])
+    return receipt
+
+
+def sealed_receipt(row: Mapping[str, Any]) -> Receipt:
+    return receipt_of(row) | {"sha256": row["sha256"], "signature": row["signature"]}
+
+
+def select_receipts() -> sa.Select[Any]:
+    """Every entry with what it is made of, by the names that `receipt_of` reads."""
+    usage, kept, price = usage_events.c, kept_events.c, price_versions.c
+    columns: list[sa.ColumnElement[Any]] = [
+        entries.c[name] for name in (*_SAME, "amount_nanousd", "sha256", "signature")
+    ]
+    columns += [entries.c.at_ms.label("ended_at_ms"), entries.c.posted_at_ms]
+    columns += [usage[name] for name in (*_OF_USAGE, "first_token_at_ms")]
+    columns += [kept[name] for name in _OF_KEPT]
+    both = (*_OF_BOTH, "started_at_ms")
+    columns += [sa.func.coalesce(usage[name], kept[name]).label(name) for name in both]
+    columns += [price[name] for name in _TOKEN_PRICES]
+    columns += [price[f"{kind}_nanousd"] for kind in KEPT_KINDS]
+    joined = entries.outerjoin(usage_events, usage.event_id == entries.c.entry_id)
+    joined = joined.outerjoin(kept_events, kept.event_id == entries.c.entry_id)
+    joined = joined.outerjoin(price_versions, price.price_version == entries.c.price_version)
+    return sa.select(*columns).select_from(joined)
+
+
+def after(query: sa.Select[Any], place: Place) -> sa.Select[Any]:
+    """What follows a place, in order."""
+    tenant_id, seq = entries.c.tenant_id, entries.c.receipt_seq
+    # Spelled out, not as a row value: the planners of both databases then use the index.
+    query = query.where(
+        tenant_id >= place.tenant_id,
+        sa.or_(tenant_id > place.tenant_id, seq > place.receipt_seq),
+    )
+    return query.order_by(tenant_id, seq)
+
+
+def read_receipts(
+    conn: Connection, query: sa.Select[Any], place: Place, limit: int = PAGE_SIZE
+) -> list[Receipt]:
+    """At most `limit` receipts after a place."""
+    rows = conn.execute(after(query, place).limit(limit)).mappings()
+    return [sealed_receipt(dict(row)) for row in rows]
+
+
+def place_of(receipt: Receipt) -> Place:
+    return Place(str(receipt["tenant_id"]), int(receipt["receipt_seq"] or 0))
+
+
+def iterate_receipts(conn: Connection, query: sa.Select[Any]) -> Iterator[Receipt]:
+    """All of them, a page at a time, on one connection: for a reader that nobody waits for."""
+    place = Place()
+    while page := read_receipts(conn, query, place):
+        yield from page
+        place = place_of(page[-1])

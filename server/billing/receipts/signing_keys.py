@@ -1,0 +1,40 @@
+"""The public keys of a ledger's receipts: today's, and those of before a key was changed."""
+
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from server.billing.receipts.signing import PublicKey
+from server.billing.tables import signing_keys
+
+MAX_KEYS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKey:
+    public: PublicKey
+    created_at_ms: int
+
+
+def record_key(conn: Connection, public: PublicKey, now_ms: int) -> None:
+    """Known from now on, so that what it signs can be checked; again is fine."""
+    query = sa.select(signing_keys.c.key_id).where(signing_keys.c.key_id == public.key_id)
+    if conn.scalar(query) is None:
+        values = {
+            "key_id": public.key_id,
+            "public_key": public.raw.hex(),
+            "created_at_ms": now_ms,
+        }
+        conn.execute(sa.insert(signing_keys).values(**values))
+
+
+def list_keys(conn: Connection) -> list[KnownKey]:
+    """The newest first."""
+    query = sa.select(signing_keys).order_by(
+        signing_keys.c.created_at_ms.desc(), signing_keys.c.key_id
+    )
+    return [
+        KnownKey(PublicKey(bytes.fromhex(row.public_key)), row.created_at_ms)
+        for row in conn.execute(query.limit(MAX_KEYS))
+    ]

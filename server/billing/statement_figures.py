@@ -1,0 +1,169 @@
+"""What a month of one tenant comes to: sums over its receipts, the same for the one who pays.
+
+No database: a statement is made of these figures, and whoever has the receipts makes them again.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from server.billing.receipts.receipt import Receipt
+
+SCHEMA = "chorale.statement/1"
+MAX_LINES = 5000
+"""Lines after these are one for each meter and price, without a model's or an adapter's name."""
+MAX_PAYMENTS = 1000
+"""Payments after these are in the totals only."""
+
+_TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+_MB_S = 10**6 * 1000
+"""Bytes times milliseconds."""
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+class LineKey(NamedTuple):
+    """unit_nanousd: of a token; of a GB for an hour where the meter is `kept_mb_s`."""
+
+    kind: str
+    model: str | None
+    adapter_id: str | None
+    meter: str
+    price_version: int | None
+    unit_nanousd: int
+
+
+@dataclass(slots=True)
+class _Sum:
+    quantity: int = 0
+    amount_nanousd: int = 0
+
+    def add(self, quantity: int, amount_nanousd: int) -> None:
+        self.quantity += quantity
+        self.amount_nanousd += amount_nanousd
+
+
+@dataclass(slots=True)
+class StatementFigures:
+    """Receipts are added in the order of their seqs; the same ones give the same figures.
+
+    A token that is charged is on a line of its price, one that is rated 0 on a line of price 0: so
+    quantity times unit is the amount of every line of tokens.
+    """
+
+    num_entries: int = 0
+    first_receipt_seq: int | None = None
+    last_receipt_seq: int | None = None
+    tenant_name: str | None = None
+    total_nanousd: int = 0
+    _tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
+    _totals: dict[str, _Sum] = field(default_factory=dict)
+    _lines: dict[LineKey, _Sum] = field(default_factory=dict)
+    _payments: list[dict[str, Any]] = field(default_factory=list)
+    _hash: Any = field(default_factory=hashlib.sha256)
+
+    def copy(self) -> "StatementFigures":
+        """One that can be added to while this one stays."""
+        return StatementFigures(
+            self.num_entries,
+            self.first_receipt_seq,
+            self.last_receipt_seq,
+            self.tenant_name,
+            self.total_nanousd,
+            dict(self._tokens),
+            {kind: _Sum(**_values(total)) for kind, total in self._totals.items()},
+            {key: _Sum(**_values(line)) for key, line in self._lines.items()},
+            list(self._payments),
+            self._hash.copy(),
+        )
+
+    def add(self, receipt: Receipt) -> None:
+        """The next receipt of the tenant that is on this statement."""
+        kind, amount = str(receipt["kind"]), _int(receipt, "amount_nanousd")
+        self.num_entries += 1
+        self.last_receipt_seq = _int(receipt, "receipt_seq")
+        if self.first_receipt_seq is None:
+            self.first_receipt_seq = self.last_receipt_seq
+        self.tenant_name = None if receipt["tenant_name"] is None else str(receipt["tenant_name"])
+        self.total_nanousd += amount
+        for name in _TOKENS:
+            self._tokens[name] += _int(receipt, name)
+        self._totals.setdefault(kind, _Sum()).add(1, amount)
+        if kind == "usage":
+            self._add_tokens(receipt, amount)
+        elif receipt["kept_nanousd"] is not None:
+            self._add_kept(receipt, amount)
+        elif kind == "payment" and len(self._payments) < MAX_PAYMENTS:
+            names = ("entry_id", "receipt_seq", "posted_at", "memo", "amount_nanousd")
+            self._payments.append({name: receipt[name] for name in names})
+        self._hash.update(f"{receipt['sha256']}\n".encode())
+
+    def document(self) -> dict[str, Any]:
+        """Plain JSON. receipts_sha256: of the receipts' sha256 in hex, a line each."""
+        return {
+            "tenant_name": self.tenant_name,
+            "num_entries": self.num_entries,
+            "first_receipt_seq": self.first_receipt_seq,
+            "last_receipt_seq": self.last_receipt_seq,
+            "receipts_sha256": self._hash.hexdigest(),
+            "total_nanousd": self.total_nanousd,
+            **self._tokens,
+            "totals": {
+                kind: {"num_entries": total.quantity, "amount_nanousd": total.amount_nanousd}
+                for kind, total in sorted(self._totals.items())
+            },
+            "lines": [
+                {**key._asdict(), **_values(line)}
+                for key, line in sorted(self._lines.items(), key=lambda item: _order(item[0]))
+            ],
+            "payments": self._payments,
+        }
+
+    def _add_tokens(self, receipt: Receipt, amount: int) -> None:
+        # Of a request that is rated 0 the prices are known, too.
+        is_charged = amount > 0
+        counts = dict(zip(_TOKENS, (_int(receipt, name) for name in _TOKENS), strict=True))
+        counts["prompt_tokens"] -= counts["cached_tokens"]
+        for meter, count in counts.items():
+            unit = _int(receipt, meter.replace("_tokens", "_nanousd")) if is_charged else 0
+            if count:
+                self._add_line(receipt, meter, unit, count, count * unit)
+
+    def _add_kept(self, receipt: Receipt, amount: int) -> None:
+        quantity = _int(receipt, "size_bytes") * _int(receipt, "duration_ms") // _MB_S
+        self._add_line(receipt, "kept_mb_s", _int(receipt, "kept_nanousd"), quantity, amount)
+
+    def _add_line(
+        self, receipt: Receipt, meter: str, unit: int, quantity: int, amount: int
+    ) -> None:
+        named = {name: receipt[name] for name in ("kind", "model", "adapter_id", "price_version")}
+        key = LineKey(meter=meter, unit_nanousd=unit, **named)  # type: ignore[arg-type]
+        if key not in self._lines and len(self._lines) >= MAX_LINES:
+            key = key._replace(model=None, adapter_id=None)
+        self._lines.setdefault(key, _Sum()).add(quantity, amount)
+
+
+def canonical(statement: Mapping[str, Any]) -> bytes:
+    """What is hashed: JSON sorted by name, no spaces, UTF-8."""
+    return _encode(statement).encode()
+
+
+def sha256_of(statement: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(statement)).hexdigest()
+
+
+def _values(line: _Sum) -> dict[str, int]:
+    return {"quantity": line.quantity, "amount_nanousd": line.amount_nanousd}
+
+
+def _order(key: LineKey) -> tuple[Any, ...]:
+    return tuple((value is not None, value) for value in key)
+
+
+def _int(receipt: Receipt, name: str) -> int:
+    """A number, 0 where there is none."""
+    value = receipt[name]
+    assert value is None or isinstance(value, int)
+    return value or 0

@@ -1,0 +1,288 @@
+"""Statements: what a tenant's month came to, once it is over; signed, and never changed.
+
+What is posted for a month after its statement is on the statement of a later one.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.billing.entries import lock_ledger
+from server.billing.months import end_of
+from server.billing.receipts.receipt import Receipt, rfc3339, tenant_account
+from server.billing.receipts.rows import PAGE_SIZE, Place, read_receipts, select_receipts
+from server.billing.receipts.signing import Signer
+from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
+from server.billing.storage_charges import posted_until_ms
+from server.billing.tables import entries, holds, statements, tenant_accounts
+from server.database.clock import database_now_ms
+from server.database.database import Database
+
+GRACE_MS = 3_600_000
+"""After a month, for what ended in it and is not posted yet."""
+MAX_GRACE_MS = 24 * GRACE_MS
+"""After it, a request that is still not settled waits for the next statement."""
+MAX_PERIODS = 1200
+
+_TENANTS_PER_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """document: canonical JSON, as it was signed."""
+
+    tenant_id: str
+    period: str
+    issued_at_ms: int
+    num_entries: int
+    total_nanousd: int
+    document: str
+    sha256: str
+    signing_key: str
+    signature: str
+
+    @property
+    def values(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(self.document)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPeriod:
+    """A month without a statement, as it is so far. totals: (entries, amount) by kind."""
+
+    tenant_id: str
+    period: str
+    totals: dict[str, tuple[int, int]]
+    opening_balance_nanousd: int
+
+    @property
+    def num_entries(self) -> int:
+        return sum(count for count, _ in self.totals.values())
+
+    @property
+    def total_nanousd(self) -> int:
+        return sum(amount for _, amount in self.totals.values())
+
+
+class PeriodNotOver(Exception):
+    """Its statement would change yet."""
+
+    def __init__(self, period: str) -> None:
+        self.period = period
+        super().__init__(f"{period} is not over; its statement can be issued after its last day.")
+
+
+class Statements:
+    """Issues statements. Its receipts are summed in short reads; only the last of them under the
+    ledger's lock, so that nothing slips in and nobody waits for a long month.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        signer: Signer,
+        *,
+        now_ms: Callable[[Connection], int] = database_now_ms,
+    ) -> None:
+        self._database = database
+        self._signer = signer
+        self._now_ms = now_ms
+
+    async def turn(self) -> None:
+        """A chore: issue all that are due. Raises LedgerUnavailable."""
+        await asyncio.to_thread(self.issue_due)
+
+    def issue_due(self) -> int:
+        """Statements of months that are over and settled; how many."""
+        count, after = 0, ""
+        while True:
+
+            def look(conn: Connection, after: str = after) -> tuple[list[tuple[str, str]], str]:
+                return _due(conn, after, self._now_ms(conn))
+
+            due, after = self._database.read_sync(look)
+            for tenant_id, period in due:
+                self.issue(tenant_id, period)
+            count += len(due)
+            if not after:
+                return count
+
+    def issue(self, tenant_id: str, period: str, *, actor: str = "gateway") -> Statement:
+        """The statement, now if it was not before. Raises PeriodNotOver."""
+        figures = StatementFigures()
+        while page := self._database.read_sync(lambda c: _page(c, tenant_id, period, figures)):
+            for receipt in page:
+                figures.add(receipt)
+        return self._database.write_sync(
+            lambda conn: self._insert(conn, tenant_id, period, figures.copy(), actor)
+        )
+
+    def _insert(
+        self,
+        conn: Connection,
+        tenant_id: str,
+        period: str,
+        figures: StatementFigures,
+        actor: str,
+    ) -> Statement:
+        """Under the ledger's lock: what was posted since the reads, and the statement."""
+        lock_ledger(conn)
+        now_ms = self._now_ms(conn)
+        if now_ms < end_of(period):
+            raise PeriodNotOver(period)
+        if (issued := get_statement(conn, tenant_id, period)) is not None:
+            return issued
+        while page := _page(conn, tenant_id, period, figures):
+            for receipt in page:
+                figures.add(receipt)
+        opening = _opening_balance(conn, tenant_id)
+        values = {
+            "schema": SCHEMA,
+            "tenant_id": tenant_id,
+            "period": period,
+            "issued_at": rfc3339(now_ms),
+            "currency": "USD",
+            "opening_balance_nanousd": opening,
+            **figures.document(),
+            "closing_balance_nanousd": opening + figures.total_nanousd,
+            "signing_key": self._signer.key_id,
+        }
+        sha256 = sha256_of(values)
+        statement = Statement(
+            tenant_id=tenant_id,
+            period=period,
+            issued_at_ms=now_ms,
+            num_entries=figures.num_entries,
+            total_nanousd=figures.total_nanousd,
+            document=canonical(values).decode(),
+            sha256=sha256,
+            signing_key=self._signer.key_id,
+            signature=self._signer.sign(sha256),
+        )
+        row = {name: getattr(statement, name) for name in Statement.__slots__}
+        conn.execute(sa.insert(statements).values(**row))
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action="statement.issue",
+            target=tenant_id,
+            tenant_id=tenant_id,
+            detail=f"{period}, sha256 {sha256}",
+        )
+        return statement
+
+
+def get_statement(conn: Connection, tenant_id: str, period: str) -> Statement | None:
+    of = statements.c
+    query = sa.select(statements).where(of.tenant_id == tenant_id, of.period == period)
+    row = conn.execute(query).first()
+    return Statement(**row._mapping) if row else None
+
+
+def list_statements(conn: Connection, tenant_id: str, limit: int) -> list[Statement]:
+    """A tenant's, the newest month first."""
+    query = sa.select(statements).where(statements.c.tenant_id == tenant_id)
+    rows = conn.execute(query.order_by(statements.c.period.desc()).limit(limit))
+    return [Statement(**row._mapping) for row in rows]
+
+
+def open_periods(conn: Connection, tenant_id: str) -> list[str]:
+    """Months that a tenant has entries of and no statement, oldest first."""
+    query = sa.select(statements.c.period).where(statements.c.tenant_id == tenant_id)
+    issued = set(conn.scalars(query.limit(MAX_PERIODS)))
+    # From one month to the next in the index: a plain DISTINCT would read every entry.
+    months = sa.select(_first_after(tenant_id, "").label("period")).cte(recursive=True)
+    following = _first_after(tenant_id, months.c.period)
+    months = months.union_all(sa.select(following).where(months.c.period.is_not(None)))
+    found = conn.scalars(sa.select(months.c.period).limit(MAX_PERIODS))
+    return [period for period in found if period is not None and period not in issued]
+
+
+def open_period(conn: Connection, tenant_id: str, period: str) -> OpenPeriod:
+    """How a month without a statement stands."""
+    of = entries.c
+    is_charge = of.debit_account == tenant_account(tenant_id)
+    amount = sa.func.sum(sa.case((is_charge, of.amount_nanousd), else_=-of.amount_nanousd))
+    query = sa.select(of.kind, sa.func.count(), amount).group_by(of.kind).order_by(of.kind)
+    query = query.where(of.tenant_id == tenant_id, of.period == period)
+    # PostgreSQL sums integers as decimals.
+    totals = {kind: (count, int(total)) for kind, count, total in conn.execute(query)}
+    return OpenPeriod(tenant_id, period, totals, _opening_balance(conn, tenant_id))
+
+
+def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: int) -> list[str]:
+    """Tenants with entries of a month and no statement of it; all of them, or that one."""
+    account = tenant_accounts.c.tenant_id
+    query = sa.select(account).where(
+        _has(entries, account, period), ~_has(statements, account, period)
+    )
+    if tenant_id is not None:
+        query = query.where(account == tenant_id)
+    return list(conn.scalars(query.order_by(account).limit(limit)))
+
+
+def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tuple[str, str]], str]:
+    """(tenant, month) of a page of tenants, and where the next page begins; "" at the end."""
+    account = tenant_accounts.c.tenant_id
+    query = sa.select(account).where(account > after_tenant_id).order_by(account)
+    tenant_ids = list(conn.scalars(query.limit(_TENANTS_PER_PAGE)))
+    due = [
+        (tenant_id, period)
+        for tenant_id in tenant_ids
+        for period in open_periods(conn, tenant_id)
+        if _is_settled(conn, tenant_id, end_of(period), now_ms)
+    ]
+    return due, tenant_ids[-1] if len(tenant_ids) == _TENANTS_PER_PAGE else ""
+
+
+def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> bool:
+    """Whether nothing of a month is to come, as far as anybody knows.
+
+    Every request has a hold until its engine's journal is settled past its end, or past any time at
+    which it could have one: so without an open hold of before, all of them are posted. What was
+    kept on its last day is posted after that day, by another chore.
+    """
+    if now_ms < end_ms + GRACE_MS:
+        return False
+    query = sa.select(holds.c.request_id).where(
+        holds.c.tenant_id == tenant_id, holds.c.state == "open", holds.c.created_at_ms < end_ms
+    )
+    if now_ms >= end_ms + MAX_GRACE_MS:
+        return True
+    kept_ms = posted_until_ms(conn)
+    return (kept_ms is None or kept_ms >= end_ms) and conn.scalar(query.limit(1)) is None
+
+
+def _opening_balance(conn: Connection, tenant_id: str) -> int:
+    """What all statements of before leave owed: the closing balance of the last one."""
+    total = sa.func.coalesce(sa.func.sum(statements.c.total_nanousd), 0)
+    return int(conn.scalar(sa.select(total).where(statements.c.tenant_id == tenant_id)) or 0)
+
+
+def _page(
+    conn: Connection, tenant_id: str, period: str, figures: StatementFigures
+) -> list[Receipt]:
+    """The receipts of a month after those that are in `figures`."""
+    of, place = entries.c, Place(tenant_id, figures.last_receipt_seq or 0)
+    query = select_receipts().where(of.tenant_id == tenant_id, of.period == period)
+    # The place says it, too, but not so that both databases begin there in the month's index.
+    query = query.where(of.receipt_seq > place.receipt_seq)
+    return read_receipts(conn, query, place, PAGE_SIZE)
+
+
+def _first_after(tenant_id: str, period: Any) -> sa.ScalarSelect[Any]:
+    of = entries.c
+    query = sa.select(sa.func.min(of.period)).where(of.tenant_id == tenant_id, of.period > period)
+    return query.scalar_subquery()
+
+
+def _has(table: sa.Table, account: sa.Column[str], period: str) -> sa.Exists:
+    return sa.exists().where(table.c.tenant_id == account, table.c.period == period)

@@ -1,0 +1,181 @@
+"""Stretches: bytes of an adapter that were kept somewhere for a while, and their entries.
+
+What happened is in the stretch; what it costs follows from it and the price then.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from engine.records import ResidencyItem, ResidencyRecord
+from registry.tables import adapter_versions
+from server.billing.entries import Draft, post_entries
+from server.billing.prices import Price, prices_for
+from server.billing.rating import kept_amount
+from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.signing import Signer
+from server.billing.tables import kept_events
+
+Kind = Literal["storage", "pinned", "resident"]
+Tier = Literal["store", "device", "host", "disk"]
+
+_COLUMNS = tuple(column.name for column in kept_events.c if column.name != "event_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """source, source_id: where it was seen, once.   duration_ms: in all, between the two times.
+
+    at_ms: its last millisecond, so that it is in the day and month that it was kept in.
+    is_free: it is metered and has no price.
+    """
+
+    kind: Kind
+    source: str
+    source_id: str
+    tenant_id: str
+    adapter_id: str | None
+    adapter_version: int | None
+    adapter_digest: str
+    tier: Tier
+    size_bytes: int
+    slabs: int = 0
+    started_at_ms: int
+    at_ms: int
+    duration_ms: int
+    is_free: bool = False
+
+
+def post_stretches(
+    conn: Connection, signer: Signer, stretches: Sequence[Stretch], now_ms: int
+) -> list[Receipt]:
+    """Those that are not posted yet. Call it under the ledger's lock."""
+    drafts = drafts_of(conn, stretches)
+    receipts = post_entries(conn, signer, drafts, now_ms)
+    insert_events(conn, drafts, receipts)
+    return receipts
+
+
+def drafts_of(conn: Connection, stretches: Sequence[Stretch]) -> list[Draft]:
+    """Entries for those that are not posted yet, at the prices of their last millisecond."""
+    fresh = _fresh(conn, stretches)
+    prices = _prices(conn, fresh)
+    return [_draft(stretch, prices.get(stretch.source_id)) for stretch in fresh]
+
+
+def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[Receipt]) -> None:
+    """The events of entries that were just posted, in the same transaction."""
+    rows = [
+        {name: draft.event[name] for name in _COLUMNS} | {"event_id": receipt["entry_id"]}
+        for draft, receipt in zip(drafts, receipts, strict=True)
+    ]
+    if rows:
+        conn.execute(sa.insert(kept_events), rows)
+
+
+def residency_stretches(
+    conn: Connection, engine_id: str, records: Sequence[ResidencyRecord]
+) -> list[Stretch]:
+    """Where an engine's adapters were. On the device it has a price, but for what is pinned."""
+    objects = {_object_of(item) for record in records for item in record.items}
+    owners = _first_versions(conn, objects)
+    return [
+        _residency(engine_id, record, index, item, owners.get(_object_of(item)))
+        for record in records
+        for index, item in enumerate(record.items)
+    ]
+
+
+def _residency(
+    engine_id: str,
+    record: ResidencyRecord,
+    index: int,
+    item: ResidencyItem,
+    version: tuple[str, int] | None,
+) -> Stretch:
+    """version: (adapter_id, number); None of what was not proved to be one."""
+    return Stretch(
+        kind="resident",
+        source=engine_id,
+        source_id=f"{record.seq}/{index}",
+        tenant_id=_object_of(item)[0],
+        adapter_id=version[0] if version else None,
+        adapter_version=version[1] if version else None,
+        adapter_digest=item.digest,
+        tier=item.tier,
+        size_bytes=item.size_bytes,
+        slabs=item.slabs,
+        started_at_ms=round(record.started_at * 1000),
+        at_ms=round(record.at * 1000),
+        duration_ms=item.duration_ms,
+        # A pin is paid for by itself; the other tiers are the server's own affair.
+        is_free=item.tier != "device" or item.is_pinned,
+    )
+
+
+def _object_of(item: ResidencyItem) -> tuple[str, str]:
+    """(tenant_id, digest): what a tenant's object key is made of."""
+    return item.object_key.split("/")[1], item.digest
+
+
+def _first_versions(
+    conn: Connection, objects: set[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """{(tenant_id, digest): (adapter_id, version)}, of each object the version that brought it.
+
+    Not what the engine calls it: that is an upload, if it was proved and has been warm since.
+    """
+    columns = adapter_versions.c
+    query = sa.select(columns.tenant_id, columns.digest, columns.adapter_id, columns.version).where(
+        columns.tenant_id.in_({tenant_id for tenant_id, _ in objects}),
+        columns.digest.in_({digest for _, digest in objects}),
+    )
+    newest_first = (columns.created_at_ms.desc(), columns.adapter_id.desc(), columns.version.desc())
+    rows = conn.execute(query.order_by(*newest_first))
+    return {(row.tenant_id, row.digest): (row.adapter_id, row.version) for row in rows}
+
+
+def _fresh(conn: Connection, stretches: Sequence[Stretch]) -> list[Stretch]:
+    by_source = defaultdict(list)
+    for stretch in stretches:
+        by_source[stretch.source].append(stretch.source_id)
+    posted: set[tuple[str, str]] = set()
+    for source, ids in by_source.items():
+        query = sa.select(kept_events.c.source_id).where(
+            kept_events.c.source == source, kept_events.c.source_id.in_(ids)
+        )
+        posted |= {(source, source_id) for source_id in conn.scalars(query)}
+    return [stretch for stretch in stretches if (stretch.source, stretch.source_id) not in posted]
+
+
+def _prices(conn: Connection, stretches: Sequence[Stretch]) -> dict[str, Price]:
+    """{source_id: price}, of those that have one. A query or two for a tenant and a time."""
+    groups: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
+    for stretch in stretches:
+        if not stretch.is_free:
+            groups[stretch.tenant_id, stretch.at_ms].append(stretch)
+    prices: dict[str, Price] = {}
+    for (tenant_id, at_ms), group in groups.items():
+        # An object that is no version's has no price of its own: "" is no adapter's id.
+        ids = {stretch.adapter_id or "" for stretch in group}
+        found = prices_for(conn, at_ms, tenant_id=tenant_id, adapter_ids=ids)
+        prices |= {stretch.source_id: found[stretch.adapter_id or ""] for stretch in group}
+    return prices
+
+
+def _draft(stretch: Stretch, price: Price | None) -> Draft:
+    gb_hour_nanousd = getattr(price, f"{stretch.kind}_nanousd") if price else None
+    amount = kept_amount(stretch.size_bytes, stretch.duration_ms, gb_hour_nanousd or 0)
+    return Draft.charge(
+        stretch.kind,
+        stretch.tenant_id,
+        amount,
+        at_ms=stretch.at_ms,
+        price_version=price.price_version if price else None,
+        event={name: getattr(stretch, name) for name in _COLUMNS}
+        | {f"{stretch.kind}_nanousd": gb_hour_nanousd},
+    )

@@ -1,0 +1,307 @@
+"""The tables of money: prices, holds, events, entries, and what is kept beside them.
+
+They name tenants, keys and adapters without foreign keys: a bill outlives what it is for. Times are
+Unix milliseconds, money is integer nano-dollars.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+)
+
+from registry.tables import RowId, metadata
+
+# Never updated: another price is another version. Of a token; of a GB for an hour.
+# In effect from effective_at_ms until a later one of its scope is, or until until_ms.
+price_versions = Table(
+    "price_versions",
+    metadata,
+    Column("price_version", Integer, primary_key=True, autoincrement=True),
+    # "default" | "plan" | "tenant" | "adapter"; scope_id: the plan's name, tenant_id, adapter_id.
+    Column("scope", String(16), nullable=False, server_default="default"),
+    Column("scope_id", String(64), nullable=False, server_default=""),
+    Column("effective_at_ms", BigInteger, nullable=False, index=True),
+    Column("until_ms", BigInteger),
+    Column("prompt_nanousd", BigInteger, nullable=False),
+    Column("cached_nanousd", BigInteger, nullable=False),
+    Column("completion_nanousd", BigInteger, nullable=False),
+    Column("storage_nanousd", BigInteger, nullable=False, server_default="0"),
+    Column("pinned_nanousd", BigInteger, nullable=False, server_default="0"),
+    Column("resident_nanousd", BigInteger, nullable=False, server_default="0"),
+    Column("created_at_ms", BigInteger, nullable=False),
+    CheckConstraint(
+        "prompt_nanousd >= 0 AND cached_nanousd >= 0 AND completion_nanousd >= 0",
+        name="not_negative",
+    ),
+    Index(None, "scope", "scope_id", "effective_at_ms"),
+    sqlite_autoincrement=True,
+)
+
+# model: the name that was asked for.   token_lease: completion tokens that the amount covers.
+holds = Table(
+    "holds",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("adapter_id", String(64)),
+    Column("adapter_version", Integer),
+    Column("adapter_digest", String(64)),
+    Column("price_version", Integer, ForeignKey("price_versions.price_version"), nullable=False),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    Column("num_prompt_tokens", Integer, nullable=False),
+    Column("token_lease", Integer, nullable=False),
+    Column("engine_id", String(64), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=False),
+    Column("state", String(8), nullable=False),
+    Column("resolved_at_ms", BigInteger),
+    # The gateway answered with an error of ours: it is counted and rated 0.
+    Column("failed_at_ms", BigInteger),
+    # Its tenant asked to end it, maybe at another gateway than the one that serves it.
+    Column("cancelled_at_ms", BigInteger),
+    CheckConstraint("state IN ('open', 'posted', 'voided')", name="state"),
+    CheckConstraint("(state = 'open') = (resolved_at_ms IS NULL)", name="resolved"),
+)
+_IS_OPEN = holds.c.state == "open"
+Index(
+    "ix_holds_open_engine",
+    holds.c.engine_id,
+    holds.c.expires_at_ms,
+    sqlite_where=_IS_OPEN,
+    postgresql_where=_IS_OPEN,
+)
+Index("ix_holds_open_tenant", holds.c.tenant_id, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
+_IS_CANCELLED = _IS_OPEN & holds.c.cancelled_at_ms.is_not(None)
+Index(
+    "ix_holds_cancelled",
+    holds.c.cancelled_at_ms,
+    sqlite_where=_IS_CANCELLED,
+    postgresql_where=_IS_CANCELLED,
+)
+
+# One row per request that an engine ended. Never updated.
+# event_id: of its entry.   number: which of its engine's ends.   hold_nanousd: what was reserved.
+usage_events = Table(
+    "usage_events",
+    metadata,
+    Column("event_id", RowId, primary_key=True, autoincrement=False),
+    Column("engine_id", String(64), nullable=False),
+    Column("journal_seq", BigInteger, nullable=False),
+    Column("number", BigInteger),
+    Column("request_id", String(64), nullable=False, unique=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("key_id", String(32)),
+    Column("model", String(256)),
+    Column("adapter_id", String(64)),
+    Column("adapter_version", Integer),
+    Column("adapter_digest", String(64)),
+    Column("base_revision", String(64), nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("stop_cause", String(32), nullable=False),
+    Column("is_failed", Boolean, nullable=False, server_default=false()),
+    Column("output_sha256", String(64), nullable=False),
+    Column("price_version", Integer, ForeignKey("price_versions.price_version")),
+    Column("hold_nanousd", BigInteger),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("first_token_at_ms", BigInteger),
+    Column("ended_at_ms", BigInteger, nullable=False),
+    Column("posted_at_ms", BigInteger, nullable=False),
+    UniqueConstraint("engine_id", "journal_seq"),
+)
+
+# An adapter that was kept somewhere for a while. Never updated.
+# source, source_id: where it was seen, once.   tier: store | device | host | disk.
+kept_events = Table(
+    "kept_events",
+    metadata,
+    Column("event_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("source", String(64), nullable=False),
+    Column("source_id", String(160), nullable=False),
+    Column("tenant_id", String(64), nullable=False),
+    Column("adapter_id", String(64)),
+    Column("adapter_version", Integer),
+    Column("adapter_digest", String(64), nullable=False),
+    Column("tier", String(16), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("slabs", Integer, nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("duration_ms", BigInteger, nullable=False),
+    UniqueConstraint("source", "source_id"),
+)
+
+# What is owed to whom: one transfer from an account to another. Never updated, never deleted.
+# Each is a receipt as well: the receipt_seq-th of its tenant, chained by sha256, signed.
+# period: "2026-11", whose statement it is on.
+entries = Table(
+    "entries",
+    metadata,
+    Column("entry_id", BigInteger, primary_key=True, autoincrement=False),
+    # usage | storage | pinned | resident | credit | payment | correction
+    Column("kind", String(16), nullable=False),
+    Column("tenant_id", String(64), nullable=False),
+    Column("tenant_name", String(64)),
+    Column("debit_account", String(80), nullable=False),
+    Column("credit_account", String(80), nullable=False),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("posted_at_ms", BigInteger, nullable=False),
+    Column("period", String(7), nullable=False),
+    Column("price_version", Integer, ForeignKey("price_versions.price_version")),
+    Column("reverses_entry_id", BigInteger, unique=True),
+    Column("memo", String(512)),
+    Column("idempotency_key", String(128), unique=True),
+    Column("receipt_seq", BigInteger, nullable=False),
+    Column("prev_sha256", String(64), nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("signing_key", String(16), nullable=False),
+    Column("signature", String(96), nullable=False),
+    CheckConstraint("amount_nanousd >= 0", name="not_negative"),
+    UniqueConstraint("tenant_id", "receipt_seq"),
+    Index("ix_entries_tenant_at", "tenant_id", "at_ms", "receipt_seq"),
+    Index("ix_entries_tenant_period", "tenant_id", "period", "receipt_seq"),
+)
+
+# One row: who locks it posts. last_entry_id: of all tenants.
+ledger_head = Table(
+    "ledger_head",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("last_entry_id", BigInteger, nullable=False),
+)
+
+# Sums over a tenant's entries and the end of its chain, changed in the transactions that post.
+# balance_nanousd: what it has left; negative is what it owes.
+tenant_accounts = Table(
+    "tenant_accounts",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("balance_nanousd", BigInteger, nullable=False),
+    Column("receipt_seq", BigInteger, nullable=False),
+    Column("receipt_sha256", String(64), nullable=False),
+)
+
+# What a tenant was charged for a UTC month ("2026-11") by its entries' at_ms, less corrections;
+# changed in the transactions that post. Credits and payments are no part of it.
+monthly_spend = Table(
+    "monthly_spend",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("amount_nanousd", BigInteger, nullable=False),
+)
+
+# What a tenant may spend. kind, amount: "monthly", at most that in a UTC month; "prepaid", its
+# balance never falls below that.   enforcement: "hard" stops it there, "soft" sends a webhook.
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("tenant_id", String(64), ForeignKey("tenants.tenant_id"), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("enforcement", String(4), primary_key=True),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    CheckConstraint("kind IN ('monthly', 'prepaid')", name="kind"),
+    CheckConstraint("enforcement IN ('hard', 'soft')", name="enforcement"),
+    CheckConstraint("amount_nanousd >= 0", name="not_negative"),
+)
+
+# Sums over entries by hour and dimensions, changed in the transactions that post; "" for none.
+# amount: signed, as the tenant sees it.   kept_mb_s: 10^6 bytes for a second.
+usage_rollups = Table(
+    "usage_rollups",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("hour_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("kind", String(16), primary_key=True),
+    Column("key_id", String(32), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("adapter_digest", String(64), primary_key=True),
+    Column("num_entries", BigInteger, nullable=False),
+    Column("num_failed_requests", BigInteger, nullable=False, server_default="0"),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("kept_mb_s", BigInteger, nullable=False),
+    Column("cached_amount_nanousd", BigInteger, nullable=False),
+    Column("completion_amount_nanousd", BigInteger, nullable=False),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    Index("ix_usage_rollups_hour", "hour_ms"),
+)
+
+# A closed month of one tenant. document: canonical JSON, signed. Never updated.
+statements = Table(
+    "statements",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("period", String(7), primary_key=True),
+    Column("issued_at_ms", BigInteger, nullable=False),
+    Column("num_entries", BigInteger, nullable=False),
+    Column("total_nanousd", BigInteger, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("signing_key", String(16), nullable=False),
+    Column("signature", String(96), nullable=False),
+)
+
+# Exports to the object store: what follows exported_seq of the tenant's chain goes there next.
+scheduled_exports = Table(
+    "scheduled_exports",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("format", String(16), primary_key=True),
+    Column("interval_s", Integer, nullable=False),
+    Column("exported_seq", BigInteger, nullable=False),
+    Column("next_at_ms", BigInteger, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("error", Text),
+)
+
+# Public keys that receipts were signed with, hex; the private ones are in nobody's database.
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    Column("key_id", String(16), primary_key=True),
+    Column("public_key", String(64), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+)
+
+journal_positions = Table(
+    "journal_positions",
+    metadata,
+    Column("engine_id", String(64), primary_key=True),
+    Column("settled_seq", BigInteger, nullable=False),
+    # What the journal says of all its ends up to there; the auditor compares.
+    Column("num_ends", BigInteger, nullable=False, server_default="0"),
+    Column("prompt_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("cached_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("completion_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("updated_at_ms", BigInteger, nullable=False),
+)
+
+# What should not have happened to money, for a person to look at; never deleted by the gateway.
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("incident_id", RowId, primary_key=True, autoincrement=True),
+    Column("at_ms", BigInteger, nullable=False, index=True),
+    Column("kind", String(64), nullable=False),
+    Column("engine_id", String(64)),
+    Column("request_id", String(64)),
+    Column("detail", Text, nullable=False),
+    sqlite_autoincrement=True,
+)

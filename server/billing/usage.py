@@ -1,0 +1,231 @@
+"""Usage as tenants and operators ask for it: sums over the ledger's entries, for any time.
+
+Whole hours come from the roll-ups, that are changed where entries are posted; what a time begins
+and ends with in the middle of an hour comes from the entries themselves. Times are Unix
+milliseconds, [start, end) of when what an entry is for ended.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.api.errors import invalid_request
+from server.billing.receipts.receipt import tenant_account
+from server.billing.tables import (
+    entries,
+    kept_events,
+    price_versions,
+    tenant_accounts,
+    usage_events,
+    usage_rollups,
+)
+
+Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]
+MAX_GROUPS = 10_000
+
+HOUR_MS = 3_600_000
+WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_MS}
+
+_MAX_MS = 2**62
+_SUMS = (
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Which:
+    """Whose entries and of what; None is all of them.
+
+    models: names that were asked for; an adapter's stands for its aliases and versions as well.
+    """
+
+    tenant_ids: Collection[str] | None = None
+    key_ids: Collection[str] | None = None
+    models: Collection[str] | None = None
+    kinds: Collection[str] | None = None
+
+
+EVERYTHING = Which()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSum:
+    """What one group used, and what it is charged: corrections, credits and payments included.
+
+    A dimension that is not grouped by is None. at_ms: where its day, hour or minute begins.
+    num_failed_requests: those answered with an error of ours, which num_requests leaves out.
+    kept_mb_s: 10^6 bytes for a second.   cached_, completion_amount: parts of the amount.
+    """
+
+    num_requests: int = 0
+    num_failed_requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    kept_mb_s: int = 0
+    cached_amount_nanousd: int = 0
+    completion_amount_nanousd: int = 0
+    amount_nanousd: int = 0
+    tenant: str | None = None
+    model: str | None = None
+    key: str | None = None
+    adapter_digest: str | None = None
+    kind: str | None = None
+    at_ms: int | None = None
+
+
+def sum_entries(
+    conn: Connection,
+    start_ms: int,
+    end_ms: int,
+    group_by: Iterable[Dimension] = (),
+    which: Which = EVERYTHING,
+) -> list[UsageSum]:
+    """One row per group, in the order of its dimensions; without any, one row in all.
+
+    At most one of day, hour and minute. Raises ApiError when there are more than MAX_GROUPS: a sum
+    that is cut off is no sum.
+    """
+    group_by = tuple(dict.fromkeys(group_by))
+    # A caller's number may be larger than any column.
+    start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
+    hours, edges = _cut(start_ms, end_ms, in_hours="minute" not in group_by)
+    # One statement, so that both sides are of one moment.
+    rows = sa.union_all(
+        *(_rollup_rows(start, end, group_by, which) for start, end in hours),
+        *(_entry_rows(start, end, group_by, which) for start, end in edges),
+    ).subquery()
+    sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in _SUMS]
+    dimensions = [rows.c[name] for name in group_by]
+    query = sa.select(*dimensions, *sums).group_by(*dimensions).limit(MAX_GROUPS + 1)
+    found = conn.execute(query).mappings().all()
+    if len(found) > MAX_GROUPS:
+        raise invalid_request(
+            f"There are more than {MAX_GROUPS} groups; ask for a shorter time or fewer dimensions.",
+            param="group_by",
+        )
+    # Here, not in SQL: databases disagree on the order of names.
+    ordered = sorted(found, key=lambda row: tuple(row[name] for name in group_by))
+    return [_usage_sum(row, group_by) for row in ordered]
+
+
+Span = tuple[int, int]
+
+
+def _cut(start_ms: int, end_ms: int, *, in_hours: bool) -> tuple[list[Span], list[Span]]:
+    """A time as whole hours, and what is before and after them.
+
+    [start, first)  entries      [first, last)  roll-ups      [last, end)  entries
+    """
+    first = -(-start_ms // HOUR_MS) * HOUR_MS
+    last = end_ms // HOUR_MS * HOUR_MS
+    if first >= last or not in_hours:
+        return [], [(start_ms, end_ms)]
+    edges = [(start_ms, first), (last, end_ms)]
+    return [(first, last)], [(start, end) for start, end in edges if start < end]
+
+
+def _rollup_rows(
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+) -> sa.Select[Any]:
+    sums = usage_rollups.c
+    dimensions = {
+        "tenant": sums.tenant_id,
+        "model": sums.model,
+        "key": sums.key_id,
+        "adapter_digest": sums.adapter_digest,
+        "kind": sums.kind,
+    }
+    values: dict[str, Any] = {name: sums[name] for name in _SUMS if name != "num_requests"}
+    num_served = sums.num_entries - sums.num_failed_requests
+    values["num_requests"] = sa.case((sums.kind == "usage", num_served), else_=0)
+    query = _select(dimensions, sums.hour_ms, values, group_by)
+    query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
+    if which.tenant_ids is not None:
+        query = query.where(sums.tenant_id.in_(which.tenant_ids))
+    return _filter(query, dimensions, which)
+
+
+def _entry_rows(
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+) -> sa.Select[Any]:
+    entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
+    digest = sa.func.coalesce(usage.adapter_digest, kept.adapter_digest, "")
+    dimensions = {
+        "tenant": entry.tenant_id,
+        "model": sa.func.coalesce(usage.model, ""),
+        "key": sa.func.coalesce(usage.key_id, ""),
+        "adapter_digest": digest,
+        "kind": entry.kind,
+    }
+    # What is free has no parts, whatever its tokens cost otherwise.
+    is_paid = entry.amount_nanousd > 0
+    is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
+    values: dict[str, Any] = {
+        "num_requests": sa.case((usage.is_failed.is_(False), 1), else_=0),
+        "num_failed_requests": sa.case((usage.is_failed.is_(True), 1), else_=0),
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "kept_mb_s": _mb_s(kept.size_bytes, kept.duration_ms),
+        "cached_amount_nanousd": sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
+        "completion_amount_nanousd": sa.case(
+            (is_paid, usage.completion_tokens * price.completion_nanousd)
+        ),
+        "amount_nanousd": sa.case((is_charged, entry.amount_nanousd), else_=-entry.amount_nanousd),
+    }
+    joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
+    joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
+    joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
+    query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
+    # There is no index by time alone: that of each tenant is used, of the few who have entries.
+    tenant_ids = which.tenant_ids
+    whose = sa.select(tenant_accounts.c.tenant_id) if tenant_ids is None else tenant_ids
+    query = query.where(entry.tenant_id.in_(whose), entry.at_ms >= start_ms, entry.at_ms < end_ms)
+    return _filter(query, dimensions, which)
+
+
+def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int]) -> Any:
+    """As `entries.rollup_values`: down to whole ones, entry by entry, and no product overflows."""
+    whole, rest = size_bytes // 10**9, size_bytes % 10**9
+    return whole * duration_ms + rest * duration_ms // 10**9
+
+
+def _select(
+    dimensions: dict[str, Any], at_ms: Any, values: dict[str, Any], group_by: Sequence[Dimension]
+) -> sa.Select[Any]:
+    """Rows that are not summed yet, with the dimensions that are asked for."""
+    columns = []
+    for name in group_by:
+        width_ms = WIDTH_MS.get(name)
+        column = dimensions[name] if width_ms is None else at_ms - at_ms % width_ms
+        columns.append(column.label(name))
+    return sa.select(*columns, *(values[name].label(name) for name in _SUMS))
+
+
+def _filter(query: sa.Select[Any], dimensions: dict[str, Any], which: Which) -> sa.Select[Any]:
+    if which.kinds is not None:
+        query = query.where(dimensions["kind"].in_(which.kinds))
+    if which.key_ids is not None:
+        query = query.where(dimensions["key"].in_(which.key_ids))
+    if which.models is not None:
+        model = dimensions["model"]
+        versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in which.models]
+        query = query.where(sa.or_(model.in_(which.models), *versions))
+    return query
+
+
+def _usage_sum(row: RowMapping, group_by: Sequence[Dimension]) -> UsageSum:
+    # PostgreSQL sums integers as decimals.
+    values: dict[str, Any] = {name: int(row[name]) for name in _SUMS}
+    for name in group_by:
+        if name in WIDTH_MS:
+            values["at_ms"] = int(row[name])
+        else:
+            values[name] = row[name] or None
+    return UsageSum(**values)

@@ -1,0 +1,132 @@
+"""Usage and costs in buckets of time, as OpenAI's usage API cuts and pages them.
+
+Buckets begin at whole minutes, hours or days, UTC; the first and the last one of a query are cut
+off at its start and end. Times are Unix seconds.
+"""
+
+import base64
+import binascii
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from server.api.errors import invalid_request
+from server.billing.usage import Dimension, UsageSum
+
+Width = Literal["1m", "1h", "1d"]
+LineItem = Literal[
+    "prompt", "cached prompt", "completion", "adapter storage", "adapter pinning",
+    "adapter residency", "credit", "correction",
+]  # fmt: skip
+
+WIDTH_S: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
+UNIT: dict[Width, Dimension] = {"1m": "minute", "1h": "hour", "1d": "day"}
+
+# What a tenant pays is no cost, so payments are not among them.
+ITEM_OF_KIND: dict[str, LineItem] = {
+    "storage": "adapter storage",
+    "pinned": "adapter pinning",
+    "resident": "adapter residency",
+    "credit": "credit",
+    "correction": "correction",
+}
+COST_KINDS = ("usage", *ITEM_OF_KIND)
+
+_CURSOR = struct.Struct(">qq")
+_PREFIX = "page_"
+_MB_S_PER_GIB_HOUR = 2**30 / 10**6 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """buckets: [start, end) of each, oldest first.   next_page: the cursor of what follows."""
+
+    buckets: tuple[tuple[int, int], ...]
+    next_page: str | None
+
+    @property
+    def start_ms(self) -> int:
+        return self.buckets[0][0] * 1000
+
+    @property
+    def end_ms(self) -> int:
+        return self.buckets[-1][1] * 1000
+
+
+def cut_page(width: Width, start: int, end: int, limit: int, cursor: str | None) -> Page:
+    """The buckets of one page of [start, end).
+
+    A cursor says where its page begins and where the query ends: what is used meanwhile moves
+    neither. Raises ApiError for a cursor of another query.
+    """
+    width_s = WIDTH_S[width]
+    if cursor is not None:
+        place, end = _decode(cursor)
+        if place % width_s or not start < place < end:
+            raise _invalid_page()
+        start = place
+    cuts = [start]
+    while cuts[-1] < end and len(cuts) <= limit:
+        cuts.append(min((cuts[-1] // width_s + 1) * width_s, end))
+    buckets = tuple(zip(cuts[:-1], cuts[1:], strict=True))
+    return Page(buckets, _encode(cuts[-1], end) if cuts[-1] < end else None)
+
+
+def _encode(place: int, end: int) -> str:
+    return _PREFIX + base64.urlsafe_b64encode(_CURSOR.pack(place, end)).decode()
+
+
+def _decode(cursor: str) -> tuple[int, int]:
+    try:
+        packed = base64.b64decode(cursor.removeprefix(_PREFIX), altchars=b"-_", validate=True)
+        place, end = _CURSOR.unpack(packed)
+    except (binascii.Error, struct.error, ValueError):
+        raise _invalid_page() from None
+    return place, end
+
+
+def _invalid_page() -> Exception:
+    return invalid_request(
+        "page must be the next_page of an answer to the same query.", param="page"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """quantity: what was priced, in `unit`; None where there is no one unit."""
+
+    line_item: LineItem
+    amount_nanousd: int
+    quantity: float | None = None
+    unit: str | None = None
+
+
+def costs_of(total: UsageSum) -> Iterator[Cost]:
+    """What the sum of one kind is made of; without what is neither used nor charged."""
+    assert total.kind is not None
+    if total.kind == "usage":
+        items = _token_costs(total)
+    else:
+        items = [_kept_cost(ITEM_OF_KIND[total.kind], total)]
+    return (cost for cost in items if cost.amount_nanousd or cost.quantity)
+
+
+def _token_costs(total: UsageSum) -> Sequence[Cost]:
+    prompt_nanousd = (
+        total.amount_nanousd - total.cached_amount_nanousd - total.completion_amount_nanousd
+    )
+    uncached = total.prompt_tokens - total.cached_tokens
+    return (
+        Cost("prompt", prompt_nanousd, uncached, "tokens"),
+        Cost("cached prompt", total.cached_amount_nanousd, total.cached_tokens, "tokens"),
+        Cost("completion", total.completion_amount_nanousd, total.completion_tokens, "tokens"),
+    )
+
+
+def _kept_cost(item: LineItem, total: UsageSum) -> Cost:
+    if total.kind in ("credit", "correction"):
+        return Cost(item, total.amount_nanousd)
+    # The one unit of bytes and time in OpenAI's list; prices are of a GB, 10^9 bytes.
+    quantity = total.kept_mb_s / _MB_S_PER_GIB_HOUR
+    return Cost(item, total.amount_nanousd, quantity, "gibibyte_hours")

@@ -1,0 +1,287 @@
+"""The SQL database, off the event loop: reads on a small pool, writes in groups on one thread."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+from sqlalchemy import exc
+from sqlalchemy.engine import URL, Connection, Engine, make_url
+
+import migrations
+from server.database.errors import DatabaseError as DatabaseError
+from server.database.errors import DatabaseInUse as DatabaseInUse
+from server.database.errors import LedgerUnavailable as LedgerUnavailable
+from server.database.errors import MigrationLocked as MigrationLocked
+from server.database.errors import UnsupportedDatabase as UnsupportedDatabase
+from server.database.errors import unavailable
+from server.database.file import FileLock, SameFile
+from server.database.writer import GroupWriter
+
+T = TypeVar("T")
+
+DEFAULT_FILE = "chorale.db"
+
+# Two gateways that start at once meet here; any constant does, as long as it never changes.
+_MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseConfig:
+    """max_group: writes in one commit.   write_attempts: of one group, before it fails."""
+
+    read_threads: int = 4
+    max_queued_reads: int = 256
+    max_queued_writes: int = 1024
+    max_group: int = 128
+    write_attempts: int = 3
+    busy_timeout_s: float = 5.0
+    statement_timeout_s: float = 5.0
+    connect_timeout_s: float = 5.0
+    migration_timeout_s: float = 60.0
+
+
+class Database:
+    """One SQL database: `read` on a bounded pool, `write` in group commits on one thread.
+
+    url: `sqlite:///file`, `postgresql://...`; none is `chorale.db` in data_dir. exclusive: this is
+    the gateway, so a SQLite file is locked against a second one; a command-line tool passes False.
+    A function handed in may run twice (a serialization failure, a neighbour's exception), so it
+    touches only its connection.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        data_dir: Path,
+        exclusive: bool = True,
+        config: DatabaseConfig | None = None,
+    ) -> None:
+        self._config = config or DatabaseConfig()
+        self.url = _normalize(url or f"sqlite:///{data_dir / DEFAULT_FILE}")
+        self._lock: FileLock | None = None
+        if self.is_sqlite:
+            folder = Path(str(self.url.database)).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            if exclusive:
+                # Beside the file, not in data_dir: two data directories may name one database.
+                self._lock = _lock_gateway(folder / "gateway.lock")
+        self.engine = _create_engine(self.url, self._config)
+        self._writing = self.engine.execution_options(chorale_writes=True)
+        self._reading = self.engine.execution_options(
+            **({} if self.is_sqlite else {"postgresql_readonly": True})
+        )
+        self._readers = ThreadPoolExecutor(self._config.read_threads, "chorale-db-read")
+        self._read_slots = threading.BoundedSemaphore(self._config.max_queued_reads)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._writer = self._make_writer("chorale-db-write")
+        # SQLite has one writer, whoever writes.
+        self._settling = self._writer if self.is_sqlite else self._make_writer("chorale-db-settle")
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    def migrate(self, revision: str = "head") -> None:
+        """Bring the schema to `revision`, one process at a time and all or nothing."""
+        with self._migration_lock(), self._writing.begin() as conn:
+            if not self.is_sqlite:
+                self._lock_migrations(conn)
+            alembic.command.upgrade(migration_config(conn), revision)
+
+    async def read(self, fn: Callable[[Connection], T]) -> T:
+        """fn's answer from a read-only transaction. Raises LedgerUnavailable, or what fn raises."""
+        if not self._read_slots.acquire(blocking=False):
+            raise LedgerUnavailable(f"{self._config.max_queued_reads} reads wait already")
+        try:
+            future = self._readers.submit(self.read_sync, fn)
+        except RuntimeError as error:
+            self._read_slots.release()
+            raise LedgerUnavailable("it is closed") from error
+        future.add_done_callback(lambda _: self._read_slots.release())
+        return await asyncio.wrap_future(future)
+
+    def read_sync(self, fn: Callable[[Connection], T]) -> T:
+        try:
+            return self._read_once(fn)
+        except exc.DBAPIError as error:
+            if not error.connection_invalidated:
+                raise unavailable(error) from error
+        except exc.TimeoutError as error:
+            raise unavailable(error) from error
+        # The server dropped an idle connection; the pool has forgotten the others with it.
+        try:
+            return self._read_once(fn)
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise unavailable(error) from error
+
+    async def write(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
+        """fn's answer once it is durable, committed in one group with its neighbours.
+
+        order: writes of one group run sorted by it, "" first; who locks a tenant passes its id, so
+        that two gateways lock in one order. An exception of fn undoes fn alone. Raises
+        LedgerUnavailable; after a commit whose answer was lost the write may still be there, so
+        what is written is safe to write again.
+        """
+        return await asyncio.wrap_future(self.submit(fn, order=order))
+
+    async def write_apart(self, fn: Callable[[Connection], T]) -> T:
+        """`write` for what takes long: on PostgreSQL no hold waits for it."""
+        return await asyncio.wrap_future(self._settling.submit(fn, ""))
+
+    def write_sync(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
+        """`write` for threads and command-line tools; never called on an event loop."""
+        return self.submit(fn, order=order).result()
+
+    def submit(self, fn: Callable[[Connection], T], *, order: str = "") -> "Future[T]":
+        """`write` as a future that any thread may wait for. Raises LedgerUnavailable at once."""
+        return self._writer.submit(fn, order)
+
+    @contextmanager
+    def begin(self) -> Iterator[Connection]:
+        """A write transaction of a worker thread's own, beside the writer; keep it short.
+
+        For work in several steps, with long ones between them. Raises LedgerUnavailable.
+        """
+        try:
+            with self._writing.begin() as conn:
+                yield conn
+        except (exc.DBAPIError, exc.TimeoutError) as error:
+            raise unavailable(error) from error
+
+    def close(self) -> None:
+        """Finish what is queued, then let go of the database and of its lock."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        self._writer.close()
+        if self._settling is not self._writer:
+            self._settling.close()
+        self._readers.shutdown()
+        self.engine.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _make_writer(self, name: str) -> GroupWriter:
+        return GroupWriter(
+            self._writing,
+            name,
+            max_queued=self._config.max_queued_writes,
+            max_group=self._config.max_group,
+            attempts=self._config.write_attempts,
+        )
+
+    def _read_once(self, fn: Callable[[Connection], T]) -> T:
+        with self._reading.connect() as conn:
+            return fn(conn)
+
+    @contextmanager
+    def _migration_lock(self) -> Iterator[None]:
+        if not self.is_sqlite:
+            yield
+            return
+        lock = FileLock(Path(str(self.url.database)).with_name("migrate.lock"))
+        deadline = time.monotonic() + self._config.migration_timeout_s
+        while not lock.acquire():
+            if time.monotonic() > deadline:
+                raise MigrationLocked(self._config.migration_timeout_s)
+            time.sleep(0.05)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _lock_migrations(self, conn: Connection) -> None:
+        timeout_ms = int(self._config.migration_timeout_s * 1000)
+        conn.execute(sa.text(f"SET LOCAL statement_timeout = {timeout_ms}"))
+        conn.execute(sa.text(f"SET LOCAL lock_timeout = {timeout_ms}"))
+        try:
+            conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK_KEY)))
+        except exc.OperationalError as error:
+            raise MigrationLocked(self._config.migration_timeout_s) from error
+
+
+def migration_config(conn: Connection) -> alembic.config.Config:
+    """Alembic's configuration, made in code, for commands that run on `conn`."""
+    config = alembic.config.Config()
+    folder = Path(str(migrations.__file__)).parent
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = conn
+    return config
+
+
+def _normalize(text: str) -> URL:
+    url = make_url(text)
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return url.set(drivername="postgresql+psycopg")
+    in_memory = url.database in (None, "", ":memory:")
+    if url.drivername in ("sqlite", "sqlite+pysqlite") and not in_memory:
+        return url.set(drivername="sqlite+pysqlite")
+    raise UnsupportedDatabase(url)
+
+
+def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
+    pool: dict[str, Any] = {
+        "pool_size": config.read_threads + 2,
+        "max_overflow": 4,
+        "pool_timeout": config.connect_timeout_s,
+    }
+    if url.get_backend_name() != "sqlite":
+        timeout_ms = int(config.statement_timeout_s * 1000)
+        arguments = {
+            "connect_timeout": max(1, int(config.connect_timeout_s)),
+            "options": f"-c statement_timeout={timeout_ms} -c lock_timeout={timeout_ms}",
+        }
+        return sa.create_engine(url, connect_args=arguments, **pool)
+    engine = sa.create_engine(url, connect_args={"timeout": config.busy_timeout_s}, **pool)
+    _set_up_sqlite(engine, SameFile(Path(str(url.database))))
+    return engine
+
+
+def _set_up_sqlite(engine: Engine, file: SameFile) -> None:
+    def check_file(*_: object) -> None:
+        if file.is_gone():
+            raise LedgerUnavailable("its file was moved or replaced; restart with the right one")
+
+    def set_up(connection: Any, _record: object) -> None:
+        # The driver would begin transactions by itself, late and never immediate; `begin` does.
+        connection.isolation_level = None
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+        file.note_opened()
+
+    def begin(conn: Connection) -> None:
+        # IMMEDIATE: a write that begins as a read cannot wait for its turn, it fails when it
+        # upgrades.
+        if conn.get_execution_options().get("chorale_writes"):
+            check_file()
+            conn.exec_driver_sql("PRAGMA query_only=OFF")
+            conn.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            conn.exec_driver_sql("PRAGMA query_only=ON")
+            conn.exec_driver_sql("BEGIN")
+
+    sa.event.listen(engine, "do_connect", check_file)
+    sa.event.listen(engine, "connect", set_up)
+    sa.event.listen(engine, "begin", begin)
+
+
+def _lock_gateway(path: Path) -> "FileLock":
+    lock = FileLock(path)
+    if not lock.acquire():
+        raise DatabaseInUse(path, path.read_text().strip() or "unknown")
+    lock.path.write_text(f"process {os.getpid()}")
+    return lock

@@ -1,0 +1,68 @@
+"""Leased rows: what only one process may do at a time, and who does it until when.
+
+SQLite serves one gateway, which its file lock sees to; there every lease is granted at once.
+"""
+
+import time
+import uuid
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Connection
+
+from server.database.clock import from_now
+from server.database.database import Database
+from server.database.tables import leases
+
+LEASE_S = 10.0
+
+
+class Leases:
+    """One process's leases. A lease that is asked for again and again is kept.
+
+    It may be lost between two questions, so what is done under it must be harmless if done twice.
+    """
+
+    def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
+        self._database = database
+        self._lease_s = lease_s
+        self._holder = uuid.uuid4().hex
+        self._renew_at: dict[str, float] = {}
+
+    async def hold(self, name: str) -> bool:
+        """Whether the lease is ours. Raises LedgerUnavailable."""
+        if self._database.is_sqlite:
+            return True
+        now = time.monotonic()
+        if now < self._renew_at.get(name, 0.0):
+            return True
+        self._renew_at.pop(name, None)
+        is_ours = await self._database.write(
+            lambda conn: acquire(conn, name, self._holder, int(self._lease_s * 1000))
+        )
+        if is_ours:
+            # Ours for longer than that: renewed in time, it is never another's.
+            self._renew_at[name] = now + self._lease_s / 3
+        return is_ours
+
+    async def release(self) -> None:
+        """Give all of them back, so that no other has to wait. Raises LedgerUnavailable."""
+        self._renew_at.clear()
+        if not self._database.is_sqlite:
+            query = sa.delete(leases).where(leases.c.holder == self._holder)
+            await self._database.write(lambda conn: conn.execute(query).rowcount)
+
+
+def acquire(conn: Connection, name: str, holder: str, lease_ms: int) -> bool:
+    """Take a lease, or keep it, on the database's clock; False while it is another's."""
+    now: Any = from_now(conn, 0, 0)
+    insert = postgresql.insert(leases).values(
+        name=name, holder=holder, expires_at_ms=from_now(conn, 0, lease_ms)
+    )
+    upsert = insert.on_conflict_do_update(
+        index_elements=["name"],
+        set_={"holder": insert.excluded.holder, "expires_at_ms": insert.excluded.expires_at_ms},
+        where=sa.or_(leases.c.holder == holder, leases.c.expires_at_ms < now),
+    )
+    return conn.execute(upsert.returning(leases.c.name)).first() is not None

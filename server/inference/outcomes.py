@@ -1,0 +1,52 @@
+"""How an engine's no becomes an answer: refusals, and failures on the way."""
+
+from engine.errors import RequestRefused
+from engine.messages import AddRequest, RequestOutput
+from server.api import errors
+from server.api.errors import ApiError
+
+
+def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str) -> ApiError | None:
+    """Of a request that the engine accepted and could not serve; None while all is well.
+
+    Never in the engine's words: `output.error` may name keys and hosts.
+    """
+    if not output.num_completion_tokens:
+        if output.stop_cause == "first_token_timeout":
+            return errors.first_token_timeout(message.first_token_timeout_s)
+        if output.stop_cause == "deadline":
+            return errors.request_timeout(message.deadline_s)
+    if output.finish_reason != "error":
+        return None
+    match output.stop_cause:
+        case "adapter_loading":
+            return errors.adapter_loading(output.retry_after_s)
+        case "adapter_missing":
+            return errors.adapter_missing()
+        case "adapter_corrupt":
+            return errors.adapter_corrupt()
+        case "adapter_incompatible":
+            return errors.adapter_incompatible()
+        case "adapter_too_large":
+            return errors.adapter_too_large()
+        case "adapter_not_invoked":
+            return errors.adapter_not_invoked(param=prompt_param)
+        case "gateway_lost":
+            return errors.engine_unavailable()
+    return errors.internal_error()
+
+
+def refusal_of(refused: RequestRefused) -> ApiError:
+    """Of a request that the engine did not accept."""
+    if refused.reason == "queue_full":
+        return errors.overloaded()
+    if refused.reason == "metering_unavailable":
+        return errors.metering_unavailable()
+    return errors.internal_error()
+
+
+def quarantined() -> ApiError:
+    return errors.invalid_request(
+        "The engine died twice while serving exactly this request; change it.",
+        code="request_quarantined",
+    )

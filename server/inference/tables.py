@@ -1,0 +1,25 @@
+"""The table of answers that are kept for requests with an Idempotency-Key.
+
+Times are Unix milliseconds.
+"""
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, String, Table, Text
+
+from registry.tables import metadata
+
+# An Idempotency-Key of a tenant at an endpoint, and the answer that it got.
+# body_sha256: of the request.   status: None while it runs.   body: of the answer, compressed.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("endpoint", String(64), primary_key=True),
+    Column("key", String(255), primary_key=True),
+    Column("body_sha256", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("status", Integer),
+    Column("headers", Text),
+    Column("body", LargeBinary),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=False, index=True),
+)

@@ -1,0 +1,76 @@
+"""Token leases: more is paid for before the engine has used up what was.
+
+Only tenants with a hard budget have leases that end before their requests do. Hold and lease are
+extended together or not at all; the engine never waits, and stops at the last leased token.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from engine.messages import LeaseLow
+from server.billing.budgets import extend
+from server.database.clock import now_ms
+from server.database.database import Database, LedgerUnavailable
+from server.pool.engines import Engines
+from server.pool.running import Running, RunningRequest
+
+_RETRY_WAITS_S = (0.2, 0.5, 1.0)
+"""Then the request stops where its lease ends."""
+
+
+class TokenLeases:
+    """Answers the engine's LeaseLow. At most one question a request is under way."""
+
+    def __init__(
+        self,
+        database: Database,
+        running: Running,
+        *,
+        retry_waits_s: Sequence[float] = _RETRY_WAITS_S,
+    ) -> None:
+        self._database = database
+        self._running = running
+        self._retry_waits_s = retry_waits_s
+        self._asking: dict[str, asyncio.Task[None]] = {}
+
+    def extend_soon(self, engines: Engines, low: LeaseLow) -> None:
+        """Never waits; a request that has ended meanwhile gets nothing."""
+        if low.request_id not in self._asking:
+            task = asyncio.create_task(self._extend(engines, low))
+            self._asking[low.request_id] = task
+            task.add_done_callback(lambda _: self._asking.pop(low.request_id, None))
+
+    async def close(self) -> None:
+        tasks = list(self._asking.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _extend(self, engines: Engines, low: LeaseLow) -> None:
+        request = self._running.find(low.request_id)
+        if request is None:
+            return
+        for wait_s in self._retry_waits_s:
+            lease = 0
+            with contextlib.suppress(LedgerUnavailable):
+                lease = await self._extend_hold(request)
+            if lease > low.token_lease:
+                await engines.extend_lease(low.request_id, lease)
+            if lease or self._running.find(low.request_id) is None:
+                return
+            # The ledger is away, or somebody else has the hold's row just now.
+            await asyncio.sleep(wait_s)
+
+    async def _extend_hold(self, request: RunningRequest) -> int:
+        """Completion tokens that it covers now, in all; 0 if that cannot be said."""
+        return await self._database.write(
+            lambda conn: extend(
+                conn,
+                request.request_id,
+                request.wanted_tokens,
+                num_answers=request.num_answers,
+                now_ms=now_ms(),
+            ),
+            order=request.tenant_id,
+        )

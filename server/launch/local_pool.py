@@ -1,0 +1,115 @@
+"""The engines of one machine: as many as are wanted, and what is left of those that are no more.
+
+Number k lives in `DATA_DIR/engine-k`, number 1 in `DATA_DIR/engine`. Whoever has to go is the
+highest. An engine that went, or was killed on its way, or was there when more of them were
+configured, leaves a journal: until all of it is settled, a process without a model stands in its
+place (`engine.retired`).
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from engine.endpoint import Endpoint
+from engine.leaving import is_settled
+from server.launch.supervisor import ChildSpec
+from server.pool.files import (
+    Member,
+    PoolFileDamaged,
+    changed_at,
+    members_path,
+    read_wanted,
+    wanted_path,
+    write_members,
+)
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = re.compile(r"engine-([2-9]|[1-9][0-9]+)")
+
+MakeChild = Callable[[int], ChildSpec]
+
+
+def engine_folders(data_dir: Path) -> list[Path]:
+    """Of all engines that there were on this machine, by number."""
+    if not data_dir.is_dir():
+        return []
+    found = [(_number(path), path) for path in data_dir.iterdir() if (path / "identity").exists()]
+    return [path for number, path in sorted(found) if number]
+
+
+def engine_name(number: int) -> str:
+    """Of engine number 1, 2 and so on; its folder and its configuration are called so, too."""
+    return "engine" if number == 1 else f"engine-{number}"
+
+
+def _number(folder: Path) -> int:
+    """0 where it is no engine's."""
+    if folder.name == engine_name(1):
+        return 1
+    match = _FOLDER.fullmatch(folder.name)
+    return int(match[1]) if match else 0
+
+
+class LocalPool:
+    """A plan for the supervisor: call it again and again.
+
+    least, most: engines, whatever is wanted.   make_engine, make_retired: the child for a number,
+    with its folder and its configuration; each is asked once.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        least: int,
+        most: int,
+        make_engine: MakeChild,
+        make_retired: MakeChild,
+    ) -> None:
+        self._data_dir = data_dir
+        self._least = least
+        self._most = most
+        self._make_engine = cache(make_engine)
+        self._make_retired = cache(make_retired)
+        self._wanted = least
+        self._wanted_at = 0
+        self._members: list[Member] | None = None
+
+    def __call__(self) -> list[ChildSpec]:
+        """Who should run now. What gateways have to know of it is written first."""
+        num_engines = self._num_wanted()
+        retired = self._unsettled(above=num_engines)
+        engines = range(1, num_engines + 1)
+        self._tell([*engines, *retired])
+        return [*map(self._make_engine, engines), *map(self._make_retired, retired)]
+
+    def _num_wanted(self) -> int:
+        path = wanted_path(self._data_dir)
+        if (at := changed_at(path)) != self._wanted_at:
+            self._wanted_at = at
+            try:
+                self._wanted = read_wanted(path) or self._least
+            except PoolFileDamaged as error:
+                logger.error("%s", error)
+        return min(max(self._wanted, self._least), self._most)
+
+    def _unsettled(self, above: int) -> list[int]:
+        """Numbers of engines that there were, and whose journals somebody still has to read."""
+        numbers = sorted(map(_number, self._data_dir.iterdir()))
+        return [n for n in numbers if n > above and not is_settled(self._folder(n))]
+
+    def _tell(self, numbers: list[int]) -> None:
+        members = [self._member(number) for number in numbers]
+        if members != self._members:
+            write_members(members_path(self._data_dir), members)
+            self._members = members
+
+    def _member(self, number: int) -> Member:
+        endpoint = Endpoint.of_socket(self._folder(number) / "engine.sock")
+        return Member(engine_name(number), endpoint.address)
+
+    def _folder(self, number: int) -> Path:
+        return self._data_dir / engine_name(number)

@@ -1,0 +1,354 @@
+"""From settings to the processes of `chorale serve`: what each is given, and nothing more.
+
+    fetcher   python -m lora.fetch    object store to disk; has the store's credentials
+    engine    python -m engine        has the model; no credentials, no database; one or several
+    gateway   python -m server        HTTP; has the database, the store and the admin key
+    placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
+
+ServeError
+├── ModelNotFound         neither a folder nor a model that the hub would give
+├── ModelNotServed        it is there, and cannot be served as it is
+├── TooFewGpus            for so many engines
+├── RayMissing            engines are to run on a cluster, and its package is not installed
+├── AddressInUse          something else listens there
+└── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from engine.wire import write_vocabulary
+from registry.base_model import BaseModel
+from registry.errors import UnsupportedBaseModel
+from server.cluster.config import PlacerConfig, placer_command, placer_environment
+from server.cluster.pool import Kind
+from server.launch.gpus import VARIABLE as GPUS_VARIABLE
+from server.launch.gpus import share_of, visible_gpus
+from server.launch.local_pool import LocalPool, engine_name
+from server.launch.secrets import Secrets
+from server.launch.settings import Settings
+from server.launch.supervisor import ChildSpec, Plan
+from server.pool.keys import PoolKeys
+from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+_MAX_SOCKET_PATH = 100
+"""Linux has room for 107 bytes."""
+_SETTLE_S = 10.0
+"""What a gateway may take after the drain: the last journal records are read and posted."""
+_KILL_S = 5.0
+"""What an engine may take to leave beyond its own time for that."""
+_PLACER_STOP_S = 15.0
+"""It says goodbye to a cluster."""
+_RETIRED = "engine.retired"
+
+# Of the environment, what only some of the processes may see.
+_STORE_CREDENTIALS = ("AWS_",)
+_CLUSTER = ("RAY_",)
+_GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
+
+
+class ServeError(Exception):
+    """Why nothing was started; str() is for the operator."""
+
+
+class ModelNotFound(ServeError):
+    def __init__(self, model: str, reason: str) -> None:
+        self.model = model
+        super().__init__(f"There is no model {model!r}: {reason}.")
+
+
+class ModelNotServed(ServeError):
+    pass
+
+
+class TooFewGpus(ServeError):
+    def __init__(self, num_engines: int, size: int, num_gpus: int) -> None:
+        self.num_needed, self.num_gpus = num_engines * size, num_gpus
+        super().__init__(
+            f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
+            " here; choose fewer --engines and --max-engines, or --device cpu."
+        )
+
+
+class RayMissing(ServeError):
+    def __init__(self) -> None:
+        super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
+
+
+class AddressInUse(ServeError):
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        self.host, self.port = host, port
+        super().__init__(f"Cannot listen on {host}:{port} ({reason}); choose another --port.")
+
+
+class DataDirTooLong(ServeError):
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            f"The path {data_dir} is too long for the sockets in it; choose a shorter --data-dir."
+        )
+
+
+def settle_settings(settings: Settings) -> Settings:
+    """The same with an absolute data directory, which is made, and a port that is free now.
+
+    Raises AddressInUse, DataDirTooLong.
+    """
+    data_dir = settings.data_dir.expanduser().resolve()
+    longest = data_dir / engine_name(settings.most_engines) / "engine.sock"
+    if len(os.fsencode(longest)) > _MAX_SOCKET_PATH:
+        raise DataDirTooLong(data_dir)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    port = _free_port(settings.host, settings.port)
+    pool_dir = settings.pool_dir and settings.pool_dir.expanduser().resolve()
+    changes = {"data_dir": data_dir, "pool_dir": pool_dir, "port": port}
+    return settings.model_copy(update=changes)
+
+
+def prepare(
+    settings: Settings,
+    *,
+    engine_module: str = "engine",
+    gateway_module: str = "server",
+) -> Plan:
+    """Write what the processes read at start; the processes, in the order of their start.
+
+    settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError,
+    SecretError.
+    """
+    data_dir = settings.data_dir
+    secrets = Secrets.load(data_dir, may_make=not _shares(settings))
+    model_dir = find_model(settings.model)
+    try:
+        base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
+        tokenizer = Tokenizer(model_dir)
+    except (UnsupportedBaseModel, UnsupportedTokenizer) as error:
+        raise ModelNotServed(str(error)) from error
+    _check_length(settings, base)
+    (data_dir / "engine").mkdir(exist_ok=True)
+    write_vocabulary(data_dir / "engine" / "vocabulary", tokenizer.vocabulary)
+    gateway_config = {"settings": settings.model_dump(mode="json"), "model_dir": str(model_dir)}
+    write_private(data_dir / "gateway.json", gateway_config)
+    engine_config = _engine_config(settings, base, tokenizer)
+    fetcher, gateway = _fetcher(settings), _gateway(settings, gateway_module)
+    if settings.ray is not None:
+        placer = _placer(settings, secrets, engine_config, engine_module)
+        return lambda: [placer, gateway]
+    pool = _local_pool(settings, engine_config, engine_module)
+    pool()
+    return lambda: [fetcher, *pool(), gateway]
+
+
+def _shares(settings: Settings) -> bool:
+    """Whether there may be other gateways, which need the same secrets."""
+    url = settings.database_url or "sqlite"
+    return settings.redis_url is not None or not url.startswith("sqlite")
+
+
+def find_model(model: str) -> Path:
+    """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not _HUB_ID.fullmatch(model):
+        raise ModelNotFound(model, "no such folder, and no hub id either")
+    # Only here: its import takes longer than all the rest of a start from a folder.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = f"no such folder, and the hub does not give it ({first_line})"
+        raise ModelNotFound(model, reason) from error
+
+
+def write_private(path: Path, content: dict[str, Any]) -> None:
+    """JSON that may hold keys and passwords, with mode 0600."""
+    draft = path.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file, indent=2)
+    draft.rename(path)
+
+
+def _check_length(settings: Settings, base: BaseModel) -> None:
+    longest = base.config.get("max_position_embeddings")
+    if settings.max_model_len and longest and settings.max_model_len > longest:
+        raise ModelNotServed(
+            f"max_model_len is {settings.max_model_len}; {base.model_id} was made for {longest}."
+        )
+
+
+def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The fields of engine.config.EngineConfig, by name: the file is the interface.
+
+    Without data_dir: each engine has one of its own.
+    """
+    data_dir = settings.data_dir
+    same = (
+        "device", "dtype", "quantization", "kv_cache_dtype", "batch_invariant",
+        "enforce_eager", "lora_overlap", "reference_kernels", "arena_bytes",
+        "memory_utilization", "threads", "tensor_parallel_size", "max_model_len", "block_size",
+        "max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step",
+        "max_skips",
+        "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
+        "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
+        "max_pinned_share", "leave_timeout_s", "hold_lifetime_s",
+    )  # fmt: skip
+    return {
+        "model_dir": str(base.path),
+        "base_revision": base.base_revision,
+        "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
+        "eos_token_ids": list(tokenizer.eos_token_ids),
+        "public_prefixes": _public_prefixes(settings.public_prompts, tokenizer),
+        "adapter_cache_dir": str(data_dir / "cache" / "adapters"),
+        "fetcher_socket": str(data_dir / "engine" / "fetch.sock"),
+        **{name: getattr(settings, name) for name in same},
+    }
+
+
+def _public_prefixes(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of each text as the beginning of a prompt, and as a chat's system message."""
+    prefixes = [tokenizer.encode(prompt) for prompt in prompts]
+    for prompt in prompts:
+        # Where two chats with the same system message part, the system message is over.
+        with contextlib.suppress(TemplateError):
+            one, other = (
+                tokenizer.encode(tokenizer.render(_chat(prompt, user)), add_special_tokens=False)
+                for user in ("a", "1")
+            )
+            prefixes.append(list(os.path.commonprefix([one, other])))
+    return prefixes
+
+
+def _chat(system: str, user: str) -> list[dict[str, str]]:
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def _fetcher(settings: Settings) -> ChildSpec:
+    return fetcher_child(
+        socket=settings.data_dir / "engine" / "fetch.sock",
+        storage=settings.storage_url,
+        cache=settings.data_dir / "cache" / "adapters",
+        quota_bytes=settings.disk_cache_bytes,
+        max_fetches=settings.max_fetches,
+    )
+
+
+def fetcher_child(
+    *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
+) -> ChildSpec:
+    """With the store's credentials, of all there is in the environment."""
+    command = (
+        sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
+        "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
+    )  # fmt: skip
+    return ChildSpec("fetcher", command, _environment(without=(*_GATEWAY_ONLY, *_CLUSTER)))
+
+
+def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> LocalPool:
+    """config: what is the same for all engines. Raises TooFewGpus."""
+    data_dir, size = settings.data_dir, settings.tensor_parallel_size
+    gpus = _gpus_to_share(settings)
+
+    def make_engine(number: int) -> ChildSpec:
+        name = engine_name(number)
+        (data_dir / name).mkdir(exist_ok=True)
+        path = data_dir / f"{name}.json"
+        write_private(path, {**config, "data_dir": str(data_dir / name)})
+        child = engine_child(name, module, path, settings.threads)
+        own_gpus = {GPUS_VARIABLE: share_of(number, size, gpus)} if gpus else {}
+        return replace(
+            child,
+            environment={**child.environment, **own_gpus},
+            leave_timeout_s=settings.leave_timeout_s + _KILL_S,
+        )
+
+    def make_retired(number: int) -> ChildSpec:
+        name = engine_name(number)
+        path = data_dir / f"{name}.json"
+        # What it leaves open ran on the model that it was started with.
+        ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
+        write_private(path, {**config, "data_dir": str(data_dir / name), **ran_on})
+        return engine_child(name, _RETIRED, path, threads=1)
+
+    return LocalPool(
+        data_dir,
+        least=settings.engines,
+        most=settings.most_engines,
+        make_engine=make_engine,
+        make_retired=make_retired,
+    )
+
+
+def _placer(settings: Settings, secrets: Secrets, config: dict[str, Any], module: str) -> ChildSpec:
+    """What keeps the engines on a cluster. config: what is the same for all. Raises RayMissing."""
+    if importlib.util.find_spec("ray") is None:
+        raise RayMissing
+    if settings.storage is None:
+        # Nodes look for it before anything is stored.
+        (settings.data_dir / "objects").mkdir(exist_ok=True)
+    modules: dict[Kind, str] = {"engine": module, "retired": _RETIRED}
+    path = settings.data_dir / "placer.json"
+    write_private(path, asdict(PlacerConfig.of(settings, PoolKeys.of(secrets), config, modules)))
+    environment = placer_environment(_environment(without=_GATEWAY_ONLY))
+    return ChildSpec("placer", placer_command(path), environment, _PLACER_STOP_S, stage=1)
+
+
+def base_revision_of(path: Path) -> str | None:
+    """Of an engine's configuration; None where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(path.read_text())["base_revision"])
+    return None
+
+
+def _gpus_to_share(settings: Settings) -> list[str]:
+    """None where a single engine takes what it finds. Raises TooFewGpus."""
+    if settings.most_engines == 1 or settings.device == "cpu":
+        return []
+    gpus, size = visible_gpus(os.environ), settings.tensor_parallel_size
+    if gpus and len(gpus) < settings.most_engines * size:
+        raise TooFewGpus(settings.most_engines, size, len(gpus))
+    return gpus
+
+
+def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
+    """Without credentials."""
+    command = (sys.executable, "-m", module, str(config_path))
+    environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS, *_CLUSTER))
+    environment["OMP_NUM_THREADS"] = str(threads)
+    return ChildSpec(name, command, environment, stage=1)
+
+
+def _gateway(settings: Settings, module: str) -> ChildSpec:
+    command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
+    stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
+    return ChildSpec("gateway", command, _environment(without=_CLUSTER), stop_timeout_s, stage=2)
+
+
+def _environment(without: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(without)}
+
+
+def _free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. The gateway binds it later; this only complains early."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise AddressInUse(host, port, error.strerror or str(error)) from None
+        return int(probe.getsockname()[1])

@@ -1,0 +1,313 @@
+"""Keeps the processes of `chorale serve` running: starts, restarts with back-off, stops in order.
+
+Knows nothing of what they do (see `server.launch.plan`). What should run is a plan that is asked at
+every poll: who is not in it any more is asked to go, and killed when its time is up; who is in it
+as another command is replaced so. One thread, no event loop: children are polled.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PR_SET_PDEATHSIG = 1
+_SHOWN_LINES = 10
+"""Lines of a log that are shown to say why a child could not start."""
+
+
+class DataDirInUse(Exception):
+    """Another supervisor runs on this data directory."""
+
+    def __init__(self, data_dir: Path, holder: str) -> None:
+        self.data_dir = data_dir
+        super().__init__(
+            f"{data_dir} is in use by another `chorale serve` ({holder}); "
+            "stop it, or choose another --data-dir."
+        )
+
+
+class ChildCannotStart(Exception):
+    """A child that ended and is not to be started again. log: the file that has its output."""
+
+    def __init__(self, name: str, how: str, log: Path | None) -> None:
+        self.name = name
+        super().__init__(f"The {name} {how}; {_last_words(log)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """A process to keep running.
+
+    stop_timeout_s: between SIGTERM and SIGKILL when all are stopped.   leave_timeout_s: when it
+    alone has to go, or give its place to another.   stage: children of one are stopped together.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    stop_timeout_s: float = 5.0
+    leave_timeout_s: float = 5.0
+    stage: int = 0
+
+
+Plan = Callable[[], Sequence[ChildSpec]]
+"""Says who should run now, in the order of their start, each name once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorConfig:
+    """Back-off doubles from first to max; a child that lived for healthy_s starts over."""
+
+    first_delay_s: float = 0.1
+    max_delay_s: float = 10.0
+    healthy_s: float = 30.0
+    poll_s: float = 0.05
+
+
+class Supervisor:
+    """`with Supervisor(plan) as supervisor: supervisor.run()`.
+
+    plan: the children that should run, or a function that says which. They start in this order, and
+    stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
+    logs: a folder for what they write, a file each; None: they write where this process does.
+    Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through here,
+    and on Linux they die with this process even if it is killed.
+    """
+
+    def __init__(
+        self,
+        plan: Plan | Sequence[ChildSpec],
+        config: SupervisorConfig | None = None,
+        *,
+        logs: Path | None = None,
+    ) -> None:
+        self._config = config or SupervisorConfig()
+        self._logs = logs
+        self._plan = plan if callable(plan) else lambda: plan
+        self._children: dict[str, _Child] = {}
+        self._num_signals = 0
+        self._previous_handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "Supervisor":
+        for number in _SIGNALS:
+            self._previous_handlers[number] = signal.signal(number, self._on_signal)
+        self.tend()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._stop()
+        finally:
+            for number, handler in self._previous_handlers.items():
+                signal.signal(number, handler)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._num_signals > 0
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the children that run now, by name."""
+        return {name: c.process.pid for name, c in self._children.items() if c.process}
+
+    def run(self, until: Callable[[], bool] = lambda: False, *, may_restart: bool = True) -> None:
+        """Tend the children until a signal comes, or until `until` says so at a poll.
+
+        Raises ChildCannotStart: a child said so by its exit code (EX_CONFIG), or it failed and
+        may not restart.
+        """
+        while not self.is_stopping and not until():
+            self.tend(may_restart=may_restart)
+            time.sleep(self._config.poll_s)
+
+    def tend(self, *, may_restart: bool = True) -> None:
+        """Start whatever does not run and is due; ask to go whoever should not run any more."""
+        planned = {spec.name: spec for spec in self._plan()}
+        for spec in planned.values():
+            if spec.name not in self._children:
+                log = self._logs / f"{spec.name}.log" if self._logs else None
+                self._children[spec.name] = _Child(spec, self._config, log)
+        for name, child in list(self._children.items()):
+            child.tend(time.monotonic(), planned.get(name), may_restart)
+            if child.process is None and name not in planned:
+                del self._children[name]
+
+    def _stop(self) -> None:
+        stages = {child.spec.stage for child in self._children.values()}
+        for stage in sorted(stages, reverse=True):
+            self._stop_stage([c for c in self._children.values() if c.spec.stage == stage])
+
+    def _stop_stage(self, children: "Sequence[_Child]") -> None:
+        for child in children:
+            child.terminate()
+        began_at = time.monotonic()
+        for child in children:
+            deadline = began_at + child.spec.stop_timeout_s
+            while child.is_running and time.monotonic() < deadline and self._num_signals < 2:
+                time.sleep(self._config.poll_s)
+            child.kill()
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._num_signals += 1
+        again = "killing" if self._num_signals > 1 else "stopping; once more kills"
+        logger.info("%s: %s", signal.Signals(number).name, again)
+
+
+class Backoff:
+    """How long to wait before the next start of one child."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
+        self._delay_s = config.first_delay_s
+
+    def next_delay_s(self, lived_s: float) -> float:
+        """After a child that lived for so long."""
+        if lived_s >= self._config.healthy_s:
+            self._delay_s = self._config.first_delay_s
+        delay_s = self._delay_s
+        self._delay_s = min(2 * delay_s, self._config.max_delay_s)
+        return delay_s
+
+
+class _Child:
+    """A process under one name, and its successors.
+
+    kill_at: when its patience is up, while it has been asked to go.
+    """
+
+    def __init__(self, spec: ChildSpec, config: SupervisorConfig, log: Path | None) -> None:
+        self.spec = spec
+        self._log = log
+        self.process: subprocess.Popen[bytes] | None = None
+        self._config = config
+        self._backoff = Backoff(config)
+        self._started_at = 0.0
+        self._due_at = 0.0
+        self._kill_at: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def tend(self, now: float, planned: ChildSpec | None, may_restart: bool) -> None:
+        """One look at it. planned: what it should be; None: not there."""
+        if self.process and not self.is_running:
+            self._note_end(self.process.returncode, now, may_restart)
+        if self.process and planned != self.spec and self._kill_at is None:
+            self.terminate()
+            self._kill_at = now + self.spec.leave_timeout_s
+        if self._kill_at is not None and now >= self._kill_at:
+            self.kill()
+            self._kill_at = None
+        if self.process is None and planned is not None:
+            self._take_on(planned)
+            if now >= self._due_at:
+                self._start(now)
+
+    def _note_end(self, returncode: int, now: float, may_restart: bool) -> None:
+        self.process = None
+        if self._kill_at is not None:
+            logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
+            self._kill_at = None
+            return
+        if returncode == os.EX_CONFIG:
+            raise ChildCannotStart(self.spec.name, "cannot start with these settings", self._log)
+        if returncode and not may_restart:
+            how = f"ended before it was ready ({_describe(returncode)})"
+            raise ChildCannotStart(self.spec.name, how, self._log)
+        delay_s = self._backoff.next_delay_s(now - self._started_at)
+        logger.warning(
+            "%s ended (%s); again in %.1f s", self.spec.name, _describe(returncode), delay_s
+        )
+        self._due_at = now + delay_s
+
+    def _take_on(self, planned: ChildSpec) -> None:
+        """Another command did nothing yet that it would have to wait for."""
+        if planned != self.spec:
+            self.spec, self._backoff, self._due_at = planned, Backoff(self._config), 0.0
+
+    def terminate(self) -> None:
+        if self.process and self.is_running:
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """Kill the child and whatever it started."""
+        if self.process is None:
+            return
+        if self.is_running:
+            logger.warning("%s did not stop in time: killed", self.spec.name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def _start(self, now: float) -> None:
+        self._started_at = now
+        with self._log.open("ab") if self._log else contextlib.nullcontext() as output:
+            self.process = subprocess.Popen(
+                self.spec.command,
+                env=self.spec.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=die_with_parent(os.getpid()),
+            )
+        logger.info("%s started (process %d)", self.spec.name, self.process.pid)
+
+
+def _last_words(log: Path | None) -> str:
+    if log is None:
+        return "it says why above."
+    lines = log.read_text(errors="replace").rstrip().splitlines()[-_SHOWN_LINES:]
+    return "\n".join([f"{log} ends with:", *lines]) if lines else f"it wrote nothing to {log}."
+
+
+def _describe(returncode: int) -> str:
+    if returncode < 0:
+        return signal.Signals(-returncode).name
+    return f"exit code {returncode}"
+
+
+def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
+    """A function that a child begins with, so that Linux kills it together with its supervisor."""
+    if sys.platform != "linux":
+        return None
+    # Loaded here: between fork and exec nothing may be imported.
+    prctl = ctypes.CDLL(None).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before we asked
+            os._exit(1)
+
+    return ask
+
+
+@contextmanager
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """One supervisor a data directory. Raises DataDirInUse."""
+    with (data_dir / "supervisor.lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise DataDirInUse(data_dir, file.read().strip() or "unknown") from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()}\n")
+        file.flush()
+        yield

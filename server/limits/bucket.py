@@ -1,0 +1,227 @@
+"""One limit's state, in integers: a bucket of requests or tokens a minute, or a set of seats.
+
+Of every state: `touch` brings it to now, `wait_ms` asks, `charge` takes, `settle` gives back.
+`limits.lua` does the same step by step; every number stays below 2^53, which Lua counts exactly.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from server.limits.rules import Holder, Limit, Standing
+
+WINDOW_MS = 60_000
+"""Of every rate: a minute's worth may come at once, and refills evenly in a minute."""
+
+
+class State(Protocol):
+    """What `States` keeps of one limit. Times are the caller's; an earlier one changes nothing."""
+
+    def touch(self, amount: int, now_ms: int) -> None:
+        """Bring it to now, under the amount that it had; from now on it has `amount`."""
+
+    def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
+        """Until `units` fit if nothing else happens; 0 when they fit now."""
+
+    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
+        """Take them, after `touch`."""
+
+    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+        """The charge ends, having used that much; of one that is not open nothing happens."""
+
+    def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
+        """As it is now."""
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Nothing is lost if it is forgotten."""
+
+    def pack(self) -> list[Any]:
+        """As JSON holds it; `unpack` makes it again."""
+
+
+class Bucket:
+    """Requests or tokens a minute. backlog: in units x 60,000; `amount` of it drains in a ms.
+
+    Debt may exceed the minute's worth. charges: the open ones, the oldest first, as
+    [units x 60,000, lowest backlog since, expires_ms].   quiet_until_ms: before it none expires.
+    """
+
+    __slots__ = ("amount", "at_ms", "backlog", "charges", "quiet_until_ms")
+
+    def __init__(self, amount: int, backlog: int, at_ms: int) -> None:
+        self.amount = amount
+        self.backlog = backlog
+        self.at_ms = at_ms
+        self.charges: dict[str, list[int]] = {}
+        self.quiet_until_ms = at_ms
+
+    def touch(self, amount: int, now_ms: int) -> None:
+        self.backlog = backlog = self._backlog(now_ms)
+        self.at_ms = now_ms = max(now_ms, self.at_ms)
+        self.amount = amount
+        # The newer stand no lower than the older, so the walk ends at the first that is low enough.
+        for charge in reversed(self.charges.values()):
+            if charge[1] <= backlog:
+                break
+            charge[1] = backlog
+        # Looked for only then: a walk over all that are open, of every limit of every request.
+        if now_ms >= self.quiet_until_ms:
+            self._drop_expired(now_ms)
+
+    def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
+        if amount <= 0:
+            return WINDOW_MS
+        # Clamped: a request for more than the limit would otherwise never be admitted.
+        units = min(units, amount)
+        missing = self._backlog(now_ms) + (units - amount) * WINDOW_MS
+        return max(0, -(-missing // amount))
+
+    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
+        charged = min(units, self.amount) * WINDOW_MS
+        self.backlog += charged
+        expires_ms = self.at_ms + lease_ms
+        self.charges[request_id] = [charged, self.backlog, expires_ms]
+        self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
+
+    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+        """Refund what was not used, or charge what was used beyond.
+
+        At most the lowest backlog since the charge comes back: without the charge the bucket would
+        have been full at that moment, and what refills a full bucket is lost.
+        """
+        self.touch(self.amount, now_ms)
+        charge = self.charges.get(request_id)
+        if charge is None:
+            return
+        unused = charge[0] - used * WINDOW_MS
+        if unused < 0:
+            self.backlog -= unused
+        else:
+            refund = min(unused, charge[1])
+            self.backlog -= refund
+            self._rewrite(charge, refund)
+        del self.charges[request_id]
+
+    def _drop_expired(self, now_ms: int) -> None:
+        # An expired charge was used up, for all we know: nothing of it comes back.
+        for request_id in [key for key, held in self.charges.items() if held[2] <= now_ms]:
+            del self.charges[request_id]
+        ends = (held[2] for held in self.charges.values())
+        self.quiet_until_ms = min(ends, default=now_ms + WINDOW_MS)
+
+    def _rewrite(self, charge: list[int], refund: int) -> None:
+        """Correct the other open charges, as if `charge` had been smaller from its first moment."""
+        low, is_newer = charge[1] - refund, True
+        for other in reversed(self.charges.values()):
+            if other is charge:
+                is_newer = False
+            elif is_newer:
+                other[1] -= refund
+            elif other[1] <= low:
+                break
+            else:
+                other[1] = low
+
+    def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
+        backlog = self._backlog(now_ms)
+        now_ms = max(now_ms, self.at_ms)
+        return Standing(
+            limit=limit,
+            remaining=max(0, limit.amount - -(-backlog // WINDOW_MS)),
+            reset_ms=-(-backlog // limit.amount) if limit.amount > 0 else WINDOW_MS,
+            holders=tuple(
+                Holder(request_id, charged // WINDOW_MS, expires_ms - now_ms)
+                for request_id, (charged, _, expires_ms) in self.charges.items()
+                if expires_ms > now_ms
+            )
+            if with_holders
+            else (),
+        )
+
+    def is_idle(self, now_ms: int) -> bool:
+        return self._backlog(now_ms) == 0 and all(
+            expires_ms <= now_ms for _, _, expires_ms in self.charges.values()
+        )
+
+    def pack(self) -> list[Any]:
+        charges = [[request_id, *charge] for request_id, charge in self.charges.items()]
+        return [self.amount, self.backlog, self.at_ms, charges]
+
+    @classmethod
+    def unpack(cls, packed: list[Any], shift_ms: int) -> "Bucket":
+        """On a clock that is ahead of the one it was packed by."""
+        amount, backlog, at_ms, charges = packed
+        bucket = cls(amount, backlog, at_ms + shift_ms)
+        for request_id, charged, low, expires_ms in charges:
+            bucket.charges[request_id] = [charged, low, expires_ms + shift_ms]
+        return bucket
+
+    def _backlog(self, now_ms: int) -> int:
+        return max(0, self.backlog - self.amount * max(0, now_ms - self.at_ms))
+
+
+class Seats:
+    """Requests at a time: those under way, each until its lease runs out; never a counter."""
+
+    __slots__ = ("at_ms", "leases", "quiet_until_ms")
+
+    def __init__(self, at_ms: int) -> None:
+        self.at_ms = at_ms
+        self.leases: dict[str, int] = {}
+        self.quiet_until_ms = at_ms
+
+    def touch(self, amount: int, now_ms: int) -> None:
+        self.at_ms = now_ms = max(now_ms, self.at_ms)
+        if now_ms >= self.quiet_until_ms:
+            self.leases = dict(self._taken(now_ms))
+            self.quiet_until_ms = min(self.leases.values(), default=now_ms + WINDOW_MS)
+
+    def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
+        if amount <= 0:
+            return WINDOW_MS
+        if len(self.leases) < amount:
+            return 0
+        now_ms = max(now_ms, self.at_ms)
+        ends = sorted(expires_ms for _, expires_ms in self._taken(now_ms))
+        # That many have to end before one more may begin.
+        missing = len(ends) + 1 - amount
+        return ends[missing - 1] - now_ms if missing > 0 else 0
+
+    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
+        expires_ms = self.at_ms + lease_ms
+        self.leases[request_id] = expires_ms
+        self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
+
+    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+        self.touch(0, now_ms)
+        self.leases.pop(request_id, None)
+
+    def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
+        now_ms = max(now_ms, self.at_ms)
+        taken = self._taken(now_ms)
+        ends = [expires_ms for _, expires_ms in taken]
+        return Standing(
+            limit=limit,
+            remaining=max(0, limit.amount - len(ends)),
+            reset_ms=min(ends, default=now_ms) - now_ms,
+            holders=tuple(Holder(key, 1, expires_ms - now_ms) for key, expires_ms in taken)
+            if with_holders
+            else (),
+        )
+
+    def is_idle(self, now_ms: int) -> bool:
+        return not self._taken(now_ms)
+
+    def pack(self) -> list[Any]:
+        return [self.at_ms, list(self.leases.items())]
+
+    @classmethod
+    def unpack(cls, packed: list[Any], shift_ms: int) -> "Seats":
+        """On a clock that is ahead of the one they were packed by."""
+        at_ms, leases = packed
+        seats = cls(at_ms + shift_ms)
+        seats.leases = {request_id: expires_ms + shift_ms for request_id, expires_ms in leases}
+        return seats
+
+    def _taken(self, now_ms: int) -> Sequence[tuple[str, int]]:
+        now_ms = max(now_ms, self.at_ms)
+        return [lease for lease in self.leases.items() if lease[1] > now_ms]

@@ -1,0 +1,141 @@
+"""The limiter of one gateway: its state is this process's own, and survives a clean exit.
+
+Beside the database lies a file. While a gateway runs it says so; at a clean exit it holds the
+state. A gateway that finds it saying that one runs knows that the state was lost.
+
+    no file            never served before: every limit starts with all of its amount
+    a running gateway  it was killed: every limit starts empty, and refills within a minute
+    a state            goes on where it was, by the time that passed on this machine's clock
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from server.database.clock import now_ms as wall_ms
+from server.limits.bucket import WINDOW_MS
+from server.limits.rules import Grant, Limit, Standing
+from server.limits.states import States, asked_units, raise_if_limited
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class MemoryLimiter:
+    """All limits, for the one gateway of a database; used by one thread.
+
+    clock: in integer milliseconds, never back.   max_states: limits in use at the same time; one
+    more is refused until one of them is idle.   path: of its file; without one nothing is kept.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = monotonic_ms,
+        *,
+        max_states: int = 50_000,
+        path: Path | None = None,
+    ) -> None:
+        self._clock = clock
+        self._path = path
+        self._max_states = max_states
+        self._states = States(born_ms=clock() - WINDOW_MS, max_states=max_states)
+
+    @property
+    def is_degraded(self) -> bool:
+        """For a minute after the state was lost."""
+        return self._clock() < self._states.born_ms + WINDOW_MS
+
+    async def start(self) -> None:
+        if self._path:
+            self.load(self._path)
+
+    async def run(self) -> None:
+        """Nothing has to be done meanwhile."""
+
+    async def close(self) -> None:
+        if self._path:
+            self.save(self._path)
+
+    async def acquire(
+        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
+    ) -> Grant:
+        now_ms = self._clock()
+        units = [asked_units(limit.metric, tokens) for limit in limits]
+        waits = self._states.acquire(request_id, limits, units, lease_ms, now_ms)
+        standings = self._states.standings(limits, now_ms)
+        raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
+        return Grant(
+            request_id=request_id,
+            limits=tuple(limits),
+            tokens=tokens,
+            epoch=None,
+            standings=standings,
+        )
+
+    async def check(self, limits: Sequence[Limit]) -> None:
+        now_ms = self._clock()
+        waits = self._states.check(limits, now_ms)
+        standings = self._states.standings(limits, now_ms)
+        raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
+
+    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+        self._states.settle(grant, used_tokens, self._clock())
+
+    async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
+        return list(self._states.standings(limits, self._clock(), with_holders=True))
+
+    async def refresh(self) -> None:
+        """There is no other gateway whose way of counting it could be."""
+
+    def load(self, path: Path, *, wall_now_ms: int | None = None) -> None:
+        """Go on where the last gateway ended; from here on the file says that one runs."""
+        now_ms = self._clock()
+        saved = _read(path)
+        if saved is not None:
+            self._states = States(born_ms=now_ms, max_states=self._max_states)
+            if saved:
+                since_ms = max(0, (wall_now_ms or wall_ms()) - saved["wall_ms"])
+                shift_ms = now_ms - since_ms - saved["now_ms"]
+                self._states.born_ms = saved["born_ms"] + shift_ms
+                self._states.unpack(saved["states"], shift_ms)
+        _write(path, {})
+
+    def save(self, path: Path, *, wall_now_ms: int | None = None) -> None:
+        """Leave the state to the next gateway; nothing may be acquired any more."""
+        saved = {
+            "wall_ms": wall_now_ms or wall_ms(),
+            "now_ms": self._clock(),
+            "born_ms": self._states.born_ms,
+            "states": self._states.pack(),
+        }
+        _write(path, saved)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What was saved; {} if nothing was, by a gateway that began; None if none ever did."""
+    try:
+        saved = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return saved if isinstance(saved, dict) else {}
+
+
+def _write(path: Path, saved: dict[str, Any]) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w") as file:
+        json.dump(saved, file)
+        file.flush()
+        # A power cut is a killed gateway too: what it says of itself has to be on the disk.
+        os.fsync(file.fileno())
+    os.replace(part, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,290 @@
+"""The limiter of several gateways: in Redis while it answers, else each counts a share by itself.
+
+    Redis answers late or not at all  ->  the next epoch is `local`: shares, all of them empty
+    Redis has lost its state          ->  the next epoch is `redis` again, empty
+    Redis answers again, three times  ->  the next epoch is `redis`, empty
+
+Which epoch it is stands in the database (`epochs`), so that no two ways of counting are in use.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from server.database.clock import now_ms
+from server.database.database import LedgerUnavailable
+from server.limits.bucket import WINDOW_MS
+from server.limits.epochs import Epoch, Epochs, Mode
+from server.limits.local_share import LocalShare
+from server.limits.memory import monotonic_ms
+from server.limits.redis_calls import StateUnavailable
+from server.limits.redis_states import (
+    Answer,
+    Call,
+    CarryNeeded,
+    RedisStates,
+    StateLost,
+    acquire_call,
+    check_call,
+    leave_call,
+    settle_call,
+    standings_call,
+)
+from server.limits.rules import Grant, Limit, RateLimited, Standing
+from server.limits.states import raise_if_limited
+
+logger = logging.getLogger(__name__)
+
+_MAX_EPOCHS = 3
+"""That one call goes through; then its request is refused."""
+_MAX_SETTLES = 10_000
+"""That wait for Redis. What is beyond ends by its lease: it is refused early, never late."""
+_NUM_SETTLERS = 4
+_PROBE_S = 1.0
+_NUM_PROBES = 3
+"""In a row that Redis has to answer before it counts again."""
+_BEATS_EVERY = 2
+_RETRY_S = 0.1
+_CLOSE_S = 1.0
+
+
+class SharedLimiter:
+    """All limits of one gateway of several.
+
+    name: of the installation, so that several may share a Redis.   max_lease_ms: of any request.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        redis: RedisStates,
+        epochs: Epochs,
+        *,
+        max_lease_ms: int,
+        clock: Callable[[], int] = monotonic_ms,
+        wall_ms: Callable[[], int] = now_ms,
+        max_states: int = 50_000,
+    ) -> None:
+        self._name = name
+        self._redis = redis
+        self._epochs = epochs
+        self._max_lease_ms = max_lease_ms
+        self._clock = clock
+        self._wall_ms = wall_ms
+        self._max_states = max_states
+        self._moving = asyncio.Lock()
+        self._share: tuple[int, LocalShare] | None = None
+        self._degraded_until_ms = 0
+        self._num_probes = 0
+        self._settles: asyncio.Queue[tuple[int, Grant, int | None]] = asyncio.Queue(_MAX_SETTLES)
+
+    @property
+    def is_degraded(self) -> bool:
+        epoch = self._epochs.current
+        if epoch is None or epoch.mode == "local" or self._clock() < self._degraded_until_ms:
+            return True
+        # Before its first answer here: how old it is can only be told from the row.
+        is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lease_ms)
+        return epoch.number > 1 and is_young
+
+    async def start(self) -> None:
+        """Before anything else. Raises LedgerUnavailable."""
+        await self._epochs.beat()
+        if self._epochs.current is None:
+            await self._begin(1, "redis")
+        elif self._epochs.current.mode == "local" and not self._epochs.is_counted:
+            await self._leave(self._epochs.current, "local")
+
+    async def run(self) -> None:
+        """Heartbeats, probes and settles, until cancelled."""
+        settlers = [asyncio.create_task(self._settle_all()) for _ in range(_NUM_SETTLERS)]
+        try:
+            turn = 0
+            while True:
+                await asyncio.sleep(_PROBE_S)
+                turn += 1
+                with contextlib.suppress(LedgerUnavailable):
+                    if turn % _BEATS_EVERY == 0:
+                        await self._epochs.beat()
+                    await self.probe()
+        finally:
+            for settler in settlers:
+                settler.cancel()
+            await asyncio.gather(*settlers, return_exceptions=True)
+
+    async def close(self) -> None:
+        """After `run`: what waits is settled, as far as Redis takes it soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.flush()
+        with contextlib.suppress(LedgerUnavailable):
+            await self._epochs.end()
+        await self._redis.close()
+
+    async def acquire(
+        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
+    ) -> Grant:
+        """Raises RateLimited; LedgerUnavailable where the next epoch cannot be written."""
+        assert lease_ms <= self._max_lease_ms
+        call = acquire_call(request_id, limits, tokens, lease_ms, self._max_lease_ms)
+        epoch, standings = await self._pass(call)
+        return Grant(
+            request_id=request_id,
+            limits=tuple(limits),
+            tokens=tokens,
+            epoch=epoch,
+            standings=standings,
+        )
+
+    async def check(self, limits: Sequence[Limit]) -> None:
+        await self._pass(check_call(limits))
+
+    async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
+        return list((await self._pass(standings_call(limits)))[1])
+
+    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+        epoch = self._epochs.current
+        if grant.epoch is None or epoch is None:
+            return
+        if epoch.mode == "local":
+            self._settle_here(epoch, grant, used_tokens)
+            return
+        with contextlib.suppress(asyncio.QueueFull):
+            until_ms = self._clock() + self._max_lease_ms
+            self._settles.put_nowait((until_ms, grant, used_tokens))
+
+    async def refresh(self) -> None:
+        await self._epochs.refresh()
+
+    async def probe(self) -> None:
+        """Once a second: whether Redis may count again."""
+        epoch = self._epochs.current
+        if epoch is None or epoch.mode == "redis":
+            self._num_probes = 0
+            return
+        try:
+            await self._redis.ping()
+        except StateUnavailable:
+            self._num_probes = 0
+            return
+        self._num_probes += 1
+        if self._num_probes >= _NUM_PROBES:
+            await self._leave(epoch, "redis")
+
+    async def flush(self) -> None:
+        """Every settle that waits."""
+        while not self._settles.empty():
+            await self._settle_next()
+
+    async def _pass(self, call: Call) -> tuple[int | None, tuple[Standing, ...]]:
+        """The epoch it passed in, and how its limits stand. Raises RateLimited."""
+        if not call.limits:
+            return None, ()
+        for _ in range(_MAX_EPOCHS):
+            epoch = await self._usable()
+            answer = await self._ask(epoch, call)
+            if isinstance(answer, CarryNeeded):
+                carried = await self._epochs.carried(answer.limits)
+                answer = await self._ask(epoch, replace(call, carried=carried))
+            if isinstance(answer, Answer):
+                standings = answer.standings
+                raise_if_limited(call.limits, answer.waits, standings, is_degraded=self.is_degraded)
+                return epoch.number, standings
+        raise RateLimited(call.limits[0], retry_after_ms=1000, standings=(), is_degraded=True)
+
+    async def _ask(self, epoch: Epoch, call: Call) -> Answer | CarryNeeded | None:
+        """None: the epoch is over."""
+        if epoch.mode == "local":
+            return self._local(epoch).run(call, self._clock())
+        try:
+            answer = await self._redis.run(self._prefix(epoch), call)
+        except StateUnavailable:
+            await self._leave(epoch, "local")
+            return None
+        except StateLost:
+            await self._leave(epoch, "redis")
+            return None
+        if isinstance(answer, Answer):
+            # Empty at first; and seats that were carried may have been left before.
+            left_ms = max(WINDOW_MS, self._max_lease_ms) - answer.age_ms
+            self._degraded_until_ms = self._clock() + left_ms
+        return answer
+
+    async def _usable(self) -> Epoch:
+        """The current epoch, with this gateway among those that count in it."""
+        epoch = self._epochs.current
+        assert epoch is not None
+        if epoch.mode == "local" and not self._epochs.is_counted:
+            await self._leave(epoch, "local")
+            epoch = self._epochs.current
+            assert epoch is not None
+        return epoch
+
+    async def _leave(self, epoch: Epoch, mode: Mode) -> None:
+        """Write the next epoch, if nobody did yet; one call of this gateway at a time."""
+        async with self._moving:
+            if self._epochs.current == epoch:
+                logger.warning("limits: epoch %d is over, the next is %s", epoch.number, mode)
+                await self._begin(epoch.number + 1, mode)
+
+    async def _begin(self, number: int, mode: Mode) -> None:
+        self._num_probes = 0
+        since_ms = await self._epochs.now_ms()
+        epoch = Epoch(number, mode, 1, since_ms)
+        if mode == "redis":
+            try:
+                await self._redis.begin(self._prefix(epoch), is_first=number == 1)
+            except StateUnavailable:
+                epoch = replace(epoch, mode="local")
+        await self._epochs.begin(epoch)
+
+    def _prefix(self, epoch: Epoch) -> str:
+        # In braces: Redis keeps all of them in one slot.
+        return f"chorale:{{{self._name}}}:{epoch.number}.{epoch.since_ms}"
+
+    def _local(self, epoch: Epoch) -> LocalShare:
+        if self._share is None or self._share[0] != epoch.number:
+            share = LocalShare(
+                epoch.num_gateways,
+                born_ms=self._clock(),
+                carry_ms=self._max_lease_ms,
+                max_states=self._max_states,
+            )
+            self._share = epoch.number, share
+        return self._share[1]
+
+    def _settle_here(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> None:
+        if grant.epoch == epoch.number:
+            self._local(epoch).settle(grant, used_tokens, self._clock())
+        else:
+            self._local(epoch).leave(grant)
+
+    def _settle_call(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> Call:
+        if grant.epoch == epoch.number:
+            return settle_call(grant, used_tokens, self._max_lease_ms)
+        return leave_call(grant, self._max_lease_ms)
+
+    async def _settle_next(self) -> None:
+        """The settle that waits longest, tried until it is done or its grant has expired."""
+        until_ms, grant, used_tokens = await self._settles.get()
+        while self._clock() < until_ms:
+            epoch = self._epochs.current
+            assert epoch is not None
+            if epoch.mode == "local":
+                self._settle_here(epoch, grant, used_tokens)
+                return
+            try:
+                await self._redis.run(
+                    self._prefix(epoch), self._settle_call(epoch, grant, used_tokens)
+                )
+                return
+            except StateLost:
+                return
+            except StateUnavailable:
+                await asyncio.sleep(_RETRY_S)
+
+    async def _settle_all(self) -> None:
+        while True:
+            await self._settle_next()

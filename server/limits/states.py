@@ -1,0 +1,143 @@
+"""The states of many limits: check all, then charge all. Times are handed in; nothing waits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
+from server.limits.rules import Grant, Limit, Metric, RateLimited, Standing
+
+_SWEEP_MS = 1000
+"""Between two sweeps of a full table, which is also when to ask again."""
+
+_Key = tuple[Metric, str, str]
+
+
+class States:
+    """One state per limit, at most `max_states`. Times are integer milliseconds.
+
+    born_ms: a limit that was not seen before has a backlog of its whole amount as of then: it is
+    empty at first, and as good as new a minute later.
+    Only idle states are forgotten: forgetting another would give away a second minute's worth.
+    """
+
+    def __init__(self, *, born_ms: int, max_states: int) -> None:
+        self.born_ms = born_ms
+        self._max_states = max_states
+        self._states: dict[_Key, State] = {}
+        self._swept_ms = born_ms
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def acquire(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        units: Sequence[int],
+        lease_ms: int,
+        now_ms: int,
+    ) -> list[int]:
+        """How long to wait for each limit's units; all are 0 if all were charged."""
+        waits = []
+        states = []
+        for limit, asked in zip(limits, units, strict=True):
+            state = self._state(limit, now_ms)
+            states.append(state)
+            if state is None:
+                waits.append(_SWEEP_MS)
+            else:
+                state.touch(limit.amount, now_ms)
+                waits.append(state.wait_ms(limit.amount, asked, now_ms))
+        if not any(waits):
+            for state, asked in zip(states, units, strict=True):
+                assert state is not None
+                state.charge(request_id, asked, lease_ms)
+        return waits
+
+    def check(self, limits: Sequence[Limit], now_ms: int) -> list[int]:
+        """How long one request of one token would have to wait for each limit."""
+        return [self._view(limit).wait_ms(limit.amount, 1, now_ms) for limit in limits]
+
+    def settle(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
+        for limit in grant.limits:
+            state = self._states.get(_key(limit))
+            if state is not None:
+                used = used_units(limit.metric, used_tokens)
+                state.settle(grant.request_id, used, now_ms)
+
+    def standings(
+        self, limits: Sequence[Limit], now_ms: int, *, with_holders: bool = False
+    ) -> tuple[Standing, ...]:
+        return tuple(
+            self._view(limit).standing(limit, now_ms, with_holders=with_holders) for limit in limits
+        )
+
+    def pack(self) -> list[list[Any]]:
+        return [[*key, state.pack()] for key, state in self._states.items()]
+
+    def unpack(self, packed: list[list[Any]], shift_ms: int) -> None:
+        """Take over what was packed by a clock that is `shift_ms` behind."""
+        for metric, scope, scope_id, fields in packed:
+            kind = Seats if metric == "concurrency" else Bucket
+            self._states[metric, scope, scope_id] = kind.unpack(fields, shift_ms)
+
+    def _state(self, limit: Limit, now_ms: int) -> State | None:
+        """None: there is no room for another."""
+        state = self._states.get(_key(limit))
+        if state is None:
+            if len(self._states) >= self._max_states:
+                self._forget_idle(now_ms)
+            if len(self._states) >= self._max_states:
+                return None
+            state = self._states[_key(limit)] = self._new(limit)
+        return state
+
+    def _view(self, limit: Limit) -> State:
+        return self._states.get(_key(limit)) or self._new(limit)
+
+    def _new(self, limit: Limit) -> State:
+        if limit.metric == "concurrency":
+            return Seats(self.born_ms)
+        return Bucket(limit.amount, limit.amount * WINDOW_MS, self.born_ms)
+
+    def _forget_idle(self, now_ms: int) -> None:
+        # In its first minute a forgotten state would come back with more backlog than it had.
+        if now_ms < max(self._swept_ms + _SWEEP_MS, self.born_ms + WINDOW_MS):
+            return
+        self._swept_ms = now_ms
+        self._states = {
+            key: state for key, state in self._states.items() if not state.is_idle(now_ms)
+        }
+
+
+def raise_if_limited(
+    limits: Sequence[Limit],
+    waits: Sequence[int],
+    standings: tuple[Standing, ...],
+    *,
+    is_degraded: bool,
+) -> None:
+    """Raises RateLimited for the limit that takes longest to free, if one is reached."""
+    if any(waits):
+        retry_after_ms = max(waits)
+        raise RateLimited(
+            limits[waits.index(retry_after_ms)],
+            retry_after_ms=retry_after_ms,
+            standings=standings,
+            is_degraded=is_degraded,
+        )
+
+
+def asked_units(metric: Metric, tokens: int) -> int:
+    return tokens if metric == "tokens" else 1
+
+
+def used_units(metric: Metric, used_tokens: int | None) -> int:
+    """Of one request. used_tokens: None if it never ran."""
+    if used_tokens is None:
+        return 0
+    return used_tokens if metric == "tokens" else 1
+
+
+def _key(limit: Limit) -> _Key:
+    return limit.metric, limit.scope, limit.scope_id

@@ -1,0 +1,42 @@
+"""The tables of limits: an adapter's own, and what gateways that share a Redis agree on.
+
+Times are Unix milliseconds.
+"""
+
+from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Table
+
+from registry.tables import metadata
+
+# Of all that ask for one adapter, its owner and those it is shared with.   tenant_id: the owner.
+adapter_limits = Table(
+    "adapter_limits",
+    metadata,
+    Column("adapter_id", String(64), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("max_concurrency", Integer),
+)
+
+# Gateways of this database that are alive: seen_at_ms is written again and again, on its clock.
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("gateway_id", String(64), primary_key=True),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("seen_at_ms", BigInteger, nullable=False),
+)
+
+# One row: how the gateways limit now. A hold says under which epoch it was admitted, and is refused
+# under another, so that no two ways of counting are ever in use at once.
+# mode: "redis", or "local": each gateway counts a share of 1 / num_gateways.
+limiter_epochs = Table(
+    "limiter_epochs",
+    metadata,
+    Column("name", String(16), primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    Column("mode", String(8), nullable=False),
+    Column("num_gateways", Integer, nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+    CheckConstraint("mode IN ('redis', 'local')", name="mode"),
+)

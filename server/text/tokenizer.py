@@ -1,0 +1,143 @@
+"""Text to token ids and back: the only place that knows the vocabulary as text.
+
+Prompts go through tiktoken where it is exact (Llama 3, Qwen2, Qwen3, GPT-2; several times faster),
+else through Hugging Face tokenizers (Llama 2, Mistral). Both work without Python's lock, so that a
+long prompt on a thread does not hold the event loop up, and in time linear in the text.
+Outputs are bytes of tokens, decoded as they come.
+"""
+
+import codecs
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as HFTokenizer
+
+from server.text.chat_template import ChatTemplate, content, read_json
+from server.text.chat_template import TemplateError as TemplateError
+from server.text.tiktoken_encoding import NotExact, TiktokenEncoding
+from server.text.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
+from server.text.vocabulary import read_vocabulary
+
+logger = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """The tokenizer of a model folder. Raises UnsupportedTokenizer.
+
+    eos_token_ids: every id that ends an answer.   vocabulary: token id -> its bytes in an answer.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        path = model_dir / "tokenizer.json"
+        if not path.exists():
+            raise UnsupportedTokenizer(f"{path} is missing: only fast tokenizers are served")
+        source = path.read_text(encoding="utf-8")
+        definition = json.loads(source)
+        self._hf = HFTokenizer.from_str(source)
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        for token in definition.get("added_tokens", []):
+            # Gaps between ids are closed on reading, whatever the file says.
+            token["id"] = self._hf.token_to_id(token["content"])
+        self.vocabulary = read_vocabulary(definition)
+        config = read_json(model_dir / "tokenizer_config.json")
+        try:
+            self._chat_template = ChatTemplate.load(model_dir, config)
+        except TemplateError as error:
+            raise UnsupportedTokenizer(f"its chat template does not parse: {error}") from error
+        self.eos_token_ids = _eos_token_ids(model_dir, self._hf, config)
+        self._prefix, self._suffix = _around_text(self._hf)
+        self._tiktoken = _tiktoken(definition, self._hf)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. A rendered chat has its special tokens already, so it wants none added.
+
+        Special tokens are recognized wherever they stand, also in what a user wrote: so do vLLM and
+        TGI, and transformers unless it is told otherwise (sanitize_control_tokens, since 5).
+        """
+        if self._tiktoken is not None and self._tiktoken.takes(text):
+            ids = self._tiktoken.encode(text)
+        else:
+            # A batch of one: `encode` would keep Python's lock, and offsets that nobody reads.
+            ids = self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones written out."""
+        return self._hf.decode(list(token_ids), skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token as tokenizer.json writes it; None for an id that no token has."""
+        return self._hf.id_to_token(token_id)
+
+    @property
+    def description(self) -> dict[str, str]:
+        """The tokenizer's special tokens by name, and its chat template."""
+        return self._chat_template.description
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt of a chat, up to where the assistant speaks. Raises TemplateError."""
+        return self._chat_template.render(
+            messages, tools, add_generation_prompt=add_generation_prompt
+        )
+
+    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
+        return self._chat_template.render_open(messages)
+
+
+class Detokenizer:
+    """The text of one output, as its tokens arrive; never half a character.
+
+    It is what follows the prompt, as vLLM and TGI have it: where the first token is a word with a
+    space before it, as after "[/INST]", the text begins with that space. (Decoding the output alone
+    drops it: transformers' streamer, and the others where a prompt has no text.) Bytes that are no
+    UTF-8 become one U+FFFD for every broken character; ByteFallback's own decoder writes one for
+    every byte beside them too.
+    """
+
+    def __init__(self, vocabulary: Sequence[bytes]) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Sequence[int], *, final: bool = False, cut_bytes: int = 0) -> str:
+        """The text that these tokens add. cut_bytes: of a stop string, at the end, left out."""
+        data = b"".join(self._vocabulary[i] for i in token_ids if i < len(self._vocabulary))
+        return self._decoder.decode(data[: len(data) - cut_bytes], final)
+
+
+def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
+    """Every id that ends an answer, from all the places where models say so."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(model_dir / name).get("eos_token_id")
+        found |= set(value) if isinstance(value, list) else {value} if value is not None else set()
+    named = hf.token_to_id(content(config.get("eos_token")) or "")
+    return tuple(sorted(found | ({named} if named is not None else set())))
+
+
+def _around_text(hf: HFTokenizer) -> tuple[list[int], list[int]]:
+    """The special tokens that a post-processor puts before and after a text."""
+    bare = hf.encode("a", add_special_tokens=False).ids
+    whole = hf.encode("a", add_special_tokens=True).ids
+    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
+
+
+def _tiktoken(definition: dict[str, Any], hf: HFTokenizer) -> TiktokenEncoding | None:
+    try:
+        encoding = TiktokenEncoding(definition, hf)
+    except NotExact as reason:
+        logger.info("prompts are tokenized by Hugging Face tokenizers, not tiktoken: %s", reason)
+        return None
+    logger.info("prompts are tokenized by tiktoken")
+    return encoding

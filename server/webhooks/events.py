@@ -1,0 +1,180 @@
+"""Webhooks: where a tenant wants to hear of things, and the signed events that it is told.
+
+A webhook's secret is derived from the pepper and its id, so that it is stored nowhere. Headers and
+signature are those of Standard Webhooks.
+"""
+
+import base64
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.billing.receipts.receipt import rfc3339
+from server.webhooks.tables import webhook_events, webhooks
+
+MAX_PENDING = 100
+"""Events of one tenant that wait for delivery, before it may ask for another test."""
+KEPT_MS = 30 * 86_400_000
+"""After that an event is forgotten."""
+MAX_PRUNED_AT_ONCE = 1000
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """is_enabled: False after its receiver said that it is gone (410)."""
+
+    tenant_id: str
+    webhook_id: str
+    url: str
+    is_enabled: bool
+    created_at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """body: JSON, the very bytes that are signed.   next_at_ms: of the next try, None after all."""
+
+    event_id: str
+    tenant_id: str
+    type: str
+    subject: str
+    body: str
+    created_at_ms: int
+    num_attempts: int = 0
+    next_at_ms: int | None = None
+    delivered_at_ms: int | None = None
+    error: str | None = None
+
+
+def new_event(
+    tenant_id: str, type: str, data: Mapping[str, Any], *, now_ms: int, subject: str | None = None
+) -> Event:
+    """An event to be delivered now. subject: what it is about; itself where it is left out."""
+    event_id = f"evt_{secrets.token_hex(12)}"
+    body = {"type": type, "timestamp": rfc3339(now_ms), "data": dict(data)}
+    return Event(
+        event_id=event_id,
+        tenant_id=tenant_id,
+        type=type,
+        subject=subject or event_id,
+        body=json.dumps(body, separators=(",", ":")),
+        created_at_ms=now_ms,
+        next_at_ms=now_ms,
+    )
+
+
+def insert_event(conn: Connection, event: Event) -> bool:
+    """False if there is one of its type and subject already."""
+    values = {name: getattr(event, name) for name in Event.__slots__}
+    insert = _INSERT[conn.dialect.name](webhook_events).values(**values)
+    return conn.execute(insert.on_conflict_do_nothing()).rowcount == 1
+
+
+def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
+    """The newest first."""
+    columns = webhook_events.c
+    query = sa.select(webhook_events).where(columns.tenant_id == tenant_id)
+    query = query.order_by(columns.created_at_ms.desc(), columns.event_id).limit(limit)
+    return [Event(**row._mapping) for row in conn.execute(query)]
+
+
+def num_pending(conn: Connection, tenant_id: str) -> int:
+    """Its events that wait for delivery."""
+    columns = webhook_events.c
+    query = sa.select(sa.func.count()).where(
+        columns.tenant_id == tenant_id, columns.next_at_ms.is_not(None)
+    )
+    return conn.execute(query).scalar_one()
+
+
+def prune_events(conn: Connection, now_ms: int) -> int:
+    """Forget the oldest of those that are old enough; how many."""
+    columns = webhook_events.c
+    old = sa.select(columns.event_id).where(columns.created_at_ms < now_ms - KEPT_MS)
+    old = old.order_by(columns.created_at_ms).limit(MAX_PRUNED_AT_ONCE)
+    return conn.execute(sa.delete(webhook_events).where(columns.event_id.in_(old))).rowcount
+
+
+def set_webhook(
+    conn: Connection, tenant_id: str, url: str, *, now_ms: int, actor: str
+) -> tuple[Webhook, bool]:
+    """A tenant's one webhook, enabled; True if it is new, and so is its secret. Audited."""
+    before = get_webhook(conn, tenant_id)
+    if before is None:
+        webhook_id = f"wh_{secrets.token_hex(12)}"
+        conn.execute(
+            sa.insert(webhooks).values(
+                tenant_id=tenant_id, webhook_id=webhook_id, url=url, created_at_ms=now_ms
+            )
+        )
+    else:
+        update = sa.update(webhooks).filter_by(tenant_id=tenant_id)
+        conn.execute(update.values(url=url, is_enabled=True))
+    after = get_webhook(conn, tenant_id)
+    assert after is not None
+    _audit(conn, "webhook.set", after, now_ms, actor)
+    return after, before is None
+
+
+def get_webhook(conn: Connection, tenant_id: str) -> Webhook | None:
+    row = conn.execute(sa.select(webhooks).filter_by(tenant_id=tenant_id)).first()
+    return Webhook(**row._mapping) if row else None
+
+
+def remove_webhook(conn: Connection, tenant_id: str, *, now_ms: int, actor: str) -> bool:
+    """Whether there was one; what waits for delivery is given up with it. Audited."""
+    found = get_webhook(conn, tenant_id)
+    if found is None:
+        return False
+    conn.execute(sa.delete(webhooks).filter_by(tenant_id=tenant_id))
+    columns = webhook_events.c
+    waits = (columns.tenant_id == tenant_id) & columns.next_at_ms.is_not(None)
+    update = sa.update(webhook_events).where(waits)
+    conn.execute(update.values(next_at_ms=None, error="the webhook was removed"))
+    _audit(conn, "webhook.remove", found, now_ms, actor)
+    return True
+
+
+def secret_of(pepper: str, webhook_id: str) -> str:
+    """What the receiver checks signatures with: `whsec_` and base64 of 32 bytes."""
+    return "whsec_" + base64.b64encode(_key(pepper, webhook_id)).decode()
+
+
+def signed_headers(pepper: str, webhook_id: str, event: Event, now_ms: int) -> dict[str, str]:
+    """Of one try: its id is the event's at each of them, its timestamp is the try's."""
+    timestamp = now_ms // 1000
+    signed = f"{event.event_id}.{timestamp}.{event.body}".encode()
+    digest = hmac.new(_key(pepper, webhook_id), signed, "sha256").digest()
+    return {
+        "webhook-id": event.event_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": "v1," + base64.b64encode(digest).decode(),
+    }
+
+
+def _key(pepper: str, webhook_id: str) -> bytes:
+    return hmac.new(pepper.encode(), b"webhook" + webhook_id.encode(), "sha256").digest()
+
+
+def _audit(conn: Connection, action: str, webhook: Webhook, now_ms: int, actor: str) -> None:
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action=action,
+        target=webhook.webhook_id,
+        # Not all of it: whoever knows such a URL may often call it.
+        detail=urlsplit(webhook.url).hostname or "",
+        tenant_id=webhook.tenant_id,
+    )

@@ -1,0 +1,49 @@
+"""The tables of webhooks, and of the events that they are told.
+
+Times are Unix milliseconds.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    String,
+    Table,
+    Text,
+    true,
+)
+
+from registry.tables import metadata
+
+# Where a tenant wants to hear of things.
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("tenant_id", String(64), ForeignKey("tenants.tenant_id"), primary_key=True),
+    Column("webhook_id", String(32), nullable=False),
+    Column("url", String(2048), nullable=False),
+    Column("is_enabled", Boolean, nullable=False, server_default=true()),
+    Column("created_at_ms", BigInteger, nullable=False),
+)
+
+# What they are told, at least once. subject: what it is about; one event of a type for it.
+# next_at_ms: of the next try; None when it was delivered or given up.
+webhook_events = Table(
+    "webhook_events",
+    metadata,
+    Column("event_id", String(40), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("type", String(64), nullable=False),
+    Column("subject", String(128), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    Column("next_at_ms", BigInteger),
+    Column("delivered_at_ms", BigInteger),
+    Column("error", Text),
+    Index("uq_webhook_events_subject", "tenant_id", "type", "subject", unique=True),
+    Index("ix_webhook_events_next", "next_at_ms"),
+)

@@ -1,0 +1,320 @@
+"""The prover between uploads and an engine: what it hands over, and what it makes of the answer."""
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from dataclasses import replace
+
+import pytest
+
+from engine.errors import EngineDeadError
+from registry.base_model import BaseModel
+from registry.catalog import Catalog
+from registry.completion import complete_upload
+from registry.proof import Proof
+from registry.proofs import claim_proofs
+from registry.storage import LocalStorage
+from registry.upload_rules import RegistryLimits
+from registry.uploads import Uploads
+from server.adapters.proving import Prover, ProverConfig
+from tests.registry.factories import (
+    Clock,
+    InProcessValidator,
+    declare,
+    encode,
+    make_adapter,
+    make_base,
+    make_config,
+    make_files,
+    send_all,
+)
+
+A = "tenant-a"
+
+
+class FakeEngine:
+    """Answers proofs as it is told: a Proof, an exception, or not before `go`."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.is_ready = True
+        self.asked = []
+        self.num_inside = self.most_inside = 0
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def prove(self, adapter, path):
+        data = path.read_bytes()
+        assert (hashlib.sha256(data).hexdigest(), len(data)) == (adapter.digest, adapter.size_bytes)
+        self.asked.append((adapter, path))
+        self.num_inside += 1
+        self.most_inside = max(self.most_inside, self.num_inside)
+        try:
+            await self.go.wait()
+        finally:
+            self.num_inside -= 1
+        answer = self.answers.pop(0) if self.answers else Proof(verdict="passed")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> BaseModel:
+    return make_base(tmp_path_factory.mktemp("base") / "model")
+
+
+@pytest.fixture
+def clock():
+    return Clock(time.time())
+
+
+@pytest.fixture
+def uploads(base, clock, tmp_path):
+    (tmp_path / "work").mkdir()
+    uploads = Uploads(
+        Catalog(base, clock),
+        LocalStorage(tmp_path / "store"),
+        RegistryLimits(),
+        clock,
+        tmp_path / "work",
+    )
+    uploads.validator = InProcessValidator(base)
+    return uploads
+
+
+@pytest.fixture
+def make_proving(uploads, sqlite_database, base, tmp_path):
+    def make(seed=1):
+        files = make_files(make_config(), encode(make_adapter(base, seed=seed)))
+        with sqlite_database.begin() as conn:
+            upload = uploads.create_upload(conn, A, "key-1", f"name-{seed}", declare(files))
+            send_all(uploads, conn, upload, files, tmp_path)
+        return complete_upload(uploads, sqlite_database.begin, A, upload.upload_id)
+
+    return make
+
+
+@pytest.fixture
+def make_prover(uploads, sqlite_database, tmp_path):
+    def make(engine, **config):
+        config = {"poll_s": 0.01, "notice_s": 0.01, "retry_s": 0.0, **config}
+        return Prover(
+            sqlite_database,
+            uploads,
+            engine.prove,
+            is_ready=lambda: engine.is_ready,
+            work_dir=tmp_path / "work",
+            config=ProverConfig(**config),
+        )
+
+    return make
+
+
+@contextlib.asynccontextmanager
+async def running(*provers):
+    tasks = [asyncio.create_task(prover.run()) for prover in provers]
+    try:
+        async with asyncio.timeout(20):
+            yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def prove_all(prover, *found):
+    async def run():
+        async with running(prover):
+            return [await prover.wait_proved(upload, 20) for upload in found]
+
+    return asyncio.run(run())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_the_engine_reads_the_object_and_what_passed_is_a_version(
+    make_proving, make_prover, uploads, sqlite_database, tmp_path
+):
+    engine = FakeEngine(Proof(verdict="passed", max_effect=1.5))
+    upload = make_proving()
+    (proved,) = prove_all(make_prover(engine), upload)
+    assert (proved.state, proved.version) == ("complete", 1)
+    assert proved.built["passport"]["canary"]["max_effect"] == 1.5
+    (adapter, path) = engine.asked[0]
+    assert adapter.object_key == upload.built["object_key"]
+    assert not path.exists()
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_what_did_not_pass_has_failed_with_the_engines_words(make_proving, make_prover):
+    engine = FakeEngine(Proof(verdict="mismatch", message="It differs."))
+    (proved,) = prove_all(make_prover(engine), make_proving())
+    assert (proved.state, proved.error_code, proved.error) == ("failed", "mismatch", "It differs.")
+
+
+def test_an_engine_that_says_it_cannot_now_is_asked_again(make_proving, make_prover):
+    engine = FakeEngine(Proof(verdict="unavailable"), EngineDeadError("killed"))
+    (proved,) = prove_all(make_prover(engine), make_proving())
+    assert (proved.state, len(engine.asked)) == ("complete", 3)
+
+
+def test_an_adapter_under_which_the_engine_dies_twice_is_not_tried_a_third_time(
+    make_proving, make_prover
+):
+    engine = FakeEngine(*[EngineDeadError("killed")] * 9)
+    (proved,) = prove_all(make_prover(engine), make_proving())
+    assert (proved.state, proved.error_code, len(engine.asked)) == ("failed", "not_served", 2)
+
+
+def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
+    make_proving, make_prover, uploads
+):
+    """It is there when the upload is claimed, gone when the object is fetched, and back again."""
+    upload, storage = make_proving(), uploads.storage
+
+    class RestartingEngine(FakeEngine):
+        async def prove(self, adapter, path):
+            self.is_ready = True
+            return await super().prove(adapter, path)
+
+    class EndingStorage:
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def read(self, key):
+            engine.is_ready = False
+            return storage.read(key)
+
+    engine = RestartingEngine(*[EngineDeadError("the engine is starting")] * 4)
+    uploads.storage = EndingStorage()
+    (proved,) = prove_all(make_prover(engine), upload)
+    assert (proved.state, len(engine.asked)) == ("complete", 5)
+
+
+def test_without_an_engine_nothing_is_claimed_and_the_answer_does_not_wait_for_ever(
+    make_proving, make_prover
+):
+    engine = FakeEngine()
+    engine.is_ready = False
+    prover, upload = make_prover(engine), make_proving()
+
+    async def run():
+        async with running(prover):
+            return await prover.wait_proved(upload, 0.05)
+
+    assert asyncio.run(run()).state == "proving"
+    assert engine.asked == []
+    engine.is_ready = True
+    assert prove_all(make_prover(engine), upload)[0].state == "complete"
+
+
+def test_two_gateways_prove_each_upload_once(make_proving, make_prover):
+    found = [make_proving(seed) for seed in range(1, 6)]
+    engine = FakeEngine()
+    provers = [make_prover(engine) for _ in range(2)]
+
+    async def run():
+        async with running(*provers):
+            return [await provers[0].wait_proved(upload, 20) for upload in found]
+
+    assert {upload.state for upload in asyncio.run(run())} == {"complete"}
+    digests = [adapter.digest for adapter, _ in engine.asked]
+    assert sorted(digests) == sorted(upload.built["digest"] for upload in found)
+
+
+def test_an_engine_is_asked_one_at_a_time_and_no_more_are_taken_than_there_is_room_for(
+    make_proving, make_prover, tmp_path
+):
+    found = [make_proving(seed) for seed in range(1, 6)]
+    engine = FakeEngine()
+    engine.go.clear()
+    prover = make_prover(engine, max_running=2)
+
+    async def run():
+        async with running(prover):
+            await until(lambda: len(list((tmp_path / "work").iterdir())) == 2)
+            await prover.step()
+            fetched = len(list((tmp_path / "work").iterdir()))
+            engine.go.set()
+            return fetched, [await prover.wait_proved(upload, 20) for upload in found]
+
+    fetched, proved = asyncio.run(run())
+    assert (fetched, engine.most_inside) == (2, 1)
+    assert {upload.state for upload in proved} == {"complete"}
+
+
+def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
+    make_proving, make_prover, uploads, sqlite_database, clock
+):
+    make_proving()
+    slow = FakeEngine()
+    slow.go.clear()
+    prover = make_prover(slow, max_running=1)
+
+    def claim():
+        with sqlite_database.begin() as conn:
+            return claim_proofs(uploads, conn, limit=9, claim_s=10)
+
+    async def run():
+        async with running(prover):
+            await until(lambda: slow.asked)
+            for _ in range(3):
+                clock.now_s += 8
+                await prover.step()
+                assert claim() == []
+
+    asyncio.run(run())
+    assert len(claim()) == 1
+
+
+def test_a_killed_gateways_upload_is_proved_when_its_claim_has_run_out(
+    make_proving, make_prover, uploads, sqlite_database, clock
+):
+    upload = make_proving()
+    with sqlite_database.begin() as conn:
+        assert claim_proofs(uploads, conn, limit=1, claim_s=10)
+    engine = FakeEngine()
+    prover = make_prover(engine)
+
+    async def run():
+        async with running(prover):
+            early = await prover.wait_proved(upload, 0.05)
+            clock.now_s += 10
+            return early, await prover.wait_proved(upload, 20)
+
+    early, late = asyncio.run(run())
+    assert (early.state, late.state) == ("proving", "complete")
+
+
+def test_an_object_that_the_store_damaged_is_not_the_adapters_fault(
+    make_proving, make_prover, uploads, tmp_path
+):
+    upload, engine = make_proving(), FakeEngine()
+    path = tmp_path / "store" / upload.built["object_key"]
+    whole = path.read_bytes()
+    path.write_bytes(b"x" + whole[1:])
+    prover = make_prover(engine)
+
+    async def run():
+        async with running(prover):
+            damaged = await prover.wait_proved(upload, 0.1)
+            path.write_bytes(whole)
+            return damaged, await prover.wait_proved(upload, 20)
+
+    damaged, mended = asyncio.run(run())
+    assert (damaged.state, mended.state) == ("proving", "complete")
+    assert len(engine.asked) == 1
+
+
+def test_what_was_checked_against_another_base_model_is_not_proved_against_this_one(
+    make_proving, make_prover, uploads, base
+):
+    upload, engine = make_proving(), FakeEngine()
+    uploads.catalog.base = replace(base, base_revision="0" * 64)
+    (proved,) = prove_all(make_prover(engine), upload)
+    assert (proved.state, proved.error_code, engine.asked) == ("failed", "not_served", [])

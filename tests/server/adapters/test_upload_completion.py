@@ -1,0 +1,133 @@
+"""Completions under way: one an upload, few at once, one a tenant, and not without end."""
+
+import asyncio
+import threading
+
+import pytest
+
+from server.adapters.upload_completion import MAX_RUNNING, MAX_WAITING, Completions
+from server.api.errors import ApiError
+
+
+class Checks:
+    """Blocks its threads until told to go on; remembers who was inside beside whom."""
+
+    def __init__(self):
+        self.go = threading.Event()
+        self.calls = []
+        self.inside = []
+        self.most_inside = 0
+        self.beside = []
+        self._lock = threading.Lock()
+
+    def complete(self, tenant_id, upload_id):
+        with self._lock:
+            self.calls.append(upload_id)
+            self.inside.append(tenant_id)
+            self.most_inside = max(self.most_inside, len(self.inside))
+            self.beside.append(list(self.inside))
+        assert self.go.wait(20)
+        with self._lock:
+            self.inside.remove(tenant_id)
+        return upload_id
+
+
+def ask(completions, *uploads):
+    return [asyncio.create_task(completions.complete(t, u)) for t, u in uploads]
+
+
+async def settled():
+    """Everything that can go on without a thread has."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_an_upload_that_is_asked_for_often_is_completed_once():
+    checks = Checks()
+
+    async def run():
+        completions = Completions(checks.complete)
+        asked = ask(completions, *[("a", "up_1")] * (MAX_RUNNING + MAX_WAITING + 9))
+        await settled()
+        asked.pop().cancel()
+        checks.go.set()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert (set(answers), checks.calls) == ({"up_1"}, ["up_1"])
+
+
+def test_one_that_nobody_waits_for_any_more_goes_on():
+    checks = Checks()
+
+    async def run():
+        completions = Completions(checks.complete)
+        (asked,) = ask(completions, ("a", "up_1"))
+        await settled()
+        asked.cancel()
+        await settled()
+        again = ask(completions, ("a", "up_1"))
+        await settled()
+        checks.go.set()
+        return await asyncio.gather(*again)
+
+    assert asyncio.run(run()) == ["up_1"]
+    assert checks.calls == ["up_1"]
+
+
+def test_few_run_at_once_and_of_one_tenant_one():
+    checks = Checks()
+    checks.go.set()
+    uploads = [(tenant, f"up_{i}") for i in range(6) for tenant in "abcdef"]
+
+    async def run():
+        return await asyncio.gather(*ask(Completions(checks.complete), *uploads))
+
+    assert len(asyncio.run(run())) == len(uploads)
+    assert checks.most_inside <= MAX_RUNNING
+    assert all(len(set(tenants)) == len(tenants) for tenants in checks.beside)
+
+
+def test_one_tenants_many_leave_places_for_the_others():
+    checks = Checks()
+
+    async def run():
+        completions = Completions(checks.complete)
+        many = ask(completions, *[("a", f"up_{i}") for i in range(9)])
+        other = ask(completions, ("b", "up_b"))
+        while len(checks.calls) < 2:
+            await asyncio.sleep(0.001)
+        inside = sorted(checks.inside)
+        checks.go.set()
+        await asyncio.gather(*many, *other)
+        return inside
+
+    assert asyncio.run(run()) == ["a", "b"]
+
+
+def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
+    checks = Checks()
+
+    async def run():
+        completions = Completions(checks.complete)
+        asked = ask(completions, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
+        await settled()
+        with pytest.raises(ApiError) as caught:
+            await completions.complete("b", "up_b")
+        assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "2")
+        checks.go.set()
+        await asyncio.gather(*asked)
+        assert await completions.complete("b", "up_b") == "up_b"
+
+    asyncio.run(run())
+
+
+def test_another_tenants_completion_is_not_joined():
+    checks = Checks()
+    checks.go.set()
+
+    async def run():
+        await asyncio.gather(*ask(Completions(checks.complete), ("a", "up_1"), ("b", "up_1")))
+
+    asyncio.run(run())
+    assert len(checks.calls) == 2

@@ -1,0 +1,191 @@
+"""Answers in OpenAI's shapes: text in pieces, logprobs with exact bytes, usage that adds up."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from engine.messages import RequestOutput, TokenLogprobs
+from server.api.answers import Answer, Choice, Part, ShownPrompt, event, usage
+from server.api.logprobs import LogprobsText, PromptLogprobs, extend
+
+EURO = "€".encode()
+VOCABULARY = [b"", b"a", b"b", EURO[:1], EURO[1:], b" cd", b"\xff"]
+
+
+def make_output(*token_ids, logprobs=False, finish_reason=None, **fields):
+    named = tuple(TokenLogprobs(logprob=-float(i), top=((i, -1.0),)) for i in token_ids)
+    return RequestOutput(
+        request_id="r", seq=0, new_token_ids=token_ids, logprobs=named if logprobs else None,
+        finish_reason=finish_reason, **fields,
+    )  # fmt: skip
+
+
+def make_choice(is_chat=True, index=0, **prompt):
+    return Choice(index, VOCABULARY, is_chat, ShownPrompt(**prompt))
+
+
+def score(*token_ids):
+    """An output that only names logprobs of these tokens of the prompt."""
+    top = ((1, -0.5), (2, -0.7))
+    named = tuple(TokenLogprobs(logprob=dict(top).get(i, -3.0), top=top) for i in token_ids)
+    return RequestOutput(request_id="r", seq=0, prompt_logprobs=named)
+
+
+def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
+    final = RequestOutput(
+        request_id="r", seq=0, finish_reason="stop", stop_cause="eos",
+        num_prompt_tokens=7, num_completion_tokens=5,
+    )  # fmt: skip
+    body = usage(final, 123, 1)
+    assert body["total_tokens"] == body["prompt_tokens"] + body["completion_tokens"] == 12
+    assert body["x_chorale"]["cost_nanousd"] == 123
+
+
+def test_an_event_is_one_data_line():
+    answer = Answer.of("r", "m", True, "abc", "default")
+    # Python's and httpx's lines end at each of these, an event stream's at the first three.
+    said = "ä\n\r\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029c"
+    raw = event(answer.chunk(make_choice().chunk(Part(said))))
+    assert raw.startswith(b"data: {")
+    assert raw.endswith(b"\n\n")
+    assert raw.decode().splitlines() == [raw.decode().removesuffix("\n\n"), ""]
+    body = json.loads(raw[6:])
+    assert body["choices"][0]["delta"] == {"role": "assistant", "content": said}
+    assert body["service_tier"] == "default"
+
+
+def test_only_the_first_chunk_of_each_answer_has_a_role():
+    choices = [make_choice(index=i) for i in range(2)]
+    chunks = [choices[i].chunk(choices[i].take(make_output(1))) for i in (0, 1, 0)]
+    assert [(c["index"], "role" in c["delta"]) for c in chunks] == [
+        (0, True),
+        (1, True),
+        (0, False),
+    ]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_the_prompt_is_echoed_once_before_the_first_text_with_its_logprobs(is_streamed):
+    logprobs = PromptLogprobs(VOCABULARY, [5, 1, 3], num_echoed=1, num_listed=2)
+    choice = make_choice(is_chat=False, echo=" cda\ufffd", token_ids=[5, 1, 3], logprobs=logprobs)
+    outputs = [score(1), score(3), make_output(2, logprobs=True), make_output(1, logprobs=True)]
+    parts = [choice.take(output) for output in outputs]
+    if is_streamed:
+        body, second = map(choice.chunk, parts[2:])
+        assert (body["text"], second["text"]) == (" cda\ufffdb", "a")
+        assert body["prompt_token_ids"] == [5, 1, 3]
+        assert "prompt_token_ids" not in second
+        extend(body["logprobs"], second["logprobs"])
+    else:
+        total = Part()
+        for part in parts:
+            total.append(part)
+        body = choice.whole(total)
+        assert body["text"] == " cda\ufffdba"
+        likely = {
+            "1": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
+            "2": {"logprob": -0.7, "rank": 2, "decoded_token": "b"},
+        }
+        last = {"3": {"logprob": -3.0, "rank": None, "decoded_token": "\ufffd"}}
+        assert body["prompt_logprobs"] == [None, likely, last | likely]
+    assert body["logprobs"] == {
+        "tokens": [" cd", "a", "bytes:\\xe2", "b", "a"],
+        "token_logprobs": [None, -0.5, -3.0, -2.0, -1.0],
+        "top_logprobs": [
+            None, {"a": -0.5}, {"a": -0.5, "bytes:\\xe2": -3.0}, {"b": -1.0}, {"a": -1.0},
+        ],
+        "text_offset": [0, 3, 4, 5, 6],
+    }  # fmt: skip
+
+
+def test_chat_logprobs_have_exact_bytes_and_text_with_replacements():
+    named = [TokenLogprobs(logprob=-0.5, top=((3, -0.5), (0, -2.0)))]
+    assert LogprobsText(VOCABULARY, is_chat=True).render([3], named) == {
+        "content": [
+            {
+                "token": "\ufffd",
+                "logprob": -0.5,
+                "bytes": [EURO[0]],
+                "top_logprobs": [
+                    {"token": "\ufffd", "logprob": -0.5, "bytes": [EURO[0]]},
+                    {"token": "", "logprob": -2.0, "bytes": None},
+                ],
+            }
+        ],
+        "refusal": None,
+    }
+
+
+def test_completion_logprobs_say_where_tokens_stand_and_name_the_chosen_one_too():
+    logprobs = LogprobsText(VOCABULARY, is_chat=False)
+    first = logprobs.render(
+        [5, 3], [TokenLogprobs(logprob=-1.0, top=((1, -0.1),)), TokenLogprobs(logprob=-2.0)]
+    )
+    assert first == {
+        "tokens": [" cd", "bytes:\\xe2"],
+        "token_logprobs": [-1.0, -2.0],
+        "top_logprobs": [{"a": -0.1, " cd": -1.0}, {"bytes:\\xe2": -2.0}],
+        "text_offset": [0, 3],
+    }
+    # The character ends with its second token, so what follows stands one further.
+    more = logprobs.render([4, 2], [TokenLogprobs(logprob=-1.0)] * 2)
+    assert more["text_offset"] == [3, 4]
+
+
+def test_no_likely_token_is_lost_where_two_have_one_text():
+    logprobs = LogprobsText([*VOCABULARY, b"a", b""], is_chat=False)
+    pieces = TokenLogprobs(logprob=-0.1, top=((6, -0.1), (3, -0.2), (4, -0.3)))
+    assert len(logprobs.render([6], [pieces])["top_logprobs"][0]) == 3
+    same = TokenLogprobs(logprob=-0.2, top=((7, -0.1), (1, -0.2), (8, -0.3), (0, -0.4)))
+    (named,) = logprobs.render([1], [same])["top_logprobs"]
+    assert named == {"token_id:7": -0.1, "a": -0.2, "": -0.3, "token_id:0": -0.4}
+
+
+def test_a_token_beyond_the_vocabulary_has_no_text():
+    named = [TokenLogprobs(logprob=-1.0)]
+    entry = LogprobsText(VOCABULARY, is_chat=True).render([999], named)["content"][0]
+    assert (entry["token"], entry["bytes"]) == ("", None)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+@given(st.lists(st.lists(st.integers(0, 7), max_size=4), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_a_stream_in_pieces_is_the_whole_answer(is_chat, pieces):
+    outputs = [make_output(*ids, logprobs=True) for ids in pieces[:-1]]
+    outputs.append(make_output(*pieces[-1], logprobs=True, finish_reason="length"))
+    streamed, whole = (make_choice(is_chat, token_ids=[1]) for _ in range(2))
+    total = Part()
+    chunks = [streamed.chunk(streamed.take(output)) for output in outputs]
+    for output in outputs:
+        total.append(whole.take(output))
+    body = whole.whole(total)
+    texts = [c["delta"]["content"] if is_chat else c["text"] for c in chunks]
+    assert "".join(texts) == (body["message"]["content"] if is_chat else body["text"])
+    assert [i for c in chunks for i in c["token_ids"]] == body["token_ids"]
+    assert body["finish_reason"] == chunks[-1]["finish_reason"] == "length"
+    assert [c["finish_reason"] for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+    joined = [c["logprobs"] for c in chunks if c["logprobs"]]
+    assert bool(joined) == bool(body["logprobs"])
+    for name in ("content",) if is_chat else ("tokens", "text_offset", "top_logprobs"):
+        whole_entries = (body["logprobs"] or {name: []})[name]
+        assert [entry for logprobs in joined for entry in logprobs[name]] == whole_entries
+
+
+def test_the_official_client_reads_every_shape():
+    final = make_output(1, 5, logprobs=True, finish_reason="stop", stop_cause="eos")
+    counts = usage(final, 0, 1)
+    for is_chat, kind in ((True, ChatCompletion), (False, Completion)):
+        answer, choice = Answer.of("r", "m", is_chat, "abc", "flex"), make_choice(is_chat, index=3)
+        body = answer.whole([choice.whole(choice.take(final))], counts)
+        read = kind.model_validate(body, strict=True)
+        assert read.choices[0].index == 3
+    assert read.choices[0].logprobs.tokens == ["a", " cd"]
+    answer, choice = Answer.of("r", "m", True, "abc", "flex"), make_choice()
+    chunk = answer.chunk(choice.chunk(choice.take(final)))
+    read = ChatCompletionChunk.model_validate(chunk, strict=True)
+    assert read.service_tier == "flex"
+    assert read.choices[0].logprobs.content[0].bytes == [97]

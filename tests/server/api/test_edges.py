@@ -1,0 +1,319 @@
+"""What is refused before work is done for it: bodies by size, shape and time; who may send one."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import Message, Scope
+
+from server.accounts.auth import INFERENCE, USAGE_READ
+from server.api import bodies
+from server.api.bodies import JsonBody, read_body
+from server.api.errors import ApiError
+from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
+from server.database.database import DEFAULT_FILE
+from server.launch.settings import Settings
+from tests.server.in_process import ADMIN_KEY, InProcess, User
+
+DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+
+
+@pytest.fixture(scope="module")
+def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("edges")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    yield product
+    product.close()
+
+
+# ---- JSON before it is parsed ----
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        DEEP,
+        b'{"a": "' + b"[" * 99 + b'"}',
+        b'{"a": "\\"' + b"[" * 99 + b'"}',
+        b'{"a": "\\\\", "b": "' + b"{" * 99 + b'"}',
+        b'["\\\\\\"' + b"[" * 99 + b'"]',
+        b"[" + b"1," * (MAX_VALUES - 3) + b"1]",
+        json.dumps(["[,{"] * 9999).encode(),
+        b"[]" * 99,
+    ],
+)
+def test_brackets_and_commas_in_strings_are_neither_depth_nor_values(body: bytes) -> None:
+    assert check_json(body) == body.decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"[" + DEEP + b"]", "json_too_deep"),
+        (b'{"a":' * (MAX_DEPTH + 1), "json_too_deep"),
+        (b'["\\\\",' + DEEP + b"]", "json_too_deep"),
+        (b"[" * (1 << 20), "json_too_large"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "json_too_large"),
+        (b"[" + b"[]," * MAX_VALUES + b"1]", "json_too_large"),
+        (b'"' * (1 << 20), "json_too_large"),
+        (json.dumps([[[]] * 40] * 2).encode("utf-16"), None),
+        (b'{"a": "\xff"}', None),
+    ],
+)
+def test_what_is_too_deep_or_too_much_is_refused_unparsed(body: bytes, code: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_json(body)
+    assert (refused.value.status, refused.value.code) == (400, code)
+
+
+# ---- bodies ----
+
+
+def request_of(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> Request:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": await anext(chunks, b""), "more_body": True}
+
+    listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+    return Request({"type": "http", "method": "POST", "headers": listed}, receive)
+
+
+async def endless(size_bytes: int) -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * size_bytes
+
+
+async def never() -> AsyncIterator[bytes]:
+    await asyncio.Event().wait()
+    yield b""
+
+
+def test_a_body_is_refused_at_the_first_byte_over_its_limit() -> None:
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_body(request_of(endless(100)), 1000))
+    assert refused.value.status == 413
+
+
+@pytest.mark.parametrize("length", ["1001", "9" * 5000])
+def test_a_body_that_says_it_is_too_long_is_not_read(length: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_body(request_of(never(), {"content-length": length}), 1000))
+    assert refused.value.status == 413
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.01)
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(read_body(request_of(never()), 1000))
+    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
+
+
+# ---- who may send one ----
+
+
+def parts_of(dependant: Dependant) -> list[Dependant]:
+    return [dependant, *(part for each in dependant.dependencies for part in parts_of(each))]
+
+
+def test_no_route_lets_the_framework_read_a_body(product: InProcess) -> None:
+    """It would do so before it asks who calls."""
+    routes = [r for r in iter_route_contexts(product.app.routes) if isinstance(r.route, APIRoute)]
+    assert len(routes) > 40
+    for route in routes:
+        assert route.body_field is None, f"{route.path}: declare it by json_body(...)"
+
+
+def call_unread(product: InProcess, method: str, path: str, key: str | None) -> tuple[int, int]:
+    """(status, how often the body was asked for) of a request whose body never comes."""
+    num_received, statuses = 0, []
+
+    async def receive() -> Message:
+        nonlocal num_received
+        num_received += 1
+        return {"type": "http.request", "body": b"[" * 99, "more_body": True}
+
+    async def send(message: Message) -> None:
+        statuses.append(message.get("status"))
+
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    scope: Scope = {
+        "type": "http", "method": method, "path": path, "headers": headers, "query_string": b"",
+    }  # fmt: skip
+    asyncio.run(product.app(scope, receive, send))
+    return statuses[0], num_received
+
+
+def routes_with_bodies(product: InProcess) -> list[tuple[str, str]]:
+    def reads(call: Any) -> bool:
+        return isinstance(call, JsonBody) or call is bodies._inference_body
+
+    return [
+        (method, route.path.replace("{version}", "1").replace("{format}", "csv"))
+        for route in iter_route_contexts(product.app.routes)
+        if isinstance(route.route, APIRoute)
+        and any(reads(part.call) for part in parts_of(route.dependant))
+        for method in route.methods or ()
+    ]
+
+
+def test_a_body_is_not_read_for_a_caller_who_is_refused(product: InProcess) -> None:
+    keys = [
+        product.user(f"{scope[:5]}s", scopes={scope}).api_key for scope in (INFERENCE, USAGE_READ)
+    ]
+    routes = routes_with_bodies(product)
+    assert len(routes) > 15
+    for method, path in routes:
+        for none in (None, "sk-chorale-nobodys"):
+            assert call_unread(product, method, path, none) == (401, 0), f"{method} {path}"
+        if path.startswith("/v1/"):
+            answers = [call_unread(product, method, path, key) for key in keys]
+            assert (403, 0) in answers, f"{method} {path}: name the key before the body"
+
+
+def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
+    user = product.user("malformed")
+    for key, status in (("nobodys", 401), (user.api_key, 400)):
+        user.api_key = key
+        answer = user.call("POST", "/v1/adapters/x/uploads", content=b'{"a": ')
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"name": "\\ud800"}',
+        b'{"name": "a\\u0000b"}',
+        b'{"\\ud800": 1}',
+        b'{"name": "x", "weight": 1e999}',
+        b'{"name": "x", "max_adapters": 1' + b"0" * 5000 + b"}",
+        b'{"name": "x", "max_adapters": 9223372036854775808}',
+        b'{"' + b"x" * 100_000 + b'": 1}',
+    ],
+)
+def test_hostile_json_is_a_400_and_not_echoed(product: InProcess, body: bytes) -> None:
+    caller = product.user(f"hostile-{body[:20].hex()}-{len(body)}")
+    for path in ("/admin/v1/tenants", "/v1/completions", "/v1/chat/completions"):
+        user = product.operator if "admin" in path else caller
+        answer = user.call("POST", path, content=body)
+        assert answer.status_code == 400, f"{path} {answer.text}"
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert len(answer.content) < 1000
+
+
+# ---- what every answer says ----
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/admin/v1/tenants", "/nowhere", "/"])
+@pytest.mark.parametrize("key", [ADMIN_KEY, "nobodys"])
+def test_every_answer_has_the_headers_that_keep_browsers_and_caches_out(
+    product: InProcess, path: str, key: str
+) -> None:
+    headers = User(product, "", "", key).call("GET", path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert headers["cache-control"] == "no-store"
+    assert headers["openai-version"] == "2020-10-01"
+    assert headers["openai-processing-ms"].isdecimal()
+    assert headers["x-request-id"].startswith("req_")
+    assert "server" not in headers
+    assert len(set(headers)) == len(headers.multi_items())
+
+
+def test_a_stream_keeps_the_headers_of_a_stream(product: InProcess) -> None:
+    answer = product.user("streams").complete("base", stream=True)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [
+        (b"mine-1 of 2", True),
+        (b"x" * 512, True),
+        (b"x" * 513, False),
+        (b"a\tb", False),
+        (b"\xc3\xa9", False),
+        (b"", False),
+    ],
+)
+def test_a_request_id_of_the_clients_own_comes_back_if_it_is_printable(
+    product: InProcess, sent: bytes, echoed: bool
+) -> None:
+    answer = product.operator.call("GET", "/health", headers={"x-client-request-id": sent})
+    assert answer.headers.get("x-client-request-id") == (sent.decode() if echoed else None)
+
+
+@pytest.mark.parametrize("path", ["/v1/adapters/a%00b", "/v1/usage?start=%00"])
+def test_an_address_with_a_nul_is_refused(product: InProcess, path: str) -> None:
+    assert product.operator.call("GET", path).status_code == 400
+
+
+def test_no_answer_redirects_to_what_the_host_header_says(product: InProcess) -> None:
+    answer = product.operator.call("GET", "/admin/v1/tenants/", headers={"host": "evil.example"})
+    assert answer.status_code == 404
+    assert "evil" not in answer.text + str(answer.headers)
+
+
+def test_a_fault_of_ours_is_a_500_that_says_nothing(product: InProcess) -> None:
+    class Broken:
+        @property
+        def last(self) -> None:
+            raise RuntimeError("insides")
+
+    broken = InProcess(replace(product.gateway, auditor=Broken()), product.engines)
+    answer = broken.operator.call("GET", "/admin/v1/audit")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert "insides" not in answer.text
+    assert answer.headers["x-request-id"]
+
+
+# ---- pages elsewhere ----
+
+
+def preflight(product: InProcess, origin: str) -> httpx.Response:
+    headers = {"origin": origin, "access-control-request-method": "POST"}
+    return product.operator.call("OPTIONS", "/v1/chat/completions", headers=headers)
+
+
+def test_without_a_setting_no_page_elsewhere_may_call(product: InProcess) -> None:
+    for answer in (
+        preflight(product, "https://app.example"),
+        product.operator.call("GET", "/health", headers={"origin": "https://app.example"}),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_only_the_origins_that_are_set_may_call_and_without_cookies(product: InProcess) -> None:
+    settings = product.gateway.settings.model_copy(
+        update={"cors_origins": ("https://app.example",)}
+    )
+    shared = InProcess(replace(product.gateway, settings=settings), product.engines)
+    answer = preflight(shared, "https://app.example")
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    assert "access-control-allow-credentials" not in answer.headers
+    for other in ("https://evil.example", "https://app.example.evil", "null"):
+        assert "access-control-allow-origin" not in preflight(shared, other).headers
+
+
+@pytest.mark.parametrize("origin", ["*", "app.example", "https://app.example/", "null"])
+def test_an_origin_is_a_scheme_and_a_host(origin: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(model="none", cors_origins=(origin,))

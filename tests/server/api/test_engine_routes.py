@@ -1,0 +1,48 @@
+"""The pool over HTTP, for operators."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from server.billing import holds
+from server.database.clock import now_ms
+from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
+from tests.server.in_process import InProcess
+
+PATH = "/admin/v1/engines/{}/lost"
+
+
+@pytest.fixture
+def product(database_url: str, tmp_path: Path) -> Iterator[InProcess]:
+    product = InProcess.build(tmp_path, database_url)
+    yield product
+    product.close()
+
+
+def test_what_an_engine_held_that_never_comes_back_is_voided(product: InProcess) -> None:
+    database = product.gateway.database
+    price = make_price(database)
+    old = {"engine_id": "gone", "created_at_ms": NOW_MS, "expires_at_ms": NOW_MS + 1}
+    count = holds.MAX_VOIDED_AT_ONCE + 3  # more than one transaction takes
+    insert_holds(
+        database,
+        *(make_hold(price, f"r{number}", **old) for number in range(count)),
+        make_hold(price, "young", engine_id="gone", expires_at_ms=now_ms() + 600_000),
+    )
+    answer = product.operator.call("POST", PATH.format("gone"))
+    assert (answer.status_code, answer.json()) == (
+        200,
+        {"object": "engine.lost", "engine_id": "gone", "num_voided": count, "num_open": 1},
+    )
+    again = product.operator.call("POST", PATH.format("gone")).json()
+    assert (again["num_voided"], again["num_open"]) == (0, 1)
+
+
+def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
+    database = product.gateway.database
+    hold = make_hold(make_price(database), engine_id="engine-1", expires_at_ms=NOW_MS + 1)
+    insert_holds(database, hold)
+    answer = product.operator.call("POST", PATH.format("engine-1"))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "engine_is_there")
+    assert database.read_sync(lambda conn: holds.get_hold(conn, hold.request_id)) == hold

@@ -1,0 +1,169 @@
+import inspect
+
+import pytest
+
+from registry import errors as registry_errors
+from registry.errors import RegistryError
+from server.accounts import auth, tenants
+from server.api import errors, foreign_errors
+from server.api.errors import ApiError, error_body
+from server.database.database import DatabaseError, LedgerUnavailable
+from server.limits.rules import Limit, RateLimited, Standing
+
+EVERY_KEY = {"message", "type", "param", "code"}
+
+
+def subclasses(cls):
+    return {cls, *(leaf for child in cls.__subclasses__() for leaf in subclasses(child))}
+
+
+def make(cls):
+    """An instance without its arguments: only its family matters to the mapping."""
+    error = cls.__new__(cls)
+    Exception.__init__(error, "it failed")
+    error.param = getattr(cls, "param", None)
+    error.received_bytes = 7  # of an offset mismatch, which passes it on
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type", "code"),
+    [
+        (errors.invalid_api_key(), 401, "invalid_request_error", "invalid_api_key"),
+        (errors.insufficient_permissions("usage"), 403, "permission_error",
+         "insufficient_permissions"),
+        (errors.model_not_found("m"), 404, "invalid_request_error", "model_not_found"),
+        (errors.request_too_large(1), 413, "invalid_request_error", "request_too_large"),
+        (errors.context_length_exceeded(limit=1, asked=2), 400, "invalid_request_error",
+         "context_length_exceeded"),
+        (errors.rate_limited("slow", retry_after_s=1.2), 429, "rate_limit_error",
+         "rate_limit_exceeded"),
+        (errors.insufficient_quota("spent"), 429, "insufficient_quota", "insufficient_quota"),
+        (errors.overloaded(), 503, "overloaded_error", None),
+        (errors.first_token_timeout(30), 503, "overloaded_error", "first_token_timeout"),
+        (errors.metering_unavailable(), 503, "service_unavailable", "metering_unavailable"),
+        (errors.engine_unavailable(), 503, "service_unavailable", "engine_unavailable"),
+        (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
+         "unsupported_parameter"),
+        (errors.internal_error(), 500, "server_error", "internal_error"),
+        (errors.adapter_loading(), 503, "service_unavailable", "adapter_loading"),
+        (errors.adapter_missing(), 502, "server_error", "adapter_missing"),
+        (errors.adapter_corrupt(), 502, "server_error", "adapter_corrupt"),
+        (errors.adapter_incompatible(), 400, "invalid_request_error", "adapter_incompatible"),
+        (errors.adapter_too_large(), 400, "invalid_request_error", "adapter_too_large"),
+        (errors.adapter_not_invoked(param="prompt"), 400, "invalid_request_error",
+         "adapter_not_invoked"),
+    ],
+)  # fmt: skip
+def test_each_situation_has_its_status_and_all_four_keys(error, status, type, code):
+    assert error.status == status
+    body = error_body(error)["error"]
+    assert set(body) == EVERY_KEY
+    assert (body["type"], body["code"]) == (type, code)
+
+
+def test_every_503_and_429_says_when_to_come_back_or_not_to():
+    for error in (
+        errors.overloaded(),
+        errors.first_token_timeout(30),
+        errors.metering_unavailable(),
+        errors.engine_unavailable(),
+        errors.adapter_loading(),
+        errors.rate_limited("slow", retry_after_s=0.2),
+        errors.uploads_busy("full"),
+    ):
+        assert int(error.headers["retry-after"]) >= 1
+        assert int(error.headers["retry-after-ms"]) >= 1
+    hourly = registry_errors.QuotaExceeded(
+        quota="max_uploads_per_hour", limit=9, remedy="go on in 600 s", retry_after_s=600
+    )
+    assert foreign_errors.from_registry(hourly).headers["retry-after"] == "600"
+    quota = errors.insufficient_quota("spent")
+    assert quota.headers == {"x-should-retry": "false"}
+
+
+@pytest.mark.parametrize(("engine_says", "told"), [(None, 5), (0, 1), (0.2, 1), (1.2, 2), (30, 30)])
+def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, told):
+    headers = errors.adapter_loading(engine_says).headers
+    assert headers["retry-after"] == str(told)
+    assert int(headers["retry-after-ms"]) >= 1000
+
+
+def test_an_adapter_that_will_not_come_is_not_asked_for_again():
+    for error in (errors.adapter_missing(), errors.adapter_corrupt()):
+        assert error.headers == {"x-should-retry": "false"}
+
+
+def test_a_401_challenges():
+    assert errors.missing_api_key().headers == {"www-authenticate": "Bearer"}
+
+
+def test_a_rate_limit_names_itself_and_says_when_to_come_back():
+    limit = Limit("tokens", "key", "k", 600)
+    standing = Standing(limit=limit, remaining=12, reset_ms=58_800)
+    limited = RateLimited(limit, retry_after_ms=1201, standings=(standing,), is_degraded=True)
+    error = foreign_errors.from_rate_limit(limited)
+    assert (error.status, error.code) == (429, "rate_limit_exceeded")
+    assert error.headers["retry-after"] == "2"
+    assert error.headers["retry-after-ms"] == "1201"
+    assert error.headers["x-ratelimit-scope"] == "tokens;key"
+    assert error.headers["x-ratelimit-remaining-tokens"] == "12"
+    assert errors.error_body(error)["error"]["limiter_degraded"] is True
+    assert "600 tokens per minute" in error.message
+
+
+@pytest.mark.parametrize(
+    ("family", "status"),
+    [
+        (registry_errors.Invalid, 400),
+        (registry_errors.NotFound, 404),
+        (registry_errors.Conflict, 409),
+        (registry_errors.TooLarge, 413),
+        (registry_errors.QuotaExceeded, 429),
+        (registry_errors.StorageError, 503),
+    ],
+)
+def test_a_registry_error_gets_the_status_of_its_family(family, status):
+    for cls in subclasses(family):
+        assert foreign_errors.from_registry(make(cls)).status == status
+
+
+def test_an_offset_mismatch_says_where_to_go_on():
+    body = error_body(foreign_errors.from_registry(make(registry_errors.UploadOffsetMismatch)))
+    assert body["error"]["received_bytes"] == 7
+
+
+def test_no_error_of_another_module_is_without_a_status():
+    # UnsupportedBaseModel ends the start; no request meets it.
+    ours = subclasses(RegistryError) - {RegistryError, registry_errors.UnsupportedBaseModel}
+    for cls in ours:
+        assert isinstance(foreign_errors.from_registry(make(cls)), ApiError)
+    for cls in subclasses(auth.AuthError) - {auth.AuthError}:
+        assert isinstance(foreign_errors.from_auth(make(cls)), ApiError)
+    for cls in subclasses(tenants.TenantError) - {tenants.TenantError}:
+        assert isinstance(foreign_errors.from_tenants(make(cls)), ApiError)
+    for cls in subclasses(DatabaseError):
+        assert foreign_errors.from_database(make(cls)).status == 503
+
+
+def test_an_unknown_model_and_a_foreign_one_get_the_same_body():
+    foreign = foreign_errors.from_registry(registry_errors.ModelNotFound(model="m"))
+    assert error_body(foreign) == error_body(errors.model_not_found("m"))
+
+
+def test_the_worlds_faults_do_not_tell_where_things_are():
+    storage = registry_errors.StorageError(key="tenants/ten_1/abc", reason="refused by 10.0.0.1")
+    database = LedgerUnavailable("connection to 10.0.0.2 refused")
+    for error in (foreign_errors.from_registry(storage), foreign_errors.from_database(database)):
+        assert "10.0.0" not in str(error_body(error))
+        assert "ten_1" not in str(error_body(error))
+
+
+def test_every_maker_returns_an_api_error_class_only():
+    makers = [
+        fn
+        for name, fn in inspect.getmembers(errors, inspect.isfunction)
+        if fn.__module__ == errors.__name__ and not name.startswith("_") and name != "error_body"
+    ]
+    assert makers
+    assert {fn.__annotations__["return"] for fn in makers} == {ApiError}

@@ -1,0 +1,170 @@
+"""Connections over real sockets: how much of a head, for how long, and how many at once."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from server.api.http_protocol import HttpLimits, protocol
+
+HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
+Address = tuple[str, int]
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Reads what there is and says how long it was."""
+    size_bytes, more = 0, True
+    while more:
+        message = await receive()
+        size_bytes += len(message["body"])
+        more = message["more_body"]
+    body = str(size_bytes).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextmanager
+def serving(**limits: float) -> Iterator[Address]:
+    """A server of the application above on a thread of its own."""
+    config = Config(app, http=protocol(HttpLimits(**limits)), timeout_keep_alive=60)
+    config.load()
+    addresses: list[Address] = []
+    is_up, stop = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        state = ServerState()
+        server = await loop.create_server(
+            lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),
+            "127.0.0.1",
+        )
+        addresses.append(server.sockets[0].getsockname())
+        is_up.set()
+        await stop.wait()
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    is_up.wait()
+    try:
+        yield addresses[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def received(connection: socket.socket) -> bytes:
+    """All until the server hangs up."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def refusal(address: Address, *sent: bytes) -> tuple[int, str | None]:
+    """(status, code) of an answer after which the server hangs up."""
+    with socket.create_connection(address, timeout=10) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for data in sent:
+                connection.sendall(data)
+        head, _, body = received(connection).partition(b"\r\n\r\n")
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return int(head.split()[1]), error["code"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [HEAD, *[b"x: " + b"y" * 1000 + b"\r\n"] * 70],
+        [HEAD + b"x: " + b"y" * 70_000],
+        [b"GET /" + b"y" * 70_000],
+        [HEAD + b"x: " + b"y" * 70_000 + b"\r\n\r\n"],
+        [HEAD + b"x: y\r\n" * 100 + b"\r\n"],
+    ],
+    ids=["lines without end", "a line without end", "an address", "in one piece", "too many"],
+)
+def test_a_head_that_is_too_large_is_a_431(sent: list[bytes]) -> None:
+    with serving() as address:
+        assert refusal(address, *sent) == (431, "head_too_large")
+
+
+def test_nothing_follows_the_head_of_an_answer_to_head() -> None:
+    asked = HEAD.replace(b"GET", b"HEAD") + b"\r\n" + HEAD + b"connection: close\r\n\r\n"
+    with serving() as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(asked)
+        _, _, behind = received(connection).partition(b"\r\n\r\n")
+    assert behind.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("sent", [[], [b"GET"], [HEAD], [b"\r\n"]])
+def test_a_head_that_does_not_come_is_a_408(sent: list[bytes]) -> None:
+    with serving(head_timeout_s=0.02) as address:
+        assert refusal(address, *sent) == (408, "head_timeout")
+
+
+def test_bytes_one_by_one_do_not_extend_a_heads_time() -> None:
+    with serving(head_timeout_s=0.05) as address, socket.create_connection(address) as connection:
+        connection.sendall(HEAD)
+        connection.settimeout(0.005)
+        answer = b""
+        while not answer:
+            try:
+                answer = connection.recv(65536)
+            except TimeoutError:
+                connection.sendall(b"x")
+        assert b" 408 " in answer
+
+
+def test_large_bodies_and_requests_one_after_the_other_are_served() -> None:
+    limits = {"head_timeout_s": 30, "max_head_bytes": 200}
+    with serving(**limits) as address, socket.create_connection(address) as connection:
+        file = connection.makefile("rb")
+        for size_bytes in (0, 100_000, 7, 300_000):
+            connection.sendall(b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % size_bytes)
+            connection.sendall(b"x" * size_bytes)
+            assert b" 200 " in file.readline()
+            while file.readline() != b"\r\n":
+                pass
+            assert file.read(len(str(size_bytes))) == b"%d" % size_bytes
+        file.close()
+
+
+def test_a_head_after_an_answer_has_its_own_time() -> None:
+    with serving(head_timeout_s=0.02) as address, socket.create_connection(address) as connection:
+        connection.sendall(HEAD + b"\r\n" + HEAD)
+        answered = received(connection)
+        assert b" 200 " in answered
+        assert b" 408 " in answered
+
+
+def test_connections_over_the_limit_are_a_503_until_one_is_closed() -> None:
+    with serving(max_connections=1) as address:
+        with socket.create_connection(address) as connection:
+            connection.sendall(HEAD + b"\r\n")
+            assert b" 200 " in connection.recv(65536)
+            assert refusal(address) == (503, "too_many_connections")
+            connection.sendall(HEAD + b"connection: close\r\n\r\n")
+            assert b" 200 " in received(connection)
+        with socket.create_connection(address) as connection:
+            connection.sendall(HEAD + b"\r\n")
+            assert b" 200 " in connection.recv(65536)
+
+
+def test_what_is_no_http_is_a_400_in_our_shape() -> None:
+    with serving() as address:
+        assert refusal(address, b"\x16\x03\x01\x02\x00") == (400, None)

@@ -1,0 +1,297 @@
+"""Completions over HTTP: their choices, streams, logprobs, and what is held for them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.billing.budgets import Budget, set_budget
+from server.billing.prices import ensure_price
+from server.billing.rating import amount_nanousd
+from server.pool.quarantine import fingerprint
+from tests.server.factories import NOW_MS
+from tests.server.scripted_product import (
+    MAX_MODEL_LEN,
+    TEXT,
+    Product,
+    answer_all,
+    events,
+    scripted_product,
+    token_ids,
+)
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    with scripted_product(migrated_sqlite, tmp_path) as product:
+        yield product
+
+
+def test_n_answers_are_n_choices_in_order_and_one_usage(product: Product) -> None:
+    body = product.chat(n=3, return_token_ids=True).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    for index, choice in enumerate(body["choices"]):
+        assert choice["token_ids"] == list(token_ids(index))
+        assert choice["message"]["content"] == product.words(token_ids(index))
+        assert choice["finish_reason"] == "length"
+    prompt = len(product.engines.asked[0].prompt_token_ids)
+    assert body["usage"]["prompt_tokens"] == prompt
+    assert body["usage"]["completion_tokens"] == 9
+
+
+@pytest.mark.parametrize("kind", ["chat", "text"])
+def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Product, kind) -> None:
+    ask = product.chat if kind == "chat" else product.text
+    chunks = events(ask(n=3, stream=True, stream_options={"include_usage": True}))
+    for index in range(3):
+        own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
+        texts = [c["delta"]["content"] if kind == "chat" else c["text"] for c in own]
+        assert "".join(texts) == product.words(token_ids(index))
+        assert [c["finish_reason"] for c in own] == [None, None, "length"]
+        if kind == "chat":
+            assert ["role" in c["delta"] for c in own] == [True, False, False]
+    assert [c["usage"] for c in chunks[:-1]] == [None] * 9
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 9
+
+
+def test_a_list_of_prompts_is_answered_by_index_under_one_hold(product: Product) -> None:
+    texts = ["Hello there", "You", "Good day to you"]
+    encode = product.gateway.tokenizer.encode
+    for prompt in (texts, [encode(text) for text in texts]):
+        body = product.text(prompt=prompt, n=2, echo=True, return_token_ids=True).json()
+        assert [choice["index"] for choice in body["choices"]] == list(range(6))
+        for index, choice in enumerate(body["choices"]):
+            assert choice["text"] == texts[index // 2] + product.words(token_ids(index))
+            assert choice["prompt_token_ids"] == encode(texts[index // 2])
+        (message,) = product.engines.asked
+        num_prompt_tokens = sum(len(encode(text)) for text in texts)
+        assert body["usage"]["prompt_tokens"] == num_prompt_tokens
+        assert (message.token_lease, message.sampling_params.n) == (6 * 9, 2)
+        hold = product.hold()
+        assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 6 * 9)
+        product.engines.asked.clear()
+
+
+def test_a_hard_budget_has_to_pay_for_a_token_of_each_prompt_of_a_list(product: Product) -> None:
+    prompts, database = [[40, 41], [50], [60]], product.gateway.database
+    price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    needed = amount_nanousd(4, 0, 3, price)
+    for amount, status in ((needed - 1, 429), (needed, 200)):
+        budget = Budget(
+            tenant_id=product.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=amount
+        )
+        database.write_sync(lambda conn, budget=budget: set_budget(conn, budget, now_ms=NOW_MS))
+        assert product.text(prompt=prompts).status_code == status
+    assert product.hold().token_lease == 3
+
+
+def test_a_list_of_one_prompt_is_that_prompt(product: Product) -> None:
+    alone, listed = product.text(), product.text(prompt=[TEXT["prompt"]])
+    assert alone.json()["choices"] == listed.json()["choices"]
+
+
+def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> None:
+    options = {"continuous_usage_stats": True}
+    chunks = events(product.text(n=2, stream=True, stream_options=options))
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6]
+    assert all(
+        c["usage"]["total_tokens"] == c["usage"]["prompt_tokens"] + c["usage"]["completion_tokens"]
+        for c in chunks
+    )
+    options["include_usage"] = True
+    *chunks, last = events(product.chat(stream=True, stream_options=options))
+    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, stream: bool) -> None:
+    prompts = [[40, 41, 42], [50, 7]]
+    answer = product.text(prompt=prompts, echo=True, logprobs=1, stream=stream)
+    if stream:
+        chunks = events(answer)
+        firsts = [next(c for c in chunks if c["choices"][0]["index"] == i) for i in range(2)]
+        choices = [chunk["choices"][0] for chunk in firsts]
+    else:
+        choices = answer.json()["choices"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"][: len(prompt)] == [product.words([token]) for token in prompt]
+        assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+        for place, token in enumerate(prompt[1:], start=1):
+            assert logprobs["token_logprobs"][place] == -token / 8
+            # The prompt's token is there whether it is likely or not.
+            assert logprobs["top_logprobs"][place][product.words([token])] == (
+                -0.25 if token == 7 else -token / 8
+            )
+        assert choice["text"].startswith(product.words(prompt))
+        end = logprobs["text_offset"][len(prompt)]
+        assert end == len(product.words(prompt)), "the answer begins behind the echo"
+
+
+def test_logprobs_of_a_prompt_are_listed_by_token_id(product: Product) -> None:
+    product.engines.script = answer_all
+    body = product.text(prompt=[40, 41], prompt_logprobs=1).json()
+    shown = body["choices"][0]["prompt_logprobs"]
+    assert shown[0] is None
+    assert {i: entry["logprob"] for i, entry in shown[1].items()} == {"41": -41 / 8, "7": -0.25}
+    chat = product.chat(prompt_logprobs=0).json()
+    assert len(chat["prompt_logprobs"]) == len(product.engines.asked[-1].prompt_token_ids)
+    assert "prompt_logprobs" not in product.chat().json()
+
+
+def test_a_stream_begins_with_the_prompts_token_ids_where_ids_were_asked_for(
+    product: Product,
+) -> None:
+    for ask in (product.chat, product.text):
+        first, *rest = (c["choices"][0] for c in events(ask(stream=True, return_token_ids=True)))
+        assert first["prompt_token_ids"] == list(product.engines.asked[-1].prompt_token_ids)
+        assert not any("prompt_token_ids" in choice for choice in rest)
+
+
+def test_a_long_prompt_is_cut_to_its_last_tokens_on_request(product: Product) -> None:
+    ids = [40 + i % 50 for i in range(MAX_MODEL_LEN + 100)]
+    cut = product.text(prompt=ids, truncate_prompt_tokens=5, echo=True)
+    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-5:])
+    assert cut.json()["choices"][0]["text"].startswith(product.words(ids[-5:]))
+    product.text(prompt=ids, truncate_prompt_tokens=-1, max_tokens=9)
+    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-(MAX_MODEL_LEN - 9) :])
+    assert product.text(prompt=ids).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_last_message_of_the_assistant_is_continued_on_request(product: Product) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Good day"}]
+
+    def prompt(**changes: Any) -> str:
+        assert product.chat(messages=messages, **changes).status_code == 200
+        return product.words(product.engines.asked[-1].prompt_token_ids)
+
+    whole = prompt(add_generation_prompt=False)
+    assert prompt().startswith(whole), "without being asked, a new answer begins"
+    begun = prompt(continue_final_message=True)
+    assert begun.endswith("Good day")
+    assert whole.startswith(begun)
+    assert prompt(continue_final_message=True, add_generation_prompt=False) == begun
+
+
+def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(product: Product) -> None:
+    answer = product.text(n=4, max_tokens=20)
+    message = product.engines.asked[-1]
+    num_prompt_tokens = len(message.prompt_token_ids)
+    assert (message.token_lease, message.sampling_params.max_tokens) == (80, 20)
+    hold = product.hold()
+    assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 80)
+    price = product.gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    assert hold.amount_nanousd == amount_nanousd(num_prompt_tokens, 0, 80, price)
+    left = int(answer.headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - num_prompt_tokens - 80
+    # Used: the prompt and 12 tokens; the next request takes its own prompt and one.
+    again = product.text(max_tokens=1)
+    left = int(again.headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - (num_prompt_tokens + 12) - (num_prompt_tokens + 1)
+
+
+def test_without_max_tokens_every_answer_may_fill_the_context(product: Product) -> None:
+    product.chat(n=2, max_tokens=None)
+    message = product.engines.asked[-1]
+    rest = MAX_MODEL_LEN - len(message.prompt_token_ids)
+    assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
+
+
+def test_logprobs_come_in_both_shapes_whole_and_streamed(product: Product) -> None:
+    whole = product.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]
+    assert (
+        b"".join(bytes(entry["bytes"]) for entry in whole["content"])
+        == product.words(token_ids(0)).encode()
+    )
+    chunks = events(product.chat(logprobs=True, top_logprobs=2, stream=True))
+    streamed = [entry for c in chunks for entry in c["choices"][0]["logprobs"]["content"]]
+    assert streamed == whole["content"]
+    whole = product.text(logprobs=2).json()["choices"][0]["logprobs"]
+    assert whole["text_offset"][0] == 0
+    assert whole["tokens"] == [product.words([token]) for token in token_ids(0)]
+    chunks = events(product.text(logprobs=2, stream=True))
+    for name, entries in whole.items():
+        assert [e for c in chunks for e in c["choices"][0]["logprobs"][name]] == entries
+
+
+def test_logprobs_that_were_not_asked_for_are_null(product: Product) -> None:
+    assert product.chat().json()["choices"][0]["logprobs"] is None
+    assert {c["choices"][0]["logprobs"] for c in events(product.text(stream=True))} == {None}
+
+
+def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) -> None:
+    said = [product.words(token_ids(index)) for index in range(2)]
+    whole = product.text(echo=True, n=2).json()["choices"]
+    assert [choice["text"] for choice in whole] == [TEXT["prompt"] + words for words in said]
+    ids = product.gateway.tokenizer.encode(TEXT["prompt"])
+    for prompt in (TEXT["prompt"], [TEXT["prompt"]], ids):
+        chunks = events(product.text(echo=True, n=2, stream=True, prompt=prompt))
+        for index, words in enumerate(said):
+            own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+            assert own[0]["text"].startswith(TEXT["prompt"])
+            assert "".join(c["text"] for c in own) == TEXT["prompt"] + words
+
+
+@pytest.mark.parametrize(
+    ("asked", "tier", "priority"), [("auto", "default", 0), ("default", "default", 0),
+    ("flex", "flex", 1)]
+)  # fmt: skip
+def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, priority) -> None:
+    assert product.chat(service_tier=asked).json()["service_tier"] == tier
+    assert product.engines.asked[-1].priority == priority
+    chunks = events(product.chat(service_tier=asked, stream=True))
+    assert {chunk["service_tier"] for chunk in chunks} == {tier}
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logit_bias": {"999999": 1}}, 'logit_bias["999999"]'),
+        ({"stop_token_ids": [999999]}, "stop_token_ids[0]"),
+        ({"prompt": [999999]}, "prompt"),
+        ({"prompt": [[7], []]}, "prompt"),
+        ({"prompt": [[7], [8] * MAX_MODEL_LEN]}, "prompt"),
+        ({"min_tokens": 10}, "min_tokens"),
+        ({"n": 17}, "n"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_costs_nothing(
+    product: Product, changes, param
+) -> None:
+    refused = product.text(**changes)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert product.engines.asked == []
+    assert not product.gateway.running
+    left = int(product.text(max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - len(product.engines.asked[-1].prompt_token_ids) - 1
+
+
+def test_a_token_that_the_model_has_no_row_for_is_refused(product: Product) -> None:
+    base = product.gateway.base
+    smaller = replace(base, config=base.config | {"vocab_size": 50})
+    product.gateway = replace(product.gateway, base=smaller)
+    for changes, param in (
+        ({"prompt": [50]}, "prompt"),
+        ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids[0]"),
+        ({"prompt": [49], "logit_bias": {"50": 1}}, 'logit_bias["50"]'),
+    ):
+        assert product.text(**changes).json()["error"]["param"] == param
+    assert product.text(prompt=[49], stop_token_ids=[49]).status_code == 200
+
+
+def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: Product) -> None:
+    product.chat()
+    product.chat(service_tier="flex")
+    same, again = product.engines.asked
+    assert same.request_id != again.request_id
+    assert fingerprint(same) == fingerprint(again)
+    for change in (
+        {"n": 2}, {"logit_bias": {"5": 1}}, {"min_p": 0.1}, {"logprobs": True}, {"max_tokens": 8},
+        {"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1},
+    ):  # fmt: skip
+        product.chat(**change)
+        assert fingerprint(product.engines.asked[-1]) != fingerprint(same)

@@ -1,0 +1,242 @@
+"""Completions that fail: what the client is told, what is noted, and which engine is asked next."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
+from engine.messages import AddRequest, RequestOutput
+from server.api.answers import Choice
+from server.billing.holds import void_refused
+from server.database.clock import now_ms
+from server.pool.quarantine import Quarantined
+from tests.server.factories import NOW_MS
+from tests.server.scripted_product import Product, answer_all, end_at_once, scripted_product
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    with scripted_product(migrated_sqlite, tmp_path) as product:
+        yield product
+
+
+@pytest.mark.parametrize("reason", ["length", "abort", "error"])
+def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product, reason) -> None:
+    product.engines.script = end_at_once(finish_reason=reason, stop_cause="first_token_timeout")
+    for stream in (False, True):
+        answer = product.chat(stream=stream)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("overloaded_error", "first_token_timeout")
+    assert product.engines.asked[-1].first_token_timeout_s == 12
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        EngineDeadError("it died"),
+        RequestRefused("queue_full"),
+        RequestRefused("metering_unavailable"),
+        EngineAwayError("it leaves"),
+        end_at_once(finish_reason="error", stop_cause="adapter_loading"),
+        end_at_once(finish_reason="error", stop_cause="gateway_lost"),
+    ],
+    ids=["dead", "queue full", "not metered", "leaving", "adapter loading", "gateway lost"],
+)
+def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
+    product.engines.script = fault if callable(fault) else lambda _: [fault]
+    for stream in (False, True):
+        answer = product.chat(stream=stream)
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert int(answer.headers["retry-after-ms"]) >= 1
+    product.engines.is_ready = False
+    assert int(product.chat().headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "status"),
+    [
+        ("adapter_loading", 503),
+        ("adapter_missing", 502),
+        ("adapter_corrupt", 502),
+        ("adapter_incompatible", 400),
+        ("adapter_too_large", 400),
+        ("adapter_not_invoked", 400),
+    ],
+)
+def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
+    product: Product, cause, status
+) -> None:
+    words = "tenants/ten_1/abc at 10.0.0.1 is not there"
+    product.engines.script = end_at_once(finish_reason="error", stop_cause=cause, error=words)
+    for ask, param in ((product.chat, "messages"), (product.text, "prompt")):
+        for stream in (False, True):
+            answer = ask(stream=stream)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (status, cause)
+            assert "othing was billed" in error["message"]
+            assert "ten_1" not in answer.text
+            assert "10.0.0.1" not in answer.text
+            if cause == "adapter_not_invoked":
+                assert error["param"] == param
+    assert not product.gateway.running
+
+
+def test_a_loading_adapters_503_says_what_the_engine_says(product: Product) -> None:
+    product.engines.script = end_at_once(
+        finish_reason="error", stop_cause="adapter_loading", retry_after_s=7.5
+    )
+    assert product.chat().headers["retry-after"] == "8"
+
+
+def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) -> None:
+    def script(message: AddRequest) -> list[RequestOutput]:
+        said = answer_all(message)[:2]
+        lost = replace(said[1], seq=2, finish_reason="error", stop_cause="adapter_loading")
+        return [*said, lost]
+
+    product.engines.script = script
+    streamed = product.chat(stream=True)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "adapter_loading"
+
+
+def test_a_failure_is_no_first_token(product: Product) -> None:
+    def observed() -> str:
+        lines = product.gateway.metrics.render().decode().splitlines()
+        return next(line for line in lines if "first_token_seconds_count" in line).split()[-1]
+
+    product.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
+    product.chat()
+    assert observed() == "0.0"
+    product.engines.script = answer_all
+    product.chat()
+    assert observed() == "1.0"
+
+
+def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_are_none(
+    product: Product,
+) -> None:
+    waiting = []
+
+    def script(message: AddRequest) -> Iterator[RequestOutput]:
+        for output in answer_all(message):
+            waiting.append(product.gateway.running.num_waiting(product.tenant_id))
+            yield output
+
+    product.engines.script = script
+    assert product.text(prompt_logprobs=0, n=2).status_code == 200
+    assert waiting == [2, 2, 1, 0, 0, 0, 0]
+
+
+def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
+    def script(message: AddRequest) -> list[RequestOutput]:
+        said = answer_all(message)[:3]
+        return [*said, replace(said[0], seq=3, finish_reason="error", stop_cause="engine_failure")]
+
+    product.engines.script = script
+    assert product.chat(n=2).status_code == 500
+    streamed = product.chat(n=2, stream=True)
+    assert streamed.status_code == 200
+    last = streamed.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert not product.gateway.running
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", [EngineDeadError(), RuntimeError("a bug")])
+@pytest.mark.parametrize("num_outputs", [0, 2])
+def test_an_answer_that_we_broke_is_noted_before_the_client_hears_of_it(
+    product: Product, fault, stream, num_outputs
+) -> None:
+    product.engines.script = lambda message: [*answer_all(message)[:num_outputs], fault]
+    with contextlib.suppress(RuntimeError):  # a server logs it and hangs up
+        answer = product.chat(stream=stream)
+        assert answer.is_error or "error" in answer.text
+    assert product.hold().failed_at_ms is not None
+
+
+def test_a_fault_while_an_answer_is_put_into_words_is_ours(product: Product, monkeypatch) -> None:
+    def break_down(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Choice, "take", break_down)
+    for stream in (False, True):
+        with contextlib.suppress(RuntimeError):
+            product.chat(stream=stream)
+        assert product.hold().failed_at_ms is not None
+
+
+def test_an_answer_that_came_whole_is_not_a_failed_one(product: Product) -> None:
+    for stream in (False, True):
+        assert product.chat(stream=stream).status_code == 200
+        assert product.hold().failed_at_ms is None
+
+
+# ---- engines that have gone ----
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(product, stream) -> None:
+    product.engines.names, product.engines.away = ("a", "b"), frozenset("a")
+    asked_at_ms = now_ms()
+    answer = product.chat(stream=stream)
+    assert answer.status_code == 200
+    assert len(product.engines.asked) == 2
+    hold, lifetime_ms = product.hold(), product.gateway.settings.hold_lifetime_s * 1000
+    assert (hold.engine_id, hold.state) == ("id of b", "open")
+    assert hold.expires_at_ms >= asked_at_ms + lifetime_ms
+    assert hold.failed_at_ms is None
+    assert b"\nchorale_request_moves_total 1.0\n" in product.gateway.metrics.render()
+
+
+@pytest.mark.parametrize(("names", "num_asked"), [(("a",), 1), (("a", "b"), 3)])
+def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
+    product: Product, monkeypatch, names, num_asked
+) -> None:
+    settled = []
+    monkeypatch.setattr(product.gateway.limiter, "settle", lambda grant, used: settled.append(used))
+    product.engines.names, product.engines.away = names, frozenset(names)
+    answer = product.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
+    assert settled == [None], "it counts against no limit, not as a request either"
+    assert len(product.engines.asked) == num_asked
+    assert len(product.gateway.running) == 0
+    assert {product.gateway.running.num_at(name) for name in names} == {0}
+
+
+def test_an_engine_that_died_of_a_request_is_not_followed_by_another(product: Product) -> None:
+    """Its journal may have it."""
+    product.engines.names = ("a", "b")
+    product.engines.script = lambda _: [EngineDeadError("it died")]
+    assert product.chat().status_code == 503
+    assert len(product.engines.asked) == 1
+    assert (product.hold().engine_id, product.hold().state) == ("id of a", "open")
+
+
+def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(product: Product) -> None:
+    def script(message):
+        product.gateway.database.write_sync(
+            lambda conn: void_refused(conn, message.request_id, NOW_MS)
+        )
+        return [EngineAwayError("it leaves")]
+
+    product.engines.names, product.engines.script = ("a", "b"), script
+    assert product.chat().status_code == 503
+    assert len(product.engines.asked) == 1
+    assert product.hold().engine_id == "id of a"
+    assert b"\nchorale_request_moves_total 0.0\n" in product.gateway.metrics.render()
+
+
+def test_a_quarantined_request_is_told_to_change(product: Product) -> None:
+    product.engines.script = lambda _: [Quarantined()]
+    answer = product.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_quarantined")

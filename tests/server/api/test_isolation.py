@@ -1,0 +1,536 @@
+"""Not yours and not there are one answer: on every route, by every method, for every kind of id.
+
+The routes are the application's own. One that is new fails here until it is said what it names:
+whose id its path holds, or that its answer is about the caller alone.
+"""
+
+import asyncio
+import itertools
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from registry.tables import adapters, uploads
+from registry.upload_rows import (
+    CANCELLED,
+    COMPLETE,
+    EXPIRED,
+    FAILED,
+    OPEN,
+    PROVING,
+    Upload,
+    UploadFile,
+    insert_upload,
+)
+from server.accounts.auth import ADAPTERS_READ, ADAPTERS_WRITE, ADMIN, INFERENCE, SCOPES, USAGE_READ
+from server.accounts.keys import create_key, revoke_key
+from server.accounts.tables import api_keys
+from server.accounts.tenants import suspend_tenant
+from server.api.app import create_app
+from server.billing import ledger, prices
+from server.billing.budgets import Budget, set_budget
+from server.billing.exports.schedules import put_schedule
+from server.billing.holds import insert_hold
+from server.billing.tables import metadata
+from server.database.database import DEFAULT_FILE
+from server.pool.running import RunningRequest
+from server.webhooks import events
+from tests.registry.rows import add_version
+from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
+from tests.server.in_process import ADMIN_KEY, FakeEngines, InProcess, User
+
+METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
+
+# The application says its routes without a gateway behind it.
+ROUTES = sorted(
+    f"{method} {route.path}"
+    for route in iter_route_contexts(
+        create_app(SimpleNamespace(metrics=None, settings=SimpleNamespace(cors_origins=()))).routes
+    )  # type: ignore[arg-type]
+    for method in route.methods or ()
+)
+
+STATES = (COMPLETE, OPEN, PROVING, FAILED, EXPIRED, CANCELLED)
+ANSWER = "1234"
+
+# ---- what every route is about ----
+
+FOR_ALL = {
+    "GET /", "GET /health", "GET /ready", "GET /metrics", "GET /openapi.json", "HEAD /openapi.json",
+    "GET /v1/receipts/keys", "GET /version",
+}  # fmt: skip
+# Nobody's id in them: what a tenant has, and what it wants checked.
+ABOUT_THE_CALLER = {
+    "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
+    "GET /v1/adapters", "GET /v1/limits", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
+    "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
+    "GET /v1/statements", "GET /v1/statements/{period}",
+    "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
+    "GET /v1/organization/costs", "GET /v1/budgets", "GET /v1/webhook", "PUT /v1/webhook",
+    "DELETE /v1/webhook", "POST /v1/webhook/test", "GET /v1/webhook/events",
+}  # fmt: skip
+# A tenant's key reads its own there, and the operator's reads of all.
+FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
+# Every key may ask how it is limited, and is told what was set, not what it has.
+FOR_ANY_KEY = {"GET /v1/limits"}
+# Of the base model, which is everybody's.
+ABOUT_THE_MODEL = {"GET /tokenizer_info"}
+OPENS = "POST /v1/adapters/{name}/uploads"
+NAMED_IN_BODY = {
+    "POST /v1/chat/completions", "POST /v1/completions", "POST /tokenize", "POST /detokenize",
+}  # fmt: skip
+SCOPE = {
+    "receipts": USAGE_READ, "statements": USAGE_READ, "usage": USAGE_READ,
+    "organization": USAGE_READ, "balance": USAGE_READ, "keys": ADMIN, "audit-log": ADMIN,
+    "budgets": USAGE_READ, "webhook": ADMIN,
+    "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
+    "GET adapters": ADAPTERS_READ,
+    "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
+    "tokenize": INFERENCE, "detokenize": INFERENCE, "tokenizer_info": INFERENCE,
+}  # fmt: skip
+
+OPERATOR = [route for route in ROUTES if " /admin/v1/" in route]
+TENANT = [route for route in ROUTES if route not in FOR_ALL and route not in OPERATOR]
+NAMING = [r for r in TENANT if r not in ABOUT_THE_CALLER | ABOUT_THE_MODEL | {OPENS}]
+
+# ---- what there is, of a tenant called acme ----
+
+SUBJECTS = {
+    "request_id": ["used", "chatcmpl-used", "entry_1"],
+    "name": ["pirate", "ghost", "shared"],
+    "upload_id": [f"up_{digit * 32}" for digit in "123456"],
+    "answer_id": [f"chatcmpl-{ANSWER}"],
+    "key_id": ["first", "second"],
+    "model": ["pirate", "acme/pirate", "acme/pirate@1", "acme/pirate@beta", "acme/ghost", "ghost"],
+}
+ABSENT = {
+    "request_id": "unused",
+    "name": "parrot",
+    "upload_id": f"up_{'0' * 32}",
+    "answer_id": "chatcmpl-9999",
+    "key_id": "third",
+    "model": "parrot",
+}
+# Of what is named, and some that it has not.
+DETAILS = {
+    "alias": ["beta", "gamma"],  # gamma never was
+    "version": ["3", "4", "9"],  # they have no alias; 4 is deleted, 9 never was
+    "filename": ["adapter_config.json", "other"],
+    "tenant": ["initech", "acme", "nobody"],
+    "format": ["csv"],
+    "period": ["2026-02"],
+    "kind": ["monthly"],
+    "enforcement": ["hard"],
+    "engine_id": ["gone"],
+}
+DECLARED = {
+    name: {"size_bytes": 2, "sha256": "0" * 64}
+    for name in ("adapter_config.json", "adapter_model.safetensors")
+}
+BODIES: dict[str, dict[str, Any]] = {
+    OPENS: {"files": DECLARED},
+    "POST /v1/adapters/{name}/versions/{version}/prove": {},
+    "POST /v1/adapters:validate": {"files": DECLARED},
+    "PUT /v1/adapters/{name}/aliases/{alias}": {"version": 1},
+    "PUT /v1/usage/exports/{format}": {"interval": "day"},
+    "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "POST /v1/completions": {"prompt": "x"},
+    "POST /tokenize": {"prompt": "x"},
+    "POST /detokenize": {"tokens": [40]},
+    "POST /admin/v1/tenants": {"name": "new"},
+    "PATCH /admin/v1/tenants/{tenant}": {"weight": 2},
+    "POST /admin/v1/tenants/{tenant}/keys": {"name": "new"},
+    "PUT /v1/webhook": {"url": "https://hooks.example/x"},
+    "PUT /admin/v1/tenants/{tenant}/webhook": {"url": "https://hooks.example/x"},
+    "PUT /admin/v1/tenants/{tenant}/budgets/{kind}/{enforcement}": {"amount": "1"},
+    "POST /v1/keys": {"name": "new"},
+    "POST /v1/keys/{key_id}/rotate": {"overlap_s": 0},
+    "PATCH /v1/keys/{key_id}": {"name": "new"},
+    "POST /admin/v1/prices": {},
+    "POST /admin/v1/statements": {"period": "2026-01"},
+    "POST /admin/v1/tenants/{tenant}/credits": {"amount_usd": "1"},
+    "POST /admin/v1/tenants/{tenant}/payments": {"amount_usd": "1"},
+    "POST /admin/v1/corrections": {"entry_id": 1},
+    "POST /admin/v1/billing/simulate": {"price_version": 1},
+}
+
+
+Request = tuple[str, str, Any]  # method, path, body
+Answer = tuple[int, str, dict[str, str]]  # status, body, headers
+
+
+class Engines(FakeEngines):
+    """Takes cancellations, too."""
+
+    async def abort(self, request_id: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class World:
+    """acme has all that can be had, or nothing yet; globex has nothing, and asks."""
+
+    product: InProcess
+    app: FastAPI
+    acme: User
+    globex: User
+
+    def copy(self, folder: Path) -> "World":
+        """As it is now, for one test to change."""
+        shutil.copytree(self.product.gateway.settings.data_dir, folder, dirs_exist_ok=True)
+        return open_world(folder, self.acme, self.globex)
+
+    def ask(self, key: str | None, asked: Sequence[Request]) -> list[Answer]:
+        """What the key's holder is told, in the order of the requests."""
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+
+        async def ask_all() -> list[Answer]:
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(self.app), base_url="http://gateway", headers=headers
+            ) as client:
+                return [
+                    _answer(await client.request(method, path, json=body))
+                    for method, path, body in asked
+                ]
+
+        return asyncio.run(ask_all())
+
+    def rows(self) -> dict[str, list[Any]]:
+        """All there is in the database."""
+        return self.product.gateway.database.read_sync(
+            lambda conn: {
+                table.name: conn.execute(sa.select(table)).all() for table in metadata.sorted_tables
+            }
+        )
+
+    def key(self, user: User, *, scopes: frozenset[str] = SCOPES, **changes: Any) -> str:
+        """Another one of the user's."""
+        gateway = self.product.gateway
+        return gateway.database.write_sync(
+            lambda conn: create_key(
+                conn, user.tenant_id, "k", gateway.pepper, now_ms=NOW_MS, scopes=scopes, **changes
+            )
+        )[1]
+
+
+def fill(world: World) -> None:
+    """Give acme its things, in every state that they can be in."""
+
+    def do(method: str, path: str, body: Any = None) -> None:
+        answer = world.acme.call(method, f"/v1/adapters/{path}", body)
+        assert answer.is_success, answer.text
+
+    gateway = world.product.gateway
+    gateway.database.write_sync(lambda conn: insert_rows(conn, world))
+    version = gateway.database.read_sync(
+        lambda conn: gateway.catalog.get_version(conn, world.acme.tenant_id, "pirate", 1)
+    )
+    stored = gateway.work_dir / "object"
+    stored.write_bytes(bytes(version.size_bytes))
+    gateway.uploads.storage.put(version.object_key, stored)
+    for name in SUBJECTS["name"]:
+        for alias, version in (("latest", 1), ("beta", 1), ("beta", 2)):
+            do("PUT", f"{name}/aliases/{alias}", {"version": version})
+    do("PUT", "pirate/grants/initech")
+    do("PUT", "pirate/pin")
+    do("DELETE", "pirate/versions/4")
+    do("DELETE", "ghost")
+
+
+def insert_rows(conn: sa.Connection, world: World) -> None:
+    tenant_id = world.acme.tenant_id
+    revision = world.product.gateway.base.base_revision
+    for name, number in itertools.product(SUBJECTS["name"], (1, 2, 3, 4)):
+        # 3 is for a base that is no longer served.
+        base_revision = "0" * 64 if number == 3 else revision
+        add_version(conn, tenant_id, name, number, base_revision=base_revision)
+    for upload_id, state in zip(SUBJECTS["upload_id"], STATES, strict=True):
+        insert_upload(conn, make_upload(tenant_id, upload_id, state))
+    made_pirate = uploads.c.upload_id == SUBJECTS["upload_id"][0]
+    pirate = sa.select(adapters.c.adapter_id).filter_by(name="pirate").scalar_subquery()
+    conn.execute(sa.update(uploads).where(made_pirate).values(adapter_id=pirate, version=1))
+    price = prices.get_price(conn, 1)
+    hold = make_hold(price, "used", tenant_id=tenant_id)
+    insert_hold(conn, hold)
+    ledger.post(conn, SIGNER, ENGINE, [make_end(1, "used", tenant_id=tenant_id)], NOW_MS)
+    put_schedule(conn, tenant_id, "csv", 3600, NOW_MS)
+    budget = Budget(tenant_id=tenant_id, kind="monthly", enforcement="hard", amount_nanousd=10**12)
+    set_budget(conn, budget, now_ms=NOW_MS)
+    url = "https://hooks.example/acme"
+    events.set_webhook(conn, tenant_id, url, now_ms=NOW_MS, actor="operator")
+    events.insert_event(conn, events.new_event(tenant_id, "webhook.test", {}, now_ms=NOW_MS))
+    for key_id in SUBJECTS["key_id"]:
+        insert_key(conn, world.acme, key_id)
+
+
+def insert_key(conn: sa.Connection, user: User, key_id: str) -> None:
+    """One that the user's own key made."""
+    made_by = user.api_key.split("-")[2]
+    made = sa.select(api_keys).where(api_keys.c.key_id == made_by)
+    row = dict(conn.execute(made).mappings().one())
+    row |= {"key_id": key_id, "created_by": made_by}
+    conn.execute(sa.insert(api_keys).values(**row))
+
+
+def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
+    """Of the files that OPENS declares, for pirate; it lasts."""
+    return Upload(
+        upload_id=upload_id,
+        tenant_id=tenant_id,
+        adapter_name="pirate",
+        alias=None,
+        state=state,
+        created_by_key="k",
+        created_at_ms=NOW_MS,
+        expires_at_ms=4_000_000_000_000,
+        files={
+            name: UploadFile(name, received_bytes=0, **declared)
+            for name, declared in DECLARED.items()
+        },
+    )
+
+
+def open_world(folder: Path, *users: User) -> World:
+    """users: who have keys already; else they are made."""
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    product.gateway = replace(product.gateway, engines=Engines())
+    if users:
+        users = tuple(replace(user, product=product) for user in users)
+    else:
+        users = product.user("acme", scopes=SCOPES), product.user("globex", scopes=SCOPES)
+        product.user("initech")
+    world = World(product, create_app(product.gateway), *users)
+    product.gateway.running.add(RunningRequest(ANSWER, world.acme.tenant_id, 1, 9, is_cold=False))
+    return world
+
+
+@pytest.fixture(scope="module")
+def empty(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("empty")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    world = open_world(folder)
+    world.product.close()
+    return world
+
+
+@pytest.fixture(scope="module")
+def filled(empty: World, tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = empty.copy(tmp_path_factory.mktemp("filled"))
+    fill(world)
+    world.product.close()
+    return world
+
+
+@pytest.fixture
+def world(filled: World, tmp_path: Path) -> Iterator[World]:
+    world = filled.copy(tmp_path)
+    yield world
+    world.product.close()
+
+
+def requests(route: str, subject: str | None) -> list[Request]:
+    """All ways to fill in a route: its subject has that id, its details any of theirs."""
+    method, _, path = route.replace(":path}", "}").partition(" ")
+    body = BODIES.get(route, {} if method in ("PUT", "POST") else None)
+    if route in NAMED_IN_BODY:
+        body = {**BODIES[route], "model": subject}
+    details = [name for name in DETAILS if f"{{{name}}}" in path]
+    subjects = dict.fromkeys(SUBJECTS, subject)
+    return [
+        (method, path.format(**subjects, **dict(zip(details, values, strict=True))), body)
+        for values in itertools.product(*(DETAILS[name] for name in details))
+    ]
+
+
+def kind_of(route: str) -> str:
+    """Which of SUBJECTS the route names."""
+    if route in NAMED_IN_BODY:
+        return "model"
+    kinds = [name for name in re.findall(r"\{(\w+)", route) if name in SUBJECTS]
+    assert len(kinds) == 1, f"say what {route} is about"
+    return kinds[0]
+
+
+def scope_of(route: str) -> str:
+    """By the first part of its path; of that and its method where reading has a scope of its own.
+
+    Raises KeyError for one of which it is not said.
+    """
+    method, _, path = route.partition(" ")
+    first = path.removeprefix("/v1").split("/")[1]
+    return SCOPE.get(f"{method} {first}") or SCOPE[first]
+
+
+def query_of(path: str) -> str:
+    """A time with what there is in it, where a path is about one."""
+    if "/organization/" in path:
+        return f"?start_time={NOW_MS // 1000}&end_time={NOW_MS // 1000 + 60}"
+    return "?start=1&end=9999999999" if "usage" in path else ""
+
+
+def _answer(answer: httpx.Response) -> Answer:
+    """Without what is another at every time, and the length: that is of the id."""
+    others = ("x-request-id", "date", "content-length", "openai-processing-ms")
+    headers = {name: value for name, value in answer.headers.items() if name not in others}
+    return answer.status_code, answer.text, headers
+
+
+def hide(text: str, subject: str) -> str:
+    return text.replace(subject, "...")
+
+
+# ---- the claims ----
+
+
+def test_every_route_is_said_to_be_about_something() -> None:
+    assert set(ROUTES) == FOR_ALL | set(OPERATOR) | set(TENANT)
+    assert set(TENANT) >= ABOUT_THE_CALLER | NAMED_IN_BODY | {OPENS} | (BODIES.keys() - OPERATOR)
+    assert {scope_of(route) for route in TENANT if route not in FOR_ANY_KEY} == {*SCOPE.values()}
+    for route in NAMING:
+        kind_of(route)
+
+
+@pytest.mark.parametrize("route", NAMING)
+def test_anothers_answers_as_one_that_is_not_there(world: World, route: str) -> None:
+    """And the owner is served by the same request: it is a good one."""
+    kind = kind_of(route)
+    if kind == "name":
+        # Using it is granted, and nothing else.
+        world.acme.call("PUT", "/v1/adapters/shared/grants/globex")
+    before = world.rows()
+    absent = [
+        (status, hide(text, ABSENT[kind]), headers)
+        for status, text, headers in world.ask(world.globex.api_key, requests(route, ABSENT[kind]))
+    ]
+    assert {status for status, _, _ in absent} == {404}
+    for subject in SUBJECTS[kind]:
+        answers = world.ask(world.globex.api_key, requests(route, subject))
+        assert [(s, hide(text, subject), h) for s, text, h in answers] == absent, subject
+    assert world.rows() == before
+    own = (
+        answer
+        for subject in SUBJECTS[kind]
+        for request in requests(route, subject)
+        for answer in world.ask(world.acme.api_key, [request])
+    )
+    assert any(200 <= status < 300 for status, _, _ in own)
+
+
+def test_an_upload_under_anothers_name_is_opened_as_under_a_free_one(world: World) -> None:
+    """Also when it declares the very files that the other one's version came from."""
+    ids_and_times = re.compile(r"up_[0-9a-f]{32}|_at\":\d+")
+    known = world.ask(world.acme.api_key, requests(OPENS, "pirate"))[0]
+    assert '"state":"complete"' in known[1]
+    there, absent = (
+        (status, ids_and_times.sub("", hide(text, name)), headers)
+        for name in ("pirate", ABSENT["name"])
+        for status, text, headers in world.ask(world.globex.api_key, requests(OPENS, name))
+    )
+    assert there == absent
+    assert there[0] == 201
+
+
+def test_what_a_tenant_has_reads_the_same_whatever_others_have(
+    empty: World, tmp_path: Path
+) -> None:
+    asked = [
+        ("GET", path.replace("{period}", "2026-02") + query_of(path), None)
+        for method, _, path in (r.partition(" ") for r in sorted(ABOUT_THE_CALLER - FOR_ANY_KEY))
+        if method == "GET"
+    ]
+    world = empty.copy(tmp_path)
+    before, without = (world.ask(user.api_key, asked) for user in (world.globex, world.acme))
+    fill(world)
+    after, with_ = (world.ask(user.api_key, asked) for user in (world.globex, world.acme))
+    world.product.close()
+    assert before == after
+    assert all(was != now for was, now in zip(without, with_, strict=True))
+
+
+def test_methods_that_are_not_served_say_nothing_about_ids(world: World) -> None:
+    asked = [
+        (method, path, kind)
+        for path in {route.partition(" ")[2] for route in NAMING}
+        for method in METHODS
+        for kind in [kind_of(f"POST {path}")]
+        # A HEAD is a GET.
+        if f"{method.replace('HEAD', 'GET')} {path}" not in ROUTES
+    ]
+
+    def ask(subjects: dict[str, str]) -> list[Answer]:
+        filled = [requests(f"{method} {path}", subjects[kind])[0] for method, path, kind in asked]
+        return world.ask(world.globex.api_key, filled)
+
+    absent = ask(ABSENT)
+    assert {status for status, _, _ in absent} == {405}
+    assert ask({kind: subjects[0] for kind, subjects in SUBJECTS.items()}) == absent
+
+
+def test_without_a_good_key_every_route_gives_one_answer(world: World) -> None:
+    asked = [
+        request
+        for route in [*TENANT, *OPERATOR]
+        for request in requests(route, "pirate")[:1] + requests(route, ABSENT["name"])[:1]
+    ]
+    database = world.product.gateway.database
+    revoked, expired = world.key(world.globex), world.key(world.globex, expires_at_ms=NOW_MS)
+    key_id = revoked.split("-")[2]
+    database.write_sync(
+        lambda conn: revoke_key(conn, world.globex.tenant_id, key_id, now_ms=NOW_MS)
+    )
+    good = world.globex.api_key
+    garbled = good[:-1] + ("a" if good[-1] != "a" else "b")
+    missing = world.ask(None, asked)
+    assert all(answer == missing[0] for answer in missing)
+    refused = [world.ask(key, asked) for key in (revoked, expired, garbled, "x")]
+    assert all(answer == refused[0][0] for answers in refused for answer in answers)
+    assert missing[0][0] == refused[0][0][0] == 401
+    # Of the two kinds of keys, each is nothing to the other's routes.
+    tenants_own = [route for route in TENANT if route not in FOR_BOTH]
+    for key, routes in ((good, OPERATOR), (ADMIN_KEY, tenants_own)):
+        foreign = world.ask(key, [request for r in routes for request in requests(r, "pirate")])
+        assert all(answer == refused[0][0] for answer in foreign)
+
+
+def test_only_what_is_for_all_answers_without_a_key(world: World) -> None:
+    asked = [request for route in sorted(FOR_ALL) for request in requests(route, None)]
+    assert {status for status, _, _ in world.ask(None, asked)} <= {200, 503}
+
+
+@pytest.mark.parametrize("scope", sorted({*SCOPE.values()}))
+def test_a_key_without_the_scope_gives_one_answer_whatever_is_named(
+    world: World, scope: str
+) -> None:
+    routes = [route for route in TENANT if route not in FOR_ANY_KEY and scope_of(route) == scope]
+    asked = [
+        request
+        for route in routes
+        for subject in ("pirate", ABSENT["name"])
+        for request in requests(route, subject)
+    ]
+    all_others = world.key(world.acme, scopes=SCOPES - {scope})
+    answers = world.ask(all_others, asked)
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0][0] == 403
+    just_this = world.key(world.acme, scopes=frozenset({scope}))
+    assert 403 not in {status for status, _, _ in world.ask(just_this, asked)}
+
+
+def test_a_suspended_tenants_keys_give_one_answer(world: World) -> None:
+    world.product.gateway.database.write_sync(
+        lambda conn: suspend_tenant(conn, world.acme.tenant_id, now_ms=NOW_MS)
+    )
+    asked = [request for route in TENANT for request in requests(route, "pirate")]
+    answers = world.ask(world.acme.api_key, asked)
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0][0] == 403

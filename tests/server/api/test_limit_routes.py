@@ -1,0 +1,358 @@
+"""What may be asked for, by whom, and what GET /v1/limits says of it."""
+
+import asyncio
+import itertools
+import shutil
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.dialects import sqlite
+
+from engine.messages import AddRequest, LeaseLow, RequestOutput
+from server.accounts.keys import create_key
+from server.billing.budgets import Budget, set_budget
+from server.billing.holds import get_hold
+from server.database.database import DEFAULT_FILE, LedgerUnavailable
+from server.inference.token_leases import TokenLeases
+from server.limits.learned import FIRST_GUESS
+from server.limits.memory import MemoryLimiter
+from server.limits.rules import Grant
+from server.limits.tables import limiter_epochs
+from server.pool.engines import Engines
+from server.pool.running import Running, RunningRequest
+from tests.registry.rows import add_version
+from tests.server.factories import NOW_MS, make_price
+from tests.server.in_process import FakeEngines, InProcess, User
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("limits")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    # Its clock stands still: nothing refills while a test runs.
+    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
+    yield product
+    product.close()
+
+
+def user_of(product: InProcess, *, key: dict[str, int] | None = None, **limits: Any) -> User:
+    """A tenant with these limits, and its key's own."""
+    user = product.user(f"tenant-{next(_numbers)}", **(key or {}))
+    if limits:
+        path = f"/admin/v1/tenants/{user.name}"
+        assert product.operator.call("PATCH", path, limits).status_code == 200
+    return user
+
+
+def with_adapter(user: User, name: str = "pirate", **limits: int) -> User:
+    database = user.product.gateway.database
+    base = user.product.gateway.base.base_revision
+    database.write_sync(lambda c: add_version(c, user.tenant_id, name, base_revision=base))
+    if limits:
+        assert user.call("PUT", f"/v1/adapters/{name}/limits", limits).status_code == 200
+    return user
+
+
+def limit_budget(user: User, amount_nanousd: int) -> None:
+    budget = Budget(
+        tenant_id=user.tenant_id,
+        kind="monthly",
+        enforcement="hard",
+        amount_nanousd=amount_nanousd,
+    )
+    database = user.product.gateway.database
+    database.write_sync(lambda c: set_budget(c, budget, now_ms=NOW_MS))
+
+
+def limits_of(user: User) -> dict[tuple[str, str], dict[str, Any]]:
+    answer = user.call("GET", "/v1/limits")
+    assert answer.status_code == 200, answer.text
+    return {(limit["metric"], limit["scope"]): limit for limit in answer.json()["data"]}
+
+
+def test_a_tenant_a_key_and_an_adapter_are_limited_each_for_itself(product: InProcess) -> None:
+    user = user_of(
+        product, requests_per_minute=9, tokens_per_minute=900, key={"requests_per_minute": 5}
+    )
+    with_adapter(user, requests_per_minute=2)
+    answers = [user.complete("pirate") for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[2].headers["x-ratelimit-scope"] == "requests;adapter"
+    assert [user.complete("base").status_code for _ in range(4)] == [200, 200, 200, 429]
+    limits = limits_of(user)
+    assert limits["requests", "adapter"]["id"] == "pirate"
+    assert limits["requests", "adapter"]["remaining"] == 0
+    assert limits["requests", "key"]["remaining"] == 0
+    assert limits["requests", "tenant"]["remaining"] == 4, "refused requests took nothing of it"
+    used = sum(answer.json()["usage"]["total_tokens"] for answer in answers[:2]) // 2 * 5
+    assert limits["tokens", "tenant"]["used"] == used
+
+
+def test_every_tenant_that_may_use_an_adapter_is_under_its_limit(product: InProcess) -> None:
+    owner = with_adapter(user_of(product), requests_per_minute=2)
+    guest = user_of(product)
+    assert owner.call("PUT", f"/v1/adapters/pirate/grants/{guest.name}").status_code == 200
+    assert owner.complete("pirate").status_code == 200
+    assert guest.complete(f"{owner.name}/pirate").status_code == 200
+    refused = guest.complete(f"{owner.name}/pirate")
+    assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "requests;adapter")
+    assert limits_of(guest) == {}, "whose limit it is, is its owner's to see"
+
+
+def test_limits_of_an_adapter_are_set_as_a_whole_and_read_back(product: InProcess) -> None:
+    user = with_adapter(user_of(product), requests_per_minute=2, max_concurrency=7)
+    path = "/v1/adapters/pirate/limits"
+    read = user.call("GET", path).json()
+    assert (read["requests_per_minute"], read["max_concurrency"]) == (2, 7)
+    assert user.call("PUT", path, {"tokens_per_minute": 10}).status_code == 200
+    assert user.call("GET", path).json()["requests_per_minute"] is None
+    assert user.call("PUT", path, {"requests_per_minute": 0}).status_code == 400
+    assert user.call("PUT", path, {"requests_per_hour": 1}).status_code == 400
+    assert user.call("GET", "/v1/adapters/nobodys/limits").status_code == 404
+
+
+def test_a_limit_says_which_request_holds_it_and_when_it_lets_go(product: InProcess) -> None:
+    user = user_of(product, max_concurrency=2, tokens_per_minute=100)
+    gateway = product.gateway
+    identity = asyncio.run(gateway.identities.of(user.api_key))
+    asyncio.run(gateway.limiter.acquire("r1", identity.limits, tokens=40, lease_ms=125_000))
+    limits = limits_of(user)
+    seats, tokens = limits["concurrency", "tenant"], limits["tokens", "tenant"]
+    assert (seats["used"], seats["remaining"], seats["window_s"]) == (1, 1, None)
+    assert seats["held_by"] == [{"request_id": "r1", "units": 1, "frees_in_s": 125.0}]
+    assert tokens["held_by"] == [{"request_id": "r1", "units": 40, "frees_in_s": 125.0}]
+    assert (tokens["used"], tokens["reset_s"], tokens["window_s"]) == (40, 24.0, 60)
+
+
+def test_a_limit_that_is_reached_by_one_is_not_anothers(product: InProcess) -> None:
+    one = user_of(product, requests_per_minute=1)
+    other = user_of(product, requests_per_minute=1)
+    assert one.complete("base").status_code == 200
+    assert one.complete("base").status_code == 429
+    assert other.complete("base").status_code == 200
+
+
+def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
+    user = user_of(product, requests_per_minute=5)
+    limit_budget(user, 1)
+    refused = user.complete("base")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert refused.headers["x-should-retry"] == "false"
+    assert "retry-after" not in refused.headers
+    assert limits_of(user)["requests", "tenant"]["used"] == 0
+    assert not product.gateway.running
+
+
+def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(
+    product: InProcess,
+) -> None:
+    user = user_of(product)
+    path = f"/admin/v1/tenants/{user.name}/budgets/monthly/hard"
+    assert user.complete("base").status_code == 200
+    for method, body, status in (("PUT", {"amount": "0"}, 429), ("DELETE", None, 200)):
+        assert product.operator.call(method, path, body).status_code == 200
+        assert user.complete("base").status_code == status
+    changes = {"monthly_budget": "0"}
+    assert product.operator.call("PATCH", f"/admin/v1/tenants/{user.name}", changes).is_success
+    assert user.complete("base").status_code == 429
+
+
+def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is_charged(
+    product: InProcess,
+) -> None:
+    user = user_of(product, requests_per_minute=5, max_queue_share=0.001)
+    load, waiting = product.gateway.load, RunningRequest("r1", user.tenant_id, 1, 9, is_cold=False)
+    load.add(waiting)
+    try:
+        refused = user.complete("base")
+        assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
+        queue = user.call("GET", "/v1/limits").json()["queue"]
+        assert (queue["limit"], queue["used"], queue["remaining"]) == (1, 1, 0)
+    finally:
+        load.remove(waiting)
+    load.is_draining = True
+    try:
+        refused = user.complete("base")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    finally:
+        load.is_draining = False
+    assert limits_of(user)["requests", "tenant"]["used"] == 0
+    assert user.complete("base").status_code == 200
+
+
+class LateLimiter(MemoryLimiter):
+    """Counts in epoch 7, while the gateways have gone on to 8; hears of it `after` refreshes."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(lambda: NOW_MS)
+        self.after = after
+        self.settled: list[int | None] = []
+
+    async def acquire(self, *args: Any, **options: Any) -> Grant:
+        epoch = 7 if self.after else 8
+        return replace(await super().acquire(*args, **options), epoch=epoch)
+
+    async def refresh(self) -> None:
+        self.after -= 1
+
+    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+        self.settled.append(used_tokens)
+        super().settle(grant, used_tokens)
+
+
+@pytest.mark.parametrize(("after", "status"), [(0, 200), (1, 200), (2, 200), (3, 503)])
+def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
+    product: InProcess, after: int, status: int
+) -> None:
+    row = {"name": "limits", "epoch": 8, "mode": "local", "num_gateways": 2, "since_ms": 0}
+    product.gateway.database.write_sync(
+        lambda c: c.execute(sqlite.insert(limiter_epochs).values(row).on_conflict_do_nothing())
+    )
+    user = user_of(product, requests_per_minute=1)
+    limiter = LateLimiter(after)
+    here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
+    assert replace(user, product=here).complete("base").status_code == status
+    # Refused holds gave back the one request that there is.
+    assert limiter.settled[:after] == [None] * after
+    assert len(limiter.settled) == after + (status == 200)
+
+
+# ---- leases ----
+
+
+class AskedEngines(Engines):
+    """Remembers how far leases were extended."""
+
+    def __init__(self) -> None:
+        self.extended: list[tuple[str, int]] = []
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        self.extended.append((request_id, token_lease))
+
+
+def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess) -> None:
+    user = user_of(product)
+    gateway = product.gateway
+    price = make_price(gateway.database)
+    prompt = 3 * price.prompt_nanousd
+    budget = 400 * price.completion_nanousd + prompt
+    limit_budget(user, budget)
+    answer = user.call("POST", "/v1/completions", {"model": "base", "prompt": [5, 6, 7],
+    "max_tokens": 480})  # fmt: skip
+    assert answer.status_code == 200
+    message = product.engines.asked[-1]
+    assert message.token_lease == 256, "a part of what it wants, so that others get theirs"
+    # Its hold is open still: nobody settles here.
+    engines, leases = AskedEngines(), TokenLeases(gateway.database, gateway.running)
+    request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
+
+    async def extend(lease: int, request_id: str) -> None:
+        low = LeaseLow(request_id=request_id, num_completion_tokens=lease - 64, token_lease=lease)
+        leases.extend_soon(engines, low)
+        leases.extend_soon(engines, low)  # a second question of the same request is none
+        await asyncio.gather(*leases._asking.values())
+
+    asyncio.run(extend(256, message.request_id))
+    assert engines.extended == [], "it does not run any more"
+    gateway.running.add(request)
+    try:
+        asyncio.run(extend(256, message.request_id))
+        assert engines.extended == [(message.request_id, 400)], "all that the budget pays for"
+        hold = gateway.database.read_sync(lambda c: get_hold(c, message.request_id))
+        assert hold
+        assert (hold.token_lease, hold.amount_nanousd) == (400, budget)
+        asyncio.run(extend(400, message.request_id))
+        assert len(engines.extended) == 1, "nothing is left: it stops at its last token"
+    finally:
+        gateway.running.remove(request)
+
+
+class BusyDatabase:
+    """Somebody else has the row, then the ledger is away, then it says what is asked for."""
+
+    def __init__(self, answers: list[int | Exception]) -> None:
+        self.answers = answers
+
+    async def write(self, fn: object, order: str) -> int:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answers", "extended"),
+    [([0, LedgerUnavailable("away"), 300], [("r1", 300)]), ([0, 0, 0], []), ([256], [])],
+)
+def test_a_lease_is_asked_for_again_while_nobody_can_say(
+    answers: list[int | Exception], extended: list[tuple[str, int]]
+) -> None:
+    async def extend() -> None:
+        running, database = Running(), BusyDatabase(answers)
+        running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
+        leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
+        low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
+        leases.extend_soon(engines, low)
+        await asyncio.gather(*leases._asking.values())
+        assert not answers, "asked as often as that, and no more"
+
+    engines = AskedEngines()
+    asyncio.run(extend())
+    assert engines.extended == extended
+
+
+def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
+    user = user_of(product, key={"requests_per_minute": 1})
+    pepper = product.gateway.pepper
+    other = product.gateway.database.write_sync(
+        lambda c: create_key(c, user.tenant_id, "another", pepper, now_ms=NOW_MS)
+    )[1]
+    assert user.complete("base").status_code == 200
+    assert user.complete("base").status_code == 429
+    assert replace(user, api_key=other).complete("base").status_code == 200
+
+
+# ---- what counts ----
+
+
+@pytest.mark.parametrize(("weight", "counted"), [(1.0, 23), (0.5, 15), (0.0, 7)])
+def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
+    product: InProcess, weight: float, counted: int
+) -> None:
+    class CachingEngines(FakeEngines):
+        """20 prompt tokens, of which 16 were found; three of an answer."""
+
+        async def generate(
+            self, message: AddRequest, name: str
+        ) -> AsyncGenerator[RequestOutput, None]:
+            async for output in super().generate(message, name):
+                yield replace(output, num_prompt_tokens=20, num_cached_tokens=16)
+
+    user = user_of(product, tokens_per_minute=1000)
+    settings = product.gateway.settings.model_copy(update={"cached_token_weight": weight})
+    gateway = replace(product.gateway, engines=CachingEngines(), settings=settings)
+    here = replace(product, gateway=gateway, _app=None)
+    assert replace(user, product=here).complete("base").status_code == 200
+    assert limits_of(user)["tokens", "tenant"]["used"] == counted
+
+
+def test_without_max_tokens_what_is_reserved_is_what_its_requests_come_to(
+    product: InProcess,
+) -> None:
+    user = user_of(product, tokens_per_minute=1000)
+    chat = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+    reserved = []
+    for _ in range(30):
+        before = limits_of(user)["tokens", "tenant"]["remaining"]
+        answer = user.call("POST", "/v1/chat/completions", chat)
+        prompt = answer.json()["usage"]["prompt_tokens"]
+        left = int(answer.headers["x-ratelimit-remaining-tokens"])
+        reserved.append(before - left - prompt)
+    assert reserved[0] == FIRST_GUESS
+    assert 3 <= reserved[-1] <= 4, "its answers have three tokens"

@@ -1,0 +1,204 @@
+"""What the log says: ids and figures, whatever is sent; and that nobody waits for who reads it."""
+
+import io
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.api.app import create_app
+from server.api.logs import LogHandler, LogWriter
+from server.database.database import DEFAULT_FILE
+from tests.server.in_process import FakeEngines, InProcess, User
+
+MARK = "zebra"
+PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"
+
+
+@dataclass
+class Logged:
+    """A product and the lines that its requests left."""
+
+    product: InProcess
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def last(self) -> dict[str, Any]:
+        return {name: value for name, value in self.lines[-1].items() if value is not None}
+
+
+@pytest.fixture
+def logged(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Logged]:
+    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
+    logged = Logged(InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}"))
+    logged.product._app = create_app(logged.product.gateway, logged.lines.append)
+    yield logged
+    logged.product.close()
+
+
+# ---- of requests ----
+
+
+def test_a_requests_line_says_whose_it_was_and_how_it_went(logged: Logged) -> None:
+    user = logged.product.user("acme")
+    body = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
+    answer = user.call("POST", "/v1/completions", body, {"x-client-request-id": "mine"})
+    line = logged.last()
+    assert line.pop("at") > 1.7e9
+    assert line.pop("duration_ms") > 0
+    assert line == {
+        "level": "info",
+        "request_id": answer.headers["x-request-id"],
+        "method": "POST",
+        "route": "/v1/completions",
+        "status": 200,
+        "tenant_id": user.tenant_id,
+        "key_id": user.api_key.split("-")[2],
+        "client_request_id": "mine",
+        "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
+        "completion_tokens": 3,
+        "engine": "engine",
+    }
+
+
+def test_a_stream_is_one_line_with_what_it_used_at_its_end(logged: Logged) -> None:
+    logged.product.user("acme").complete("base", stream=True)
+    assert [line["completion_tokens"] for line in logged.lines] == [3]
+
+
+def test_a_route_is_named_as_it_is_declared_and_an_unknown_one_not_at_all(logged: Logged) -> None:
+    for path, route in ((f"/v1/adapters/{MARK}", "/v1/adapters/{name}"), (f"/{MARK}", None)):
+        logged.product.operator.call("GET", path)
+        assert logged.last().get("route") == route
+
+
+def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
+    class Broken(FakeEngines):
+        def generate(self, message: object, name: str) -> None:
+            raise KeyError(PROMPT)
+
+    user = logged.product.user("acme")
+    gateway = replace(logged.product.gateway, engines=Broken())
+    broken = InProcess(gateway, Broken(), create_app(gateway, logged.lines.append))
+    assert User(broken, "", "", user.api_key).complete("base").status_code == 500
+    line = logged.last()
+    assert line["level"] == "error"
+    assert "KeyError" in line["trace"]
+    assert any(place.endswith("generate") for place in line["trace"])
+    assert MARK not in json.dumps(line)
+
+
+def test_no_line_metric_or_error_holds_what_was_sent(
+    logged: Logged, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every place of a request holds the mark: its path, query, headers, body and key."""
+    caplog.set_level(logging.DEBUG, logger="server")
+    product = logged.product
+    good, stranger = product.user("acme"), User(product, "", "", f"sk-chorale-{MARK}")
+    headers = {"x-marked": HEADER, "cookie": HEADER}
+    chat = {"model": "base", "messages": [{"role": "user", "content": PROMPT}]}
+    texts = []
+    for user in (good, stranger, product.operator):
+        for method, path, body in (
+            ("POST", "/v1/chat/completions", chat),
+            ("POST", "/v1/chat/completions", chat | {"stream": True}),
+            ("POST", "/v1/chat/completions", chat | {"temperature": MARK}),
+            ("POST", "/v1/chat/completions", chat | {"messages": [{"role": MARK}]}),
+            ("POST", "/v1/completions", {"model": "base", "prompt": PROMPT, "stop": [MARK]}),
+            ("POST", "/v1/completions", {"model": "base", "prompt": PROMPT, "n": PROMPT}),
+            ("POST", "/v1/adapters:validate", {"files": MARK}),
+            ("PUT", f"/v1/uploads/{MARK}/files/{MARK}", None),
+            ("GET", f"/v1/usage?start={MARK}", None),
+            ("GET", f"/{MARK}?{MARK}", None),
+            ("POST", "/admin/v1/tenants", {"name": MARK, "weight": MARK}),
+        ):
+            answer = user.call(method, path, body, headers)
+            if answer.is_error:
+                texts.append(answer.text)
+    metrics = product.operator.call("GET", "/metrics").text
+    assert len(logged.lines) == 34
+    ours = [r.getMessage() for r in caplog.records if not r.name.startswith(("httpx", "asyncio"))]
+    for text in texts:  # a name that was asked for may be in them
+        assert PROMPT not in text
+        assert HEADER not in text
+    for text in (json.dumps(logged.lines), *ours, metrics):
+        assert MARK not in text
+    for text in (json.dumps(logged.lines), *ours, metrics, *texts):
+        assert good.api_key not in text
+        assert "the-operator" not in text
+
+
+# ---- lines ----
+
+
+def test_lines_are_json_without_what_is_not_known() -> None:
+    stream = io.StringIO()
+    writer = LogWriter(stream, "json")
+    writer.write({"at": 0, "level": "info", "status": 200, "tenant_id": None})
+    writer.write({"at": 1.5, "level": "error", "trace": ["a", "b"]})
+    writer.close()
+    assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
+        {"at": "1970-01-01T00:00:00.000+00:00", "level": "info", "status": 200},
+        {"at": "1970-01-01T00:00:01.500+00:00", "level": "error", "trace": ["a", "b"]},
+    ]
+
+
+def test_lines_for_people_have_no_names() -> None:
+    stream = io.StringIO()
+    writer = LogWriter(stream, "text")
+    writer.write({"at": 61, "level": "info", "status": 200, "key_id": None, "trace": ["here"]})
+    writer.close()
+    assert stream.getvalue() == "gateway: 00:01:01 info 200\n    here\n"
+
+
+def test_a_reader_that_reads_nothing_costs_lines_and_no_request() -> None:
+    may_read = threading.Event()
+
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            may_read.wait()
+            return super().write(text)
+
+    stream = Slow()
+    writer = LogWriter(stream, "json", max_lines=10)
+    for number in range(50):
+        writer.write({"at": 0, "number": number})
+    assert writer.num_dropped in (39, 40)  # one may be in the writer's hands
+    may_read.set()
+    writer.close()
+    assert len(stream.getvalue().splitlines()) == 50 - writer.num_dropped
+
+
+def test_a_reader_that_is_gone_is_no_failure() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    writer = LogWriter(Gone(), "json")
+    writer.write({"at": 0})
+    writer.write({"at": 0})
+    writer.close()
+    assert writer.num_dropped == 2
+
+
+def test_modules_messages_are_lines_too_and_an_exceptions_words_are_not() -> None:
+    stream = io.StringIO()
+    writer = LogWriter(stream, "json")
+    logger = logging.Logger("server.something")
+    logger.addHandler(LogHandler(writer))
+    try:
+        {}[PROMPT]
+    except KeyError as error:
+        logger.exception("it broke", exc_info=error)
+    writer.close()
+    line = json.loads(stream.getvalue())
+    assert (line["level"], line["logger"], line["message"]) == (
+        "error", "server.something", "it broke",
+    )  # fmt: skip
+    assert line["trace"][0] == "KeyError"
+    assert MARK not in stream.getvalue()

@@ -1,0 +1,97 @@
+"""What a scraper reads: Prometheus's own parser on what the gateway prints."""
+
+import dataclasses
+from types import SimpleNamespace
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.messages import EngineStats, TierStats
+from registry.proof import Proof
+from server.api.metrics import Metrics
+from server.pool.engines import EngineFigures
+
+TIERS = tuple(
+    TierStats(
+        tier=tier, hits=10 * i, misses=i, loads=i + 2, load_bytes=1 << (20 + i),
+        load_seconds=i + 0.25, used_bytes=4096 * i, limit_bytes=8192 * i,
+    )
+    for i, tier in enumerate(("device", "host", "disk", "store"), start=1)
+)  # fmt: skip
+
+
+NO_FIGURES = {"tiers", "is_leaving"}
+
+
+def make_stats(**figures: object) -> EngineStats:
+    names = [f.name for f in dataclasses.fields(EngineStats) if f.name not in NO_FIGURES]
+    return EngineStats(**dict.fromkeys(names, 3) | {"tiers": TIERS} | figures)
+
+
+Found = dict[tuple[str, str], float]
+
+
+def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
+    """By engine ("" for the gateway's own), value by sample name and tier."""
+    figures = [
+        EngineFigures(name, "ready" if found else "starting", None, found, 0)
+        for name, found in stats.items()
+    ]
+    engines = SimpleNamespace(figures=lambda: figures, num_deaths=0)
+    text = Metrics(engines, SimpleNamespace(lags={})).render().decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    pool: dict[str, Found] = {}
+    for sample in samples:
+        if "le" not in sample.labels:
+            found = pool.setdefault(sample.labels.get("engine", ""), {})
+            series = sample.name, sample.labels.get("tier", "")
+            assert series not in found, "a series twice"
+            found[series] = sample.value
+    return pool
+
+
+def scrape(stats: EngineStats | None) -> Found:
+    """Of the one engine that there is."""
+    return scrape_pool(engine=stats)["engine"]
+
+
+def test_every_engine_has_figures_of_its_own():
+    pool = scrape_pool(one=make_stats(running=1), two=make_stats(running=2))
+    assert [pool[name]["chorale_running", ""] for name in ("one", "two")] == [1, 2]
+
+
+def test_every_tier_has_every_figure_of_its_own():
+    found = scrape(make_stats())
+    for tier in TIERS:
+        for name in ("hits", "misses", "loads", "load_bytes", "load_seconds"):
+            sample = (f"chorale_adapter_tier_{name}_total", tier.tier)
+            assert found[sample] == getattr(tier, name)
+        for name in ("used_bytes", "limit_bytes"):
+            assert found[f"chorale_adapter_tier_{name}", tier.tier] == getattr(tier, name)
+
+
+def test_no_figure_of_the_engine_is_left_out():
+    stats = make_stats(pinned_slabs=17)
+    names = {name for name, _ in scrape(stats)}
+    for field in dataclasses.fields(EngineStats):
+        if field.name not in NO_FIGURES:
+            assert names & {f"chorale_{field.name}", f"chorale_{field.name}_total"}, field.name
+    for field in dataclasses.fields(TierStats):
+        if field.name != "tier":
+            series = f"chorale_adapter_tier_{field.name}"
+            assert names & {series, f"{series}_total"}, field.name
+    assert scrape(stats)["chorale_pinned_slabs", ""] == 17
+
+
+def test_an_engine_that_is_away_has_no_figures():
+    assert scrape(None) == {("chorale_engine_ready", ""): 0.0}
+    assert scrape(make_stats())["chorale_engine_ready", ""] == 1.0
+
+
+def test_proofs_are_counted_by_their_verdict():
+    engines = SimpleNamespace(figures=list, num_deaths=0)
+    metrics = Metrics(engines, SimpleNamespace(lags={}))
+    for verdict in ("passed", "passed", "no_effect"):
+        metrics.note_proof(Proof(verdict=verdict, seconds=0.5))
+    text = metrics.render().decode()
+    assert 'chorale_adapter_proof_seconds_count{verdict="passed"} 2.0' in text
+    assert 'chorale_adapter_proof_seconds_sum{verdict="no_effect"} 0.5' in text

@@ -1,0 +1,297 @@
+"""Requests in OpenAI's shape: what is not served is refused by name, never ignored."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import SamplingParams
+from server.api.errors import ApiError
+from server.api.openai import ChatRequest, CompletionRequest, parse_request
+
+IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+TEXT_PART = {"type": "text", "text": "Hello."}
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "m", "prompt": "hi"}
+
+
+def parse(body, kind=ChatRequest):
+    return parse_request(json.dumps(body).encode(), kind)
+
+
+def refused(body, kind=ChatRequest):
+    with pytest.raises(ApiError) as error:
+        parse(body, kind)
+    assert error.value.status == 400
+    return error.value.param
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tools", "functions", "response_format", "audio", "prediction", "web_search_options",
+        "best_of", "suffix", "echo", "surprise",
+    ],
+)  # fmt: skip
+def test_a_parameter_that_is_not_served_is_refused_by_name(name):
+    assert refused(HELLO | {name: 7}) == name
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"n": 1}, {"tools": []}, {"response_format": {"type": "text"}}, {"logprobs": False},
+        {"presence_penalty": 0}, {"frequency_penalty": 0.0}, {"stop": None}, {"user": "u-1"},
+        {"metadata": {"a": "b"}}, {"max_tokens": None}, {"audio": None}, {"stream_options": None},
+        {"skip_special_tokens": True}, {"add_generation_prompt": True}, {"use_beam_search": False},
+        {"continue_final_message": False}, {"length_penalty": 1.0}, {"min_tokens": 0},
+        {"logits_processors": []}, {"documents": []}, {"function_call": "none"},
+        {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": True},
+        {"logit_bias": {}}, {"stop": []}, {"stream_options": {}}, {"allowed_token_ids": []},
+        {"stream_options": {"include_usage": None, "anything": False}}, {"unheard_of": False},
+        {"response_format": {}}, {"modalities": False}, {"parallel_tool_calls": False},
+        {"chat_template_kwargs": {}}, {"web_search_options": None}, {"stop": False},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_that_asks_for_nothing_is_accepted(neutral):
+    assert parse(HELLO | neutral).model == "m"
+
+
+def answer(**fields):
+    return HELLO["messages"] + [{"role": "assistant", "content": "Hello."} | fields]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"refusal": None}, {"tool_calls": None}, {"tool_calls": []}, {"annotations": []},
+        {"audio": None}, {"function_call": None}, {"name": None}, {"name": "bob"}, {"odd": {}},
+        {"provider_specific_fields": {"refusal": None}},
+        {"content": [{"type": "text", "text": "Hello.", "annotations": [], "logprobs": None}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_answer_can_be_sent_back(nothing):
+    message = parse(HELLO | {"messages": answer(**nothing)}).messages[1].plain()
+    assert message == {"role": "assistant", "content": "Hello."} | (
+        {"name": "bob"} if nothing == {"name": "bob"} else {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"messages": answer(tool_calls=[{"id": "1"}])}, "messages[1].tool_calls"),
+        ({"messages": answer(refusal="No.")}, "messages[1].refusal"),
+        (
+            {
+                "messages": answer(
+                    content=[{"type": "text", "text": "a", "cache_control": {"a": 1}}]
+                )
+            },
+            "messages[1].content[0].cache_control",
+        ),
+        ({"stream_options": {"x" * 99: 1}}, "stream_options." + "x" * 64),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"length_penalty": True}, "length_penalty"),
+        ({"length_penalty": False}, "length_penalty"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+    ids=str,
+)
+def test_what_is_not_served_is_refused_by_its_path(change, path):
+    with pytest.raises(ApiError) as error:
+        parse(HELLO | change)
+    assert (error.value.param, error.value.code) == (path, "unsupported_parameter")
+    assert f"'{path}' is not supported" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        ([5, 6], [[5, 6]]),
+        (["a", "b"], ["a", "b"]),
+        ([[5], [6, 7]], [[5], [6, 7]]),
+    ],
+)
+def test_a_prompt_is_a_text_or_token_ids_or_a_list_of_either(prompt, prompts):
+    assert parse(TEXT | {"prompt": prompt}, CompletionRequest).prompts == prompts
+
+
+def test_an_echo_has_as_many_logprobs_as_the_answer():
+    def asked(**fields):
+        return parse(TEXT | fields, CompletionRequest).sampling(0)
+
+    assert asked(echo=True, logprobs=3).prompt_logprobs == 3
+    assert asked(echo=True, logprobs=3, prompt_logprobs=5).prompt_logprobs == 5
+    assert asked(echo=True).prompt_logprobs is None
+    assert asked(logprobs=3).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [IMAGE]}, "messages[0].content[0].type"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 10.1}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"logit_bias": {"7": 101}}, 'logit_bias["7"]'),
+        ({"logit_bias": {"-7": 1}}, 'logit_bias["-7"]'),
+        ({"logit_bias": {"07": 1}}, 'logit_bias["07"]'),
+        ({"logit_bias": {"model": 1}}, 'logit_bias["model"]'),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [7]}, "logit_bias"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": "x" * 300}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": answer(), "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"temperature": False}, "temperature"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_value_names_its_place(change, param):
+    assert refused(HELLO | change) == param
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": True, "logprobs": 0, "stream": True, "n": 2}, "echo"),
+        ({"prompt": [2**40]}, "prompt[0]"),
+        ({"prompt": [[3], [2**40]]}, "prompt[1][0]"),
+        ({"prompt": ["a", 7]}, "prompt[1]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": 7}, "prompt"),
+        ({"prompt": ["a"] * 9, "n": 15}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_of_a_text_completion_names_its_place(change, param):
+    assert refused(TEXT | change, CompletionRequest) == param
+
+
+def test_every_sampling_parameter_reaches_the_engine():
+    values = {
+        "n": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05,
+        "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+        "seed": 7, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
+        "allowed_token_ids": [3, 4], "prompt_logprobs": 1,
+    }  # fmt: skip
+    wanted = SamplingParams(
+        **values | {"stop_token_ids": (5,), "allowed_token_ids": (3, 4)},
+        max_tokens=9, stop=(b"END",), logprobs=4,
+        logit_bias=((50, -100.0), (0, 1.5)),
+    )  # fmt: skip
+    given = values | {"stop": "END", "logit_bias": {"50": -100, "0": 1.5}}
+    chat = parse(HELLO | given | {"logprobs": True, "top_logprobs": 4})
+    assert chat.sampling(9) == wanted
+    assert parse(TEXT | given | {"logprobs": 4}, CompletionRequest).sampling(9) == wanted
+
+
+def test_what_is_not_asked_for_changes_nothing():
+    assert parse(HELLO).sampling(9) == SamplingParams(max_tokens=9)
+    assert parse(TEXT, CompletionRequest).sampling(9) == SamplingParams(max_tokens=9)
+    assert parse(HELLO | {"top_k": -1}).sampling(9).top_k == 0
+    assert parse(HELLO | {"logprobs": True}).sampling(9).logprobs == 0
+    assert parse(TEXT | {"logprobs": 0}, CompletionRequest).sampling(9).logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"logit_bias": {"3": 1, "100": 1}}, 'logit_bias["100"]'),
+        ({"stop_token_ids": [3, 100]}, "stop_token_ids[1]"),
+        ({"allowed_token_ids": [100]}, "allowed_token_ids[0]"),
+    ],
+)
+def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
+    asked = parse(HELLO | {"logit_bias": {"99": 1}, "stop_token_ids": [99]})
+    asked.check_token_ids(100)
+    with pytest.raises(ApiError) as error:
+        parse(HELLO | change).check_token_ids(100)
+    assert (error.value.status, error.value.param) == (400, place)
+
+
+def test_the_flexible_tier_waits_and_every_other_does_not():
+    tiers = {tier: parse(HELLO | {"service_tier": tier}) for tier in ("auto", "default", "flex")}
+    assert {tier: asked.priority for tier, asked in tiers.items()} == {
+        "auto": 0, "default": 0, "flex": 1,
+    }  # fmt: skip
+    assert [asked.served_tier for asked in tiers.values()] == ["default", "default", "flex"]
+
+
+def test_both_token_limits_are_read_and_the_larger_counts():
+    asked = parse(HELLO | {"max_tokens": 5, "max_completion_tokens": 9})
+    assert asked.asked_tokens == 9
+    assert parse(HELLO).asked_tokens is None
+    assert parse({"model": "m", "prompt": "x"}, CompletionRequest).asked_tokens == 16
+
+
+def test_content_parts_and_developer_messages_become_what_templates_know():
+    message = {"role": "developer", "content": [{"type": "text", "text": t} for t in ("a", "b")]}
+    assert parse(HELLO | {"messages": [message]}).messages[0].plain() == {
+        "role": "system",
+        "content": "ab",
+    }
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from([*ChatRequest.model_fields, "best_of", "x"]), json_values))
+@settings(max_examples=300, deadline=None)
+def test_no_json_makes_the_parser_raise_anything_but_a_400(body):
+    status = 200
+    try:
+        parse(HELLO | body)
+    except ApiError as error:
+        status = error.status
+    assert status in (200, 400)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_json_object_is_a_400(body):
+    with pytest.raises(ApiError):
+        parse_request(body, ChatRequest)

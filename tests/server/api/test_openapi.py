@@ -1,0 +1,161 @@
+"""The document says what the server does: every body bounded, every status and type declared."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+
+from server.accounts.auth import SCOPES
+from server.database.database import DEFAULT_FILE
+from tests.server.in_process import ADMIN_KEY, InProcess
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
+
+
+@pytest.fixture(scope="module")
+def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("openapi")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    yield product
+    product.close()
+
+
+@pytest.fixture(scope="module")
+def document(product: InProcess) -> dict[str, Any]:
+    return product.operator.call("GET", "/openapi.json").json()
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def test_every_operation_says_its_key_its_answer_and_its_errors(document: dict[str, Any]) -> None:
+    found = dict(operations(document))
+    assert len(found) > 60
+    for name, operation in found.items():
+        if name != "GET /v1/receipts/keys":
+            assert operation["security"] == [{"HTTPBearer": []}], name
+        statuses = operation["responses"].keys()
+        assert statuses >= {"400", "401", "403", "404", "429", "500", "503"}, name
+        assert any(status.startswith("2") for status in statuses), name
+        assert all(answer.get("description") or "$ref" in answer
+                   for answer in operation["responses"].values()), name  # fmt: skip
+
+
+def unbounded(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
+    """Where a string, a list or an object of the caller's own names has no limit."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        yield from unbounded(document, document["components"]["schemas"][name], f"{at}:{name}")
+    for kind in ("anyOf", "oneOf", "allOf"):
+        for each in schema.get(kind, ()):
+            yield from unbounded(document, each, at)
+    match schema.get("type"):
+        case "string" if not schema.keys() & {"maxLength", "enum", "const", "pattern"}:
+            yield at
+        case "array":
+            if "maxItems" not in schema:
+                yield at
+            yield from unbounded(document, schema.get("items", {}), f"{at}[]")
+        case "object":
+            if "additionalProperties" in schema and schema["additionalProperties"]:
+                if "maxProperties" not in schema:
+                    yield f"{at}{{}}"
+                yield from unbounded(document, schema["additionalProperties"], f"{at}{{}}")
+            elif "properties" not in schema and "maxProperties" not in schema:
+                yield f"{at}{{}}"
+            for name, each in schema.get("properties", {}).items():
+                yield from unbounded(document, each, f"{at}.{name}")
+
+
+def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
+    document: dict[str, Any],
+) -> None:
+    found = []
+    for name, operation in operations(document):
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if body:
+            found += list(unbounded(document, body["schema"], name))
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] != "path":  # an address as a whole has one
+                at = f"{name}?{parameter['name']}"
+                found += list(unbounded(document, parameter["schema"], at))
+    assert found == []
+
+
+# ---- requests that the document suggests ----
+
+
+async def send(product: InProcess, case: Case, key: str) -> httpx.Response:
+    """Without a socket; the answer of an application that hangs is none."""
+    asked = case.as_transport_kwargs(base_url="http://gateway")
+    body = asked.get("data")
+    headers = {
+        name: value.encode("latin-1")
+        for name, value in (asked.get("headers") or {}).items()
+        if name.lower() != "authorization"
+    }
+    transport = httpx.ASGITransport(product.app)
+    async with httpx.AsyncClient(transport=transport, timeout=None) as client, asyncio.timeout(10):
+        request = client.build_request(
+            asked["method"],
+            asked["url"],
+            params=asked.get("params"),
+            headers={**headers, "authorization": f"Bearer {key}".encode()},
+            json=asked.get("json"),
+            content=body if isinstance(body, bytes | str) else None,
+        )
+        return await client.send(request)
+
+
+def ask_everything(product: InProcess, num_examples: int) -> None:
+    """Seeded requests, good ones and bad ones, to every operation, with a key that it takes."""
+    tenant = product.user(f"asks-{num_examples}", scopes=SCOPES)
+    schema = schemathesis.openapi.from_dict(product.app.openapi())
+    asked = settings(
+        max_examples=num_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        key = ADMIN_KEY if operation.path.startswith("/admin/") else tenant.api_key
+        answered: list[int] = []
+        asked(given(case=operation.as_strategy())(asking(product, key, answered)))()
+        assert answered, operation.label
+        if operation.body or operation.query:  # else there is nothing to do wrong
+            bad = operation.as_strategy(GenerationMode.NEGATIVE)
+            asked(given(case=bad)(asking(product, key, answered)))()
+
+
+def asking(product: InProcess, key: str, answered: list[int]) -> Callable[[Case], None]:
+    def ask(case: Case) -> None:
+        response = asyncio.run(send(product, case, key))
+        answered.append(response.status_code)
+        case.validate_response(response, checks=CHECKS)
+
+    return ask
+
+
+def test_no_request_of_the_document_is_answered_as_it_does_not_say(product: InProcess) -> None:
+    ask_everything(product, num_examples=1)
+
+
+@pytest.mark.soak
+def test_nor_is_any_of_many(product: InProcess) -> None:
+    ask_everything(product, num_examples=60)

@@ -1,0 +1,146 @@
+import dataclasses
+
+import pytest
+
+from server.billing import holds, ledger
+from server.billing.entries import Draft, post_entries
+from server.billing.prices import get_price
+from server.billing.receipts.check import ReceiptCheck
+from server.billing.receipts.receipt import COLUMNS
+from server.billing.receipts.signing import PublicKey, Signer
+from server.billing.receipts.signing_keys import record_key
+from server.database.database import DEFAULT_FILE
+from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
+from tests.server.in_process import InProcess
+
+
+@pytest.fixture
+def product(sqlite_database, tmp_path):
+    sqlite_database.close()
+    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+    write(product, lambda conn: record_key(conn, product.gateway.signer.public, NOW_MS))
+    yield product
+    product.close()
+
+
+@pytest.fixture
+def acme(product):
+    return product.user("acme")
+
+
+def write(product, fn):
+    return product.gateway.database.write_sync(fn)
+
+
+def hold(user, request_id):
+    def insert(conn):
+        price = get_price(conn, 1)
+        holds.insert_hold(conn, make_hold(price, request_id, tenant_id=user.tenant_id))
+
+    write(user.product, insert)
+
+
+def use(user, request_id, seq=1, **fields):
+    """A request that was held and settled."""
+    hold(user, request_id)
+    record = make_end(seq, request_id, tenant_id=user.tenant_id, **fields)
+    signer = user.product.gateway.signer
+    write(user.product, lambda conn: ledger.post(conn, signer, ENGINE, [record], NOW_MS))
+
+
+def get(user, path):
+    answer = user.call("GET", f"/v1/receipts/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def keys_of(user):
+    listed = get(user, "keys")["data"]
+    return {found["key_id"]: PublicKey(bytes.fromhex(found["public_key"])) for found in listed}
+
+
+def check(user, *documents):
+    found = ReceiptCheck(keys_of(user))
+    for row, document in enumerate(documents, start=1):
+        found.add(row, document["receipt"])
+        for correction in document["corrections"]:
+            found.add_reversal(row, document["receipt"], correction)
+    return found.findings
+
+
+def test_a_receipt_is_found_by_the_ids_that_a_client_has(acme):
+    use(acme, "abc")
+    document = get(acme, "abc")
+    assert (document["object"], document["corrections"]) == ("receipt", [])
+    assert set(document["receipt"]) == set(COLUMNS)
+    assert document["receipt"]["request_id"] == "abc"
+    assert document["verified_with"] == document["receipt"]["signing_key"]
+    for other in ("chatcmpl-abc", "cmpl-abc", "entry_1"):
+        assert get(acme, other) == document
+    assert check(acme, document) == []
+
+
+def test_an_entry_that_is_no_request_has_its_number(acme):
+    signer = acme.product.gateway.signer
+    own = f"tenant/{acme.tenant_id}"
+    credit = Draft(
+        kind="credit", tenant_id=acme.tenant_id, debit_account="expense/credit",
+        credit_account=own, amount_nanousd=5, at_ms=NOW_MS,
+    )  # fmt: skip
+    write(acme.product, lambda conn: post_entries(conn, signer, [credit], NOW_MS))
+    document = get(acme, "entry_1")
+    assert (document["receipt"]["kind"], document["receipt"]["amount_nanousd"]) == ("credit", -5)
+    assert check(acme, document) == []
+
+
+def test_what_reverses_a_receipt_comes_with_it(acme):
+    use(acme, "abc")
+    signer = acme.product.gateway.signer
+    write(acme.product, lambda conn: ledger.mark_failed(conn, signer, "abc", NOW_MS + 5))
+    document = get(acme, "abc")
+    [correction] = document["corrections"]
+    assert correction["amount_nanousd"] == -document["receipt"]["amount_nanousd"] < 0
+    assert check(acme, document) == []
+    assert get(acme, f"entry_{correction['entry_id']}")["receipt"] == correction
+
+
+def test_until_it_is_settled_a_client_is_told_to_come_again(acme):
+    hold(acme, "abc")
+    for name in ("abc", "chatcmpl-abc"):
+        answer = acme.call("GET", f"/v1/receipts/{name}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_pending")
+        assert answer.headers["retry-after"] == "1"
+        others = acme.product.user(f"not-{name}").call("GET", f"/v1/receipts/{name}")
+        assert others.json()["error"]["code"] == "receipt_not_found"
+    write(acme.product, lambda conn: holds.void_refused(conn, "abc", NOW_MS))
+    answer = acme.call("GET", "/v1/receipts/abc")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_not_found")
+    assert "retry-after" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "entry_9", "entry_01", "entry_" + "9" * 30, "chatcmpl-"]
+)
+def test_an_id_that_is_nobodys_is_not_found(acme, name):
+    answer = acme.call("GET", f"/v1/receipts/{name}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_not_found")
+
+
+def test_a_key_that_was_replaced_still_verifies_what_it_signed(acme):
+    product = acme.product
+    use(acme, "before")
+    old = product.gateway.signer.key_id
+    signer = Signer(bytes(range(1, 33)))
+    product.gateway = dataclasses.replace(product.gateway, signer=signer)
+    write(product, lambda conn: record_key(conn, signer.public, NOW_MS + 1000))
+    use(acme, "after", seq=2)
+    before, after = get(acme, "before"), get(acme, "after")
+    assert (before["verified_with"], after["verified_with"]) == (old, signer.key_id)
+    assert check(acme, before, after) == []
+    listed = get(acme, "keys")["data"]
+    assert [found["key_id"] for found in listed] == [signer.key_id, old]
+    assert [found["created_at"] for found in listed] == [NOW_MS // 1000 + 1, NOW_MS // 1000]
+    assert {found["algorithm"] for found in listed} == {"ed25519"}
+    only_new = ReceiptCheck({signer.key_id: signer.public})
+    only_new.add(1, before["receipt"])
+    assert [finding.field for finding in only_new.findings] == ["signing_key"]

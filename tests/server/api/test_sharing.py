@@ -1,0 +1,286 @@
+"""Over HTTP: adapters that others may use, versions behind one name, and pins."""
+
+import shutil
+
+import pytest
+import sqlalchemy as sa
+
+from registry.pins import MAX_PINNED_BYTES
+from registry.tables import adapter_pins
+from server.billing.tables import holds
+from server.database.database import DEFAULT_FILE
+from tests.registry.rows import add_version
+from tests.server.in_process import InProcess
+
+PUT, GET, DELETE = "PUT", "GET", "DELETE"
+
+
+@pytest.fixture
+def make_product(migrated_sqlite, tmp_path):
+    made = []
+
+    def make(model_name="base"):
+        shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
+        url = f"sqlite:///{tmp_path / DEFAULT_FILE}"
+        made.append(InProcess.build(tmp_path, url, model_name))
+        return made[-1]
+
+    yield make
+    for product in made:
+        product.close()
+
+
+@pytest.fixture
+def product(make_product):
+    return make_product()
+
+
+@pytest.fixture
+def acme(product):
+    """Has an adapter, pirate, of one version."""
+    return with_pirate(product)
+
+
+@pytest.fixture
+def globex(product):
+    return product.user("globex")
+
+
+def with_pirate(product):
+    user = product.user("acme")
+    publish(user, "pirate")
+    return user
+
+
+def publish(user, name, version=1, **fields):
+    """A version as the registry would have made it."""
+    gateway = user.product.gateway
+    fields.setdefault("base_revision", gateway.base.base_revision)
+    gateway.database.write_sync(
+        lambda conn: add_version(conn, user.tenant_id, name, version, **fields)
+    )
+
+
+def digest(user, name="pirate", number=1):
+    listed = user.call(GET, f"/v1/adapters/{name}/versions").json()["data"]
+    return next(version["digest"] for version in listed if version["version"] == number)
+
+
+def share(owner, tenant, name="pirate"):
+    answer = owner.call(PUT, f"/v1/adapters/{name}/grants/{tenant}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def served(answer):
+    """The digest of what ran."""
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-chorale-adapter-digest"]
+
+
+# ---- grants ----
+
+
+@pytest.mark.parametrize("model", ["acme/pirate", "acme/pirate@latest", "acme/pirate@1"])
+def test_a_shared_adapter_is_served_under_its_owners_name(acme, globex, model):
+    share(acme, "globex")
+    answer = globex.complete(model)
+    assert served(answer) == digest(acme)
+    assert answer.json()["model"] == model
+
+
+def test_who_uses_a_shared_adapter_pays_and_keeps_its_own_cache(product, acme, globex):
+    share(acme, "globex")
+    own, shared = acme.complete("pirate"), globex.complete("acme/pirate")
+    assert served(own) == served(shared)
+    by_owner, by_other = product.engines.asked
+    assert (by_owner.tenant_id, by_other.tenant_id) == (acme.tenant_id, globex.tenant_id)
+    assert by_owner.adapter == by_other.adapter
+    assert by_owner.cache_salt != by_other.cache_salt
+    assert [tenant_id for tenant_id, _ in product.engines.prefetched] == [
+        acme.tenant_id,
+        globex.tenant_id,
+    ]
+    held = product.gateway.database.read_sync(
+        lambda conn: conn.execute(sa.select(holds.c.tenant_id, holds.c.model)).all()
+    )
+    assert sorted(held) == sorted([(acme.tenant_id, "pirate"), (globex.tenant_id, "acme/pirate")])
+
+
+def test_an_owner_may_use_its_full_name_too(acme):
+    assert served(acme.complete("acme/pirate")) == digest(acme)
+
+
+ABSENT = ["nobody/pirate", "acme/parrot", "acme/secret", "acme/secret@1", "acme/pirate@9"]
+ABSENT += ["acme/pirate@beta", "acme/", "/pirate", "acme/pirate/pirate", "ACME/pirate", "globex/x"]
+
+
+@pytest.mark.parametrize("model", ABSENT)
+def test_what_is_not_shared_answers_exactly_as_what_is_not_there(acme, globex, model):
+    """secret: acme's, and not shared; pirate is, so that only a part of its name is wrong."""
+    publish(acme, "secret")
+    share(acme, "globex")
+
+    def answers(model):
+        for answer in (globex.complete(model), globex.call(GET, f"/v1/models/{model}")):
+            headers = {name: answer.headers[name] for name in answer.headers}
+            for name in ("content-length", "x-request-id", "date", "openai-processing-ms"):
+                headers.pop(name, None)
+            yield answer.status_code, answer.text.replace(model, "..."), headers
+
+    assert list(answers(model)) == list(answers("parrot"))
+    assert next(answers(model))[0] == 404
+
+
+def test_a_revoked_grant_is_refused_at_the_next_request(acme, globex):
+    share(acme, "globex")
+    assert globex.complete("acme/pirate").status_code == 200
+    acme.call(DELETE, "/v1/adapters/pirate/grants/globex")
+    assert globex.complete("acme/pirate").status_code == 404
+    assert acme.complete("pirate").status_code == 200
+
+
+def test_a_deleted_adapter_is_refused_and_comes_back_unshared(acme, globex):
+    share(acme, "globex")
+    acme.call(DELETE, "/v1/adapters/pirate")
+    assert globex.complete("acme/pirate").status_code == 404
+    assert acme.call("POST", "/v1/adapters/pirate/restore").status_code == 200
+    assert acme.complete("pirate").status_code == 200
+    assert globex.complete("acme/pirate").status_code == 404
+
+
+def test_a_base_model_whose_id_reads_like_a_shared_adapter_comes_first(make_product):
+    product = make_product("acme/pirate")
+    acme, globex = with_pirate(product), product.user("globex")
+    share(acme, "globex")
+    assert served(globex.complete("acme/pirate")) == ""
+    assert product.engines.asked[-1].adapter is None
+
+
+def test_shared_adapters_are_listed_among_the_models(acme, globex):
+    publish(acme, "old", base_revision="0" * 64)
+    share(acme, "globex")
+    share(acme, "globex", "old")
+    models = globex.call(GET, "/v1/models").json()["data"]
+    assert [(model["id"], model["owned_by"]) for model in models] == [
+        ("base", "chorale"),
+        ("acme/pirate", "acme"),
+    ]
+    assert globex.call(GET, "/v1/models/acme/pirate").json() == models[1]
+    assert acme.call(GET, "/v1/models").json()["data"][-1]["id"] == "pirate"
+
+
+def test_a_grantee_may_use_an_adapter_and_nothing_else(acme, globex):
+    share(acme, "globex")
+    for name in ("pirate", "acme%2Fpirate"):
+        assert globex.call(GET, f"/v1/adapters/{name}").status_code == 404
+    assert globex.call(GET, "/v1/adapters").json()["data"] == []
+    assert globex.call(GET, "/v1/adapters/pirate/grants").status_code == 404
+
+
+def test_grants_go_by_name_or_id_and_again_is_fine(product, acme, globex):
+    first = share(acme, "globex")
+    assert share(acme, globex.tenant_id) == first
+    assert (first["tenant"], first["tenant_id"]) == ("globex", globex.tenant_id)
+    assert acme.call(GET, "/v1/adapters/pirate/grants").json()["data"] == [first]
+    for _ in range(2):
+        answer = acme.call(DELETE, f"/v1/adapters/pirate/grants/{globex.tenant_id}")
+        assert (answer.status_code, answer.json()["revoked"]) == (200, True)
+    assert acme.call(GET, "/v1/adapters/pirate/grants").json()["data"] == []
+
+
+def test_a_grant_that_cannot_be_is_refused(acme, globex):
+    unknown = acme.call(PUT, "/v1/adapters/pirate/grants/nobody")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "tenant_not_found")
+    assert acme.call(PUT, "/v1/adapters/pirate/grants/acme").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [(GET, "grants"), (PUT, "grants/globex"), (PUT, "grants/nobody"), (DELETE, "grants/globex"),
+        (PUT, "pin"), (DELETE, "pin")],
+)  # fmt: skip
+def test_anothers_adapter_is_not_there(acme, globex, method, path):
+    there, absent = (
+        globex.call(method, f"/v1/adapters/{name}/{path}") for name in ("pirate", "parrot")
+    )
+    assert there.status_code == 404
+    assert there.text.replace("pirate", "...") == absent.text.replace("parrot", "...")
+
+
+# ---- an alias with a canary ----
+
+
+def weigh(acme):
+    """Version 2, with version 1 for half of the requests; by digest."""
+    publish(acme, "pirate", 2)
+    body = {"version": 2, "canary": {"version": 1, "percent": 50}}
+    assert acme.call(PUT, "/v1/adapters/pirate/aliases/latest", body).status_code == 200
+    return {digest(acme, number=number) for number in (1, 2)}
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
+def test_requests_of_one_key_stay_with_one_version_and_are_told_which(acme, field):
+    both = weigh(acme)
+    by_key = {
+        key: {served(acme.complete("pirate", **{field: key})) for _ in range(2)}
+        for key in (f"k{number}" for number in range(12))
+    }
+    assert all(len(digests) == 1 for digests in by_key.values())
+    assert set.union(*by_key.values()) == both
+
+
+def test_the_most_particular_key_decides(acme):
+    weigh(acme)
+    by_user = [served(acme.complete("pirate", user=f"k{n}")) for n in range(12)]
+    for keys in ({"safety_identifier": "all"}, {"prompt_cache_key": "all"}):
+        others = {served(acme.complete("pirate", user=f"k{n}", **keys)) for n in range(12)}
+        assert len(others) == 1
+    assert len(set(by_user)) == 2
+
+
+def test_requests_without_a_key_get_both_versions(acme, globex):
+    both = weigh(acme)
+    share(acme, "globex")
+    assert {served(globex.complete("acme/pirate")) for _ in range(20)} == both
+
+
+# ---- pins ----
+
+
+def test_a_pin_is_shown_with_its_price(acme):
+    publish(acme, "pirate", 2, device_bytes=5_000_000)
+    pinned = acme.call(PUT, "/v1/adapters/pirate/pin").json()
+    shown = acme.call(GET, "/v1/adapters/pirate").json()["pin"]
+    assert shown == {name: pinned[name] for name in shown}
+    assert (shown["version"], shown["size_bytes"]) == (2, 5_000_000)
+    assert shown["price_nanousd_per_hour"] == 200_000  # four cents a GB
+    assert acme.call(GET, "/v1/adapters").json()["data"][0]["pin"] == shown
+    for _ in range(2):
+        assert acme.call(DELETE, "/v1/adapters/pirate/pin").status_code == 200
+    assert acme.call(GET, "/v1/adapters/pirate").json()["pin"] is None
+
+
+def test_a_pin_follows_latest_and_ends_with_the_adapter(product, acme):
+    publish(acme, "pirate", 2, size_bytes=77)
+    acme.call(PUT, "/v1/adapters/pirate/pin")
+    moved = acme.call(PUT, "/v1/adapters/pirate/aliases/latest", {"version": 1}).json()
+    assert (moved["latest"]["version"], moved["pin"]["version"]) == (1, 1)
+    acme.call(PUT, "/v1/adapters/pirate/aliases/beta", {"version": 2})
+    assert acme.call(GET, "/v1/adapters/pirate").json()["pin"]["version"] == 1
+    acme.call(DELETE, "/v1/adapters/pirate")
+    # Both may begin in one millisecond.
+    order = adapter_pins.c.pinned_at_ms, adapter_pins.c.version.desc()
+    query = sa.select(adapter_pins).order_by(*order)
+    rows = product.gateway.database.read_sync(lambda conn: conn.execute(query).all())
+    assert [row.version for row in rows] == [2, 1]
+    assert rows[0].unpinned_at_ms <= rows[1].pinned_at_ms
+    assert rows[1].unpinned_at_ms is not None
+    assert acme.call("POST", "/v1/adapters/pirate/restore").json()["pin"] is None
+
+
+def test_more_than_the_limit_of_pinned_bytes_is_refused(acme):
+    publish(acme, "huge", size_bytes=MAX_PINNED_BYTES)
+    assert acme.call(PUT, "/v1/adapters/huge/pin").status_code == 200
+    refused = acme.call(PUT, "/v1/adapters/pirate/pin")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")

@@ -1,0 +1,162 @@
+import dataclasses
+import json
+
+import pytest
+
+from server.billing import holds, ledger
+from server.billing.months import end_of
+from server.billing.prices import get_price
+from server.billing.receipts.check import statement_faults
+from server.billing.statements import Statements
+from server.database.database import DEFAULT_FILE
+from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
+from tests.server.fake_api import Api, fixed, make_run
+from tests.server.in_process import InProcess
+
+MONTH = "2026-02"
+"""Of NOW_MS."""
+
+
+@pytest.fixture
+def product(sqlite_database, tmp_path):
+    sqlite_database.close()
+    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+    set_time(product, end_of(MONTH))
+    yield product
+    product.close()
+
+
+def set_time(product, now_ms):
+    database, signer = product.gateway.database, product.gateway.signer
+    issuing = Statements(database, signer, now_ms=lambda _: now_ms)
+    product.gateway = dataclasses.replace(product.gateway, statements=issuing)
+
+
+def use(user, number, at_ms=NOW_MS):
+    def post(conn):
+        hold = make_hold(get_price(conn, 1), f"r{number}", tenant_id=user.tenant_id)
+        holds.insert_hold(conn, hold)
+        end = make_end(number, f"r{number}", tenant_id=user.tenant_id, at=at_ms / 1000)
+        ledger.post(conn, user.product.gateway.signer, ENGINE, [end], NOW_MS)
+
+    user.product.gateway.database.write_sync(post)
+
+
+def get(user, path=""):
+    answer = user.call("GET", f"/v1/statements{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def issue(product, **body):
+    return product.operator.call("POST", "/admin/v1/statements", {"period": MONTH} | body)
+
+
+def test_an_open_month_says_how_it_stands_and_an_issued_one_is_signed(product):
+    acme = product.user("acme")
+    use(acme, 1)
+    use(acme, 2)
+    charged = 2 * (7 * 150 + 5 * 600)
+    opened = get(acme, f"/{MONTH}")
+    assert (opened["status"], opened.keys() & {"sha256", "signature"}) == ("open", set())
+    assert opened["statement"]["totals"] == {"usage": {"num_entries": 2, "amount_nanousd": charged}}
+    assert opened["statement"]["closing_balance_nanousd"] == charged
+    assert issue(product).json()["data"][0]["tenant_id"] == acme.tenant_id
+    issued = get(acme, f"/{MONTH}")
+    assert issued["status"] == "issued"
+    keys = {product.gateway.signer.key_id: product.gateway.signer.public}
+    sealed = issued["statement"], issued["sha256"], issued["signature"]
+    assert list(statement_faults(*sealed, keys)) == []
+    for name in ("total_nanousd", "num_entries", "closing_balance_nanousd", "totals", "period"):
+        assert issued["statement"][name] == opened["statement"][name]
+
+
+def test_months_are_listed_with_what_they_came_to(product):
+    acme = product.user("acme")
+    assert get(acme) == {"object": "list", "data": [], "has_more": False}
+    use(acme, 1)
+    [opened] = get(acme)["data"]
+    assert (opened["period"], opened["status"], opened["issued_at"]) == (MONTH, "open", None)
+    issue(product)
+    [issued] = get(acme)["data"]
+    assert issued == opened | {
+        "status": "issued",
+        "issued_at": end_of(MONTH) // 1000,
+        "sha256": get(acme, f"/{MONTH}")["sha256"],
+    }
+    assert issued["total_usd"] == "0.000004050"
+
+
+def test_open_months_come_first_and_the_newest_of_all(product):
+    acme = product.user("acme")
+    use(acme, 1)
+    issue(product)
+    for number, month in ((2, "2026-02"), (3, "2026-03")):
+        use(acme, number, end_of(month))
+    found = [(listed["period"], listed["status"]) for listed in get(acme)["data"]]
+    assert found == [("2026-04", "open"), ("2026-03", "open"), ("2026-02", "issued")]
+
+
+def test_the_operator_issues_for_all_or_for_one_and_once(product, monkeypatch):
+    users = [product.user(name) for name in ("acme", "globex", "initech")]
+    for number, user in enumerate(users[:2], start=1):
+        use(user, number)
+
+    def tenants(answer):
+        return {found["tenant_id"] for found in answer.json()["data"]}
+
+    assert tenants(issue(product, tenant="globex")) == {users[1].tenant_id}
+    assert tenants(issue(product, tenant="initech")) == set()
+    assert tenants(issue(product)) == {users[0].tenant_id}
+    assert issue(product).json() == {"object": "list", "data": [], "has_more": False}
+    assert issue(product, tenant="nobody").status_code == 404
+
+
+def test_more_tenants_than_one_call_issues_for_are_told_of(product, monkeypatch):
+    monkeypatch.setattr("server.api.routes.statements.MAX_ISSUED", 2)
+    for number in range(1, 4):
+        use(product.user(f"tenant-{number}"), number)
+    first, second = issue(product).json(), issue(product).json()
+    assert (len(first["data"]), first["has_more"]) == (2, True)
+    assert (len(second["data"]), second["has_more"]) == (1, False)
+
+
+def test_a_month_that_is_not_over_is_refused(product):
+    acme = product.user("acme")
+    use(acme, 1)
+    set_time(product, end_of(MONTH) - 1)
+    answer = issue(product)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "period_not_over")
+    assert get(acme, f"/{MONTH}")["status"] == "open"
+
+
+@pytest.mark.parametrize("period", ["2026-13", "2026-2", "26-02", "x", "2026-02-01"])
+def test_a_period_is_a_month(product, period):
+    answer = product.user("acme").call("GET", f"/v1/statements/{period}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "period")
+    assert issue(product, period=period).status_code == 400
+
+
+def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
+    product, monkeypatch, tmp_path
+):
+    acme = product.user("acme")
+    use(acme, 1)
+    issue(product)
+    answers = {
+        ("GET", "/v1/statements"): (200, get(acme)),
+        ("GET", f"/v1/statements/{MONTH}"): (200, get(acme, f"/{MONTH}")),
+    }
+    api = Api(fixed(answers))
+    run = make_run(api.url, monkeypatch, tmp_path)
+    try:
+        assert MONTH in run("statements", "list").stdout
+        assert json.loads(run("statements", "list", "--json").stdout) == get(acme)["data"]
+        shown = run("statements", "show", MONTH).stdout
+        assert "completion_tokens" in shown
+        kept = run("statements", "show", MONTH, "--json").stdout
+    finally:
+        api.close()
+    (tmp_path / "statement.json").write_text(kept)
+    key = product.gateway.signer.public.raw.hex()
+    assert run("receipts", "verify", "statement.json", "--key", key).exit_code == 0

@@ -1,0 +1,364 @@
+"""Uploads over HTTP, without a socket and around an engine that proves what it is told to."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from registry.errors import StorageError
+from registry.proof import Proof
+from server.adapters.proving import Prover, ProverConfig
+from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
+from server.api.app import create_app
+from server.api.routes import uploads as routes
+from server.billing.prices import DEFAULT_PRICES
+from server.billing.rating import monthly_storage_nanousd
+from server.gateway import Gateway
+from tests.registry.factories import PresignedFolder
+from tests.server.in_process import InProcess, User
+
+ADAPTER = Path(__file__).parents[3] / "demo" / "adapters" / "json"
+FILES = {
+    name: (ADAPTER / name).read_bytes()
+    for name in ("adapter_config.json", "adapter_model.safetensors")
+}
+DECLARED = {
+    name: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    for name, data in FILES.items()
+}
+
+
+class FakeEngine:
+    """Proves as it is told, and not before `go`."""
+
+    def __init__(self) -> None:
+        self.proof = Proof(verdict="passed", device_bytes=4096)
+        self.is_held = False
+
+    async def prove(self, adapter: object, path: Path) -> Proof:
+        while self.is_held:
+            await asyncio.sleep(0.001)
+        return self.proof
+
+
+class Client:
+    """A user's client in a running gateway."""
+
+    def __init__(self, gateway: Gateway, http: httpx.AsyncClient) -> None:
+        self.gateway = gateway
+        self.http = http
+
+    async def create(self, path: str = "adapters/one/uploads", **body: Any) -> httpx.Response:
+        return await self.http.post(f"/v1/{path}", json={"files": DECLARED, **body})
+
+    async def send(self, upload: dict[str, Any]) -> None:
+        for name, data in FILES.items():
+            answer = await self.http.put(f"/v1/uploads/{upload['id']}/files/{name}", content=data)
+            assert answer.status_code == 200, answer.text
+
+    async def complete(self, upload: dict[str, Any]) -> httpx.Response:
+        return await self.http.post(f"/v1/uploads/{upload['id']}/complete")
+
+    async def show(self, upload: dict[str, Any]) -> dict[str, Any]:
+        return (await self.http.get(f"/v1/uploads/{upload['id']}")).json()
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
+    (tmp_path / "chorale.db").write_bytes(migrated_sqlite.read_bytes())
+    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / 'chorale.db'}")
+    yield product
+    product.close()
+
+
+@pytest.fixture
+def user(product: InProcess) -> User:
+    return product.user("acme")
+
+
+@pytest.fixture
+def with_client(product: InProcess, user: User, engine: FakeEngine, monkeypatch):
+    """Runs a test's steps beside the gateway's prover."""
+    monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
+
+    def run(steps: Callable[[Client], Awaitable[None]]) -> None:
+        async def running() -> None:
+            prover = Prover(
+                product.gateway.database,
+                product.gateway.uploads,
+                engine.prove,
+                is_ready=lambda: True,
+                work_dir=product.gateway.work_dir,
+                config=ProverConfig(poll_s=0.01, notice_s=0.01),
+            )
+            gateway = replace(product.gateway, prover=prover, spool=Spool())
+            task = asyncio.create_task(prover.run())
+            headers = {"authorization": f"Bearer {user.api_key}"}
+            transport = httpx.ASGITransport(create_app(gateway))
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://gateway", headers=headers
+            ) as http:
+                await steps(Client(gateway, http))
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        asyncio.run(running())
+
+    return run
+
+
+def test_an_upload_is_proved_and_shown_with_its_passport_and_version(with_client) -> None:
+    async def steps(client: Client) -> None:
+        created = await client.create(alias="prod")
+        assert created.status_code == 201
+        upload = created.json()
+        assert (upload["state"], upload["transfer"], upload["dry_run"]) == (
+            "open",
+            "gateway",
+            False,
+        )
+        await client.send(upload)
+        answer = await client.complete(upload)
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        assert (body["state"], body["adapter"], body["version"]["version"]) == (
+            "complete",
+            "one",
+            1,
+        )
+        assert body["passport"]["canary"]["passed"] is True
+        assert body["version"]["passport"]["canary"]["device_bytes"] == 4096
+        size_bytes = body["version"]["size_bytes"]
+        monthly = monthly_storage_nanousd(size_bytes, DEFAULT_PRICES)
+        for shown in (body["passport"], body["version"]["passport"]):
+            assert shown["storage_nanousd_per_month"] == monthly > 0
+        assert await client.show(upload) == body
+        assert (await client.complete(upload)).json() == body
+
+    with_client(steps)
+
+
+def test_an_adapter_that_the_engine_refuses_is_a_400_and_its_report_stays(
+    with_client, engine: FakeEngine
+) -> None:
+    engine.proof = Proof(verdict="no_effect", message="It changes nothing.")
+
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        for _ in range(2):
+            answer = await client.complete(upload)
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["code"], error["message"]) == ("no_effect", "It changes nothing.")
+        shown = await client.show(upload)
+        assert (shown["state"], shown["error"]["code"], shown["version"]) == (
+            "failed",
+            "no_effect",
+            None,
+        )
+        assert shown["passport"]["canary"]["passed"] is False
+        assert (await client.http.get("/v1/adapters/one")).status_code == 404
+
+    with_client(steps)
+
+
+def test_a_proof_that_takes_long_is_a_202_that_says_when_to_ask_again(
+    with_client, engine: FakeEngine, monkeypatch
+) -> None:
+    engine.is_held = True
+    monkeypatch.setattr(routes, "_PROOF_WAIT_S", 0.01)
+
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        for _ in range(2):
+            answer = await client.complete(upload)
+            assert (answer.status_code, answer.json()["state"]) == (202, "proving")
+            assert answer.headers["retry-after"] == "5"
+        assert (await client.http.get("/v1/adapters/one")).status_code == 404
+        engine.is_held = False
+        monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
+        assert (await client.complete(upload)).status_code == 200
+
+    with_client(steps)
+
+
+def test_completions_of_one_upload_at_once_are_one(with_client, product: InProcess) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        checks = []
+        check = client.gateway.uploads.validator.check
+        client.gateway.uploads.validator.check = lambda *a: (checks.append(a), check(*a))[1]
+        answers = await asyncio.gather(*(client.complete(upload) for _ in range(4)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(checks) == 1
+
+    with_client(steps)
+
+
+def test_a_dry_run_answers_with_the_passport_and_leaves_nothing(
+    with_client, product: InProcess
+) -> None:
+    async def steps(client: Client) -> None:
+        created = await client.create("adapters:validate")
+        assert created.status_code == 201, created.text
+        upload = created.json()
+        assert (upload["dry_run"], upload["adapter"], upload["alias"]) == (True, None, None)
+        await client.send(upload)
+        body = (await client.complete(upload)).json()
+        assert (body["state"], body["version"], body["passport"]["canary"]) == (
+            "complete",
+            None,
+            None,
+        )
+        assert body["passport"]["rank"] >= 1
+        assert (await client.http.get("/v1/adapters")).json()["data"] == []
+        refused = await client.create("adapters:validate", alias="prod")
+        assert refused.status_code == 400
+
+    with_client(steps)
+    objects = product.gateway.settings.data_dir / "objects"
+    assert [path for path in objects.rglob("*") if path.is_file()] == []
+
+
+def test_files_that_were_uploaded_before_are_complete_at_once(with_client) -> None:
+    async def steps(client: Client) -> None:
+        first = (await client.create()).json()
+        await client.send(first)
+        version = (await client.complete(first)).json()["version"]
+        again = (await client.create(alias="prod")).json()
+        assert (again["state"], again["version"]["version"]) == ("complete", version["version"])
+        assert {f["received_bytes"] - f["size_bytes"] for f in again["files"].values()} == {0}
+        # A script that sends them all the same, and completes, comes to the same end.
+        await client.send(again)
+        assert (await client.complete(again)).json()["version"] == again["version"]
+        aliases = (await client.http.get("/v1/adapters/one")).json()["aliases"]
+        assert aliases == {"latest": 1, "prod": 1}
+
+    with_client(steps)
+
+
+def test_presigned_parts_need_a_store_that_takes_them(with_client) -> None:
+    async def steps(client: Client) -> None:
+        answer = await client.create(transfer="presigned")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "presigned_not_supported")
+        assert "gateway" in error["message"]
+        assert (await client.create(transfer="carrier pigeon")).status_code == 400
+
+    with_client(steps)
+
+
+def test_the_hourly_limit_says_when_to_come_back(with_client) -> None:
+    async def steps(client: Client) -> None:
+        uploads = client.gateway.uploads
+        uploads.limits = replace(uploads.limits, max_uploads_per_hour=1)
+        assert (await client.create()).status_code == 201
+        answer = await client.create()
+        assert answer.status_code == 429
+        assert 3590 <= int(answer.headers["retry-after"]) <= 3600
+        assert answer.json()["error"]["type"] == "rate_limit_error"
+
+    with_client(steps)
+
+
+def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
+    with_client, user: User
+) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
+
+        async def send_beside(**parts: int) -> httpx.Response:
+            """While so many parts of each tenant are on their way."""
+            with ExitStack() as places:
+                for tenant_id, count in parts.items():
+                    for _ in range(count):
+                        places.enter_context(client.gateway.spool.place(tenant_id))
+                return await client.http.put(url, content=FILES["adapter_config.json"])
+
+        others = {f"other-{i}": 5 for i in range(3)}
+        assert sum(others.values()) == MAX_PARTS - 1
+        for parts in ({user.tenant_id: MAX_PARTS_PER_TENANT}, {user.tenant_id: 1, **others}):
+            answer = await send_beside(**parts)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
+            assert answer.headers["retry-after"] == "2"
+        assert (await send_beside(**others)).status_code == 200
+
+    with_client(steps)
+
+
+def test_a_cancelled_upload_leaves_nothing_and_makes_room(with_client, product: InProcess) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        for _ in range(2):
+            cancelled = await client.http.delete(f"/v1/uploads/{upload['id']}")
+            assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+        assert list(product.gateway.uploads.storage.list("")) == []
+        refused = await client.complete(upload)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "upload_not_open")
+        done = (await client.create("adapters/two/uploads")).json()
+        await client.send(done)
+        assert (await client.complete(done)).status_code == 200
+        kept = await client.http.delete(f"/v1/uploads/{done['id']}")
+        assert kept.status_code == 409
+
+    with_client(steps)
+
+
+class StoreWithoutParts(PresignedFolder):
+    """Takes objects; whoever wants URLs for parts finds it down."""
+
+    def begin_multipart(self, key: str) -> str:
+        raise StorageError(key=key, reason="the store is down")
+
+
+def test_a_presigned_upload_that_the_store_cannot_offer_is_not_left_open(
+    with_client, product: InProcess, tmp_path: Path
+) -> None:
+    product.gateway.uploads.storage = StoreWithoutParts(tmp_path / "other")
+
+    async def steps(client: Client) -> None:
+        for _ in range(product.gateway.uploads.limits.max_open_uploads + 1):
+            assert (await client.create(transfer="presigned")).status_code == 503
+        assert (await client.create()).status_code == 201
+
+    with_client(steps)
+
+
+def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
+    with_client, product: InProcess, engine: FakeEngine
+) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        await client.send(upload)
+        assert (await client.complete(upload)).status_code == 200
+        base = product.gateway.catalog.base
+        product.gateway.catalog.base = replace(base, base_revision="f" * 64)
+        engine.proof = Proof(verdict="passed", device_bytes=8192)
+        again = await client.http.post("/v1/adapters/one/versions/1/prove", json={"alias": "prod"})
+        assert (again.status_code, again.json()["state"]) == (202, "proving")
+        version = (await client.complete(again.json())).json()["version"]
+        assert (version["version"], version["base_revision"]) == (2, "f" * 64)
+        assert version["passport"]["canary"]["device_bytes"] == 8192
+        shown = (await client.http.get("/v1/adapters/one")).json()
+        assert shown["aliases"] == {"latest": 2, "prod": 2}
+        refused = await client.http.post("/v1/adapters/one/versions/2/prove", json={})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "already_proved")
+
+    with_client(steps)

@@ -1,0 +1,549 @@
+"""The auditor on a small ledger with a row of every kind, healthy and with one thing changed."""
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.messages import CANARY
+from engine.meter import TokenMeter
+from engine.records import ResidencyItem, ResidencyRecord
+from server.api.metrics import Metrics
+from server.billing import ledger
+from server.billing.audit.auditor import Auditor
+from server.billing.audit.report import Report
+from server.billing.audit.run import audit, audit_sums
+from server.billing.holds import void_refused
+from server.billing.tables import (
+    entries,
+    holds,
+    incidents,
+    journal_positions,
+    kept_events,
+    ledger_head,
+    monthly_spend,
+    price_versions,
+    signing_keys,
+    statements,
+    tenant_accounts,
+    usage_events,
+    usage_rollups,
+)
+from server.database.clock import now_ms
+from server.database.database import DEFAULT_FILE, Database
+from tests.server.audited_ledger import HOUR_MS, fill_ledger, make_ends, write_engine_dir
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
+
+MONEY = (
+    entries, usage_events, kept_events, holds, journal_positions, ledger_head, price_versions,
+    signing_keys, statements, tenant_accounts, usage_rollups, monthly_spend,
+)  # fmt: skip
+NO_MONEY = {
+    "holds.cancelled_at_ms": "a wish of the tenant; what ran is paid all the same",
+    "entries.idempotency_key": "says which later call would be a repeat; nothing is owed by it",
+    "kept_events.source": "says which later report would be a repeat",
+    "kept_events.source_id": "likewise",
+    "holds.created_at_ms": "when it was made; nothing is priced by it",
+    "holds.expires_at_ms": "of a hold that has ended, it decides nothing any more",
+    "journal_positions.updated_at_ms": "when it was written",
+    "signing_keys.key_id": "the key itself says it",
+    "signing_keys.created_at_ms": "the order of a list",
+    "price_versions.scope": "which version a request is priced by is decided when it is held, and "
+    "its hold, event, entry and receipt name that version",
+    "price_versions.scope_id": "likewise",
+    "price_versions.effective_at_ms": "likewise",
+    "price_versions.until_ms": "likewise",
+    "price_versions.created_at_ms": "likewise",
+}
+ENDS = make_ends(24, seed=1)
+FREE = {end.request_id for end in ENDS if end.stop_cause == "engine_failure"}
+
+
+@dataclass(frozen=True)
+class Audited:
+    database: Database
+    engine_dir: Path
+
+    def audit(self) -> Report:
+        return self.database.read_sync(lambda conn: audit(conn, engine_dirs=[self.engine_dir]))
+
+
+@pytest.fixture(scope="module")
+def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
+    """For tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("audited")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    database = Database(data_dir=folder)
+    fill_ledger(database, ENDS)
+    yield Audited(database, write_engine_dir(folder / "engine", ENDS))
+    database.close()
+
+
+@pytest.fixture
+def ledger_of(shared: Audited, tmp_path: Path) -> Iterator[Audited]:
+    """A copy, for one test to change."""
+    path = str(shared.database.url.database)
+    with (
+        closing(sqlite3.connect(path)) as source,
+        closing(sqlite3.connect(tmp_path / DEFAULT_FILE)) as copy,
+    ):
+        source.backup(copy)
+    shutil.copytree(shared.engine_dir, tmp_path / "engine")
+    database = Database(data_dir=tmp_path)
+    yield Audited(database, tmp_path / "engine")
+    database.close()
+
+
+def shown(report: Report) -> list[str]:
+    return [f"{finding.check}: {finding.subject}: {finding.detail}" for finding in report.findings]
+
+
+# ---- a healthy one ----
+
+
+def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
+    report = ledger_of.audit()
+    assert (shown(report), report.difference_nanousd) == ([], 0)
+
+    def count(table):
+        query = sa.select(sa.func.count()).select_from(table)
+        return ledger_of.database.read_sync(lambda c: c.execute(query).scalar_one())
+
+    rows = {name: result.num_rows for name, result in report.checks.items()}
+    assert rows["receipts"] == rows["entry ids"] == count(entries)
+    assert rows["events"] == rows["rating"] == count(usage_events) + count(kept_events)
+    assert rows["roll-ups"] == count(usage_rollups)
+    assert rows["holds"] == count(holds)
+    assert rows["months"] == count(monthly_spend)
+    assert rows["accounts"] == count(tenant_accounts)
+    assert rows["corrections"] > 0
+    assert rows["open holds"] == 2
+    assert rows["journal files"] == len(ENDS)
+    assert report.notes == ["1 end records are not settled yet."]
+
+
+def test_nothing_is_found_while_others_post(ledger_of):
+    """Between any two statements of the audit, as long as there is something to post."""
+    database, price = ledger_of.database, make_price(ledger_of.database)
+    names = iter([f"late{number}" for number in range(5)])
+
+    def post_one(*_: object) -> None:
+        if (name := next(names, None)) is not None:
+            insert_holds(database, make_hold(price, name))
+            end = make_end(1, name, number=1)
+            database.write_sync(lambda c: ledger.post(c, SIGNER, f"of {name}", [end], NOW_MS))
+
+    before = ledger_of.audit()
+    during = database.read_sync(lambda conn: audit(conn, progress=post_one))
+    after = ledger_of.audit()
+    assert shown(before) == shown(during) == []
+    receipts = [report.checks["receipts"].num_rows for report in (before, during, after)]
+    assert receipts[0] == receipts[1] == receipts[2] - 5
+
+
+def test_an_audit_since_a_time_looks_at_what_was_posted_since_then(ledger_of):
+    since_ms = NOW_MS + 2 * HOUR_MS
+    report = ledger_of.database.read_sync(lambda conn: audit(conn, since_ms=since_ms))
+    first = sa.select(sa.func.min(entries.c.entry_id)).where(entries.c.posted_at_ms >= since_ms)
+    query = sa.select(sa.func.count()).where(entries.c.entry_id >= first.scalar_subquery())
+    posted = ledger_of.database.read_sync(lambda conn: conn.execute(query).scalar_one())
+    assert shown(report) == []
+    assert 0 < report.checks["receipts"].num_rows == posted < report.checks["entry ids"].num_rows
+    assert report.checks["accounts"].num_rows == 4, "sums are of all time"
+
+
+# ---- one thing changed ----
+
+
+@dataclass(frozen=True)
+class Change:
+    """column: None: the whole row is deleted, or there again under another key."""
+
+    table: sa.Table
+    row: dict[str, Any]
+    column: str | None
+    value: Any = None
+
+    def apply(self, conn: sa.Connection) -> None:
+        """Raises IntegrityError where the database itself refuses it."""
+        is_it = [self.table.c[c.name] == self.row[c.name] for c in self.table.primary_key]
+        if self.column is not None:
+            conn.execute(sa.update(self.table).where(*is_it).values({self.column: self.value}))
+        elif self.value is None:
+            conn.execute(sa.delete(self.table).where(*is_it))
+        else:
+            conn.execute(sa.insert(self.table).values(self.row | self.value))
+
+    def names(self) -> set[str]:
+        """What of it a finding may name: the row as it was, or as it is."""
+        now = self.row | ({self.column: self.value} if self.column else self.value or {})
+        return {name for row in (self.row, now) for name in _names(self.table, row)}
+
+
+def _names(table: sa.Table, row: dict[str, Any]) -> list[str]:
+    match table.name:
+        case "entries":
+            return [f"entry {row['entry_id']}", f"receipt {row['tenant_id']}/{row['receipt_seq']}"]
+        case "usage_events":
+            return [f"(request {row['request_id']})", f"hold {row['request_id']}"]
+        case "kept_events":
+            return [f"entry {row['event_id']}", f"event {row['event_id']}"]
+        case "holds":
+            return [f"hold {row['request_id']}"]
+        case "tenant_accounts":
+            return [f"tenant {row['tenant_id']}"]
+        case "monthly_spend":
+            return [f"month {row['tenant_id']} {row['month']}"]
+        case "usage_rollups":
+            return [f"roll-up {row['tenant_id']} {row['hour_ms']} {row['kind']}"]
+        case "statements":
+            return [f"statement {row['tenant_id']}/{row['period']}"]
+        case "journal_positions":
+            return [f"engine {row['engine_id']}"]
+        case "ledger_head":
+            return ["ledger head", "entry ", "entries "]
+    return ["entry "]  # a price or a key: each entry that it was used for
+
+
+def rows_of(conn: sa.Connection, table: sa.Table) -> list[dict[str, Any]]:
+    query = sa.select(table).order_by(*table.primary_key)
+    rows = [dict(row) for row in conn.execute(query).mappings()]
+    # What nothing was priced, or posted, by has nothing to be compared with.
+    if table is holds:
+        return [row for row in rows if row["state"] == "posted"]
+    return rows
+
+
+def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
+    """Every change of one row that is said to matter."""
+    # The same statement could be issued again, unless another one goes on from it.
+    if table is not statements or (row["tenant_id"], row["period"]) == ("ten_1", "2026-02"):
+        yield Change(table, row, None)
+    if (twin := _twin(table, row)) is not None:
+        yield Change(table, row, None, twin)
+    for column in table.c:
+        if f"{table.name}.{column.name}" in NO_MONEY or _is_unused(table, row, column.name):
+            continue
+        for value in _other_values(column, row[column.name]):
+            yield Change(table, row, column.name, value)
+
+
+def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
+    """The keys of a second row that says the same."""
+    match table.name:
+        case "entries":
+            return {
+                "entry_id": 10**6, "receipt_seq": 10**6, "reverses_entry_id": None,
+                "idempotency_key": None,
+            }  # fmt: skip
+        case "usage_events":
+            return {"event_id": 10**6, "journal_seq": 10**6, "request_id": "twin"}
+        case "kept_events":
+            return {"event_id": 10**6, "source_id": "twin"}
+        case "holds":
+            return {"request_id": "twin"}
+        case "tenant_accounts":
+            return {"tenant_id": "twin"}
+        case "monthly_spend":
+            return {"month": "2001-01"}
+        case "usage_rollups":
+            return {"model": "twin"}
+        case "statements":
+            return {"period": "2001-01"}
+        case "journal_positions":
+            return {"engine_id": "twin"}
+    return None  # another price, key or head moves no money
+
+
+def _is_unused(table: sa.Table, row: dict[str, Any], column: str) -> bool:
+    if table is price_versions and row["price_version"] == 1:
+        return column in ("storage_nanousd", "pinned_nanousd", "resident_nanousd")
+    # When it failed is no matter; nor is it that a request did which is free all the same.
+    if table is holds and column == "failed_at_ms":
+        return row[column] is not None or row["request_id"] in FREE
+    return table is price_versions and column == "price_version"
+
+
+def _other_values(column: sa.Column[Any], value: Any) -> list[Any]:
+    if isinstance(column.type, sa.Boolean):
+        return [not value]
+    if isinstance(column.type, sa.Integer):
+        values = [1] if value is None else [value + 1, value - 1, value + 10**15]
+    elif value is None:
+        values = ["x"]
+    else:
+        digit = "1" if value[:1] != "1" else "2"
+        values = [digit + value[1:], value[:-1] + ("A" if value[-1:] != "A" else "B")]
+    return values if value is None or not column.nullable else [*values, None]
+
+
+class _Undone(Exception):
+    pass
+
+
+def check_found(audited: Audited, change: Change) -> None:
+    """The auditor finds it and names the row; everything is as before then."""
+
+    @contextmanager
+    def changed() -> Iterator[sa.Connection]:
+        try:
+            with audited.database.begin() as conn:
+                change.apply(conn)
+                yield conn
+                raise _Undone
+        except _Undone:
+            pass
+
+    try:
+        with changed() as conn:
+            report = audit(conn, engine_dirs=[audited.engine_dir])
+    except sa.exc.IntegrityError:
+        return  # the database refuses it
+    subjects = [finding.subject for finding in report.findings]
+    found = [name for name in change.names() if any(name in subject for subject in subjects)]
+    assert found, (change, shown(report))
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_change_of_any_row_is_found_and_named(shared: Audited, data: st.DataObject) -> None:
+    filled = [t for t in MONEY if shared.database.read_sync(lambda c, t=t: rows_of(c, t))]
+    table = data.draw(st.sampled_from(filled))
+    rows = shared.database.read_sync(lambda conn: rows_of(conn, table))
+    row = data.draw(st.sampled_from(rows))
+    check_found(shared, data.draw(st.sampled_from(list(changes_of(table, row)))))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("table", MONEY, ids=str)
+def test_every_change_of_every_row_is_found_and_named(shared: Audited, table: sa.Table) -> None:
+    for row in shared.database.read_sync(lambda conn: rows_of(conn, table)):
+        for change in changes_of(table, row):
+            check_found(shared, change)
+
+
+# ---- what is missing, by its name ----
+
+
+def change(audited: Audited, query: sa.UpdateBase) -> Report:
+    audited.database.write_sync(lambda conn: conn.execute(query))
+    return audited.audit()
+
+
+def test_a_lost_event_is_named_by_its_number_and_what_it_cost(ledger_of):
+    lost = ENDS[3]
+    query = sa.select(usage_events.c.amount_nanousd).filter_by(request_id=lost.request_id)
+    amount = ledger_of.database.read_sync(lambda conn: conn.scalar(query))
+    report = change(ledger_of, sa.delete(usage_events).filter_by(request_id=lost.request_id))
+    assert 0 < amount == -report.difference_nanousd
+    found = shown(report)
+    assert any(f"end 4 of engine {ENGINE}, before request" in line for line in found)
+    assert any(f"(request {lost.request_id}): is settled and has no event" in x for x in found)
+    assert f"holds: hold {lost.request_id}: event" in found
+
+
+def test_where_adapters_were_is_in_the_ledger_as_the_engine_wrote_it(ledger_of, tmp_path):
+    """Three tiers in one record, the only one that is settled."""
+    items = tuple(
+        ResidencyItem(
+            digest="d" * 64, object_key=f"adapters/ten_1/{'d' * 64}", adapter_id="ada_1", version=3,
+            tier=tier, size_bytes=4096, slabs=slabs, duration_ms=1000, is_pinned=False,
+        )
+        for tier, slabs in (("device", 3), ("host", 0), ("disk", 0))
+    )  # fmt: skip
+    record = ResidencyRecord(seq=9, at=NOW_MS / 1000, started_at=NOW_MS / 1000 - 1, items=items)
+    end = make_end(12, number=1, total_prompt_tokens=7, total_completion_tokens=5)
+    engine_dir = write_engine_dir(tmp_path / "another", [record, end])
+    (engine_dir / "identity").write_text("another 0000000001\n")
+    audited = Audited(ledger_of.database, engine_dir)
+    audited.database.write_sync(lambda c: ledger.post(c, SIGNER, "another", [record], NOW_MS))
+    assert shown(audited.audit()) == []
+    longer = sa.update(kept_events).values(duration_ms=2000).filter_by(source_id="9/0")
+    [stay] = [line for line in shown(change(audited, longer)) if "stay" in line]
+    assert stay == "journal files: stay 9/0 of engine another: duration_ms"
+    lost = shown(change(audited, sa.delete(kept_events).filter_by(source_id="9/2")))
+    assert "journal files: stay 9/2 of engine another: is settled and has no event" in lost
+
+
+def test_a_wrong_amount_is_the_difference_to_the_nanodollar(ledger_of):
+    charged = {"amount_nanousd": entries.c.amount_nanousd + 7}
+    report = change(ledger_of, sa.update(entries).values(**charged).where(entries.c.entry_id == 4))
+    assert report.difference_nanousd == -7
+
+
+def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
+    """A change of each kind; SQLite's has them all."""
+    fill_ledger(postgres_database, ENDS)
+    audited = Audited(postgres_database, write_engine_dir(tmp_path / "engine", ENDS))
+    assert shown(audited.audit()) == []
+    for query, check in [
+        (sa.update(tenant_accounts).values(balance_nanousd=5), "accounts"),
+        (sa.update(usage_rollups).values(kept_mb_s=usage_rollups.c.kept_mb_s + 1), "roll-ups"),
+        (sa.delete(monthly_spend), "months"),
+        (sa.delete(usage_events).filter_by(request_id="r4"), "events"),
+        (sa.update(statements).values(total_nanousd=0), "statements"),
+        (sa.update(entries).values(amount_nanousd=entries.c.amount_nanousd + 1), "rating"),
+        (sa.update(journal_positions).values(prompt_tokens=5), "journals"),
+        (sa.update(holds).values(amount_nanousd=0), "holds"),
+    ]:
+        assert change(audited, query).checks[check].num_findings > 0, check
+
+
+def test_what_the_settler_knew_to_be_strange_is_on_record_and_no_finding(ledger_of):
+    """The hold of an engine that was wrong, and one that was voided too early."""
+    database = ledger_of.database
+    price = make_price(database)
+    insert_holds(database, make_hold(price, "x1", engine_id="other"), make_hold(price, "x2"))
+    database.write_sync(lambda conn: void_refused(conn, "x2", NOW_MS))
+    records = [
+        make_end(n, f"x{n}", number=n, total_prompt_tokens=7 * n, total_completion_tokens=5 * n)
+        for n in (1, 2)
+    ]
+    database.write_sync(lambda conn: ledger.post(conn, SIGNER, "another", records, NOW_MS))
+    report = ledger_of.audit()
+    assert shown(report) == []
+    assert report.incidents == {"engine_differs": 2, "hold_voided": 1}
+
+
+def test_a_hold_that_nothing_can_use_any_more_is_named_and_others_are_not(ledger_of):
+    """Its engine's journal is settled far past its expiry; another engine's is not."""
+    database, price = ledger_of.database, make_price(ledger_of.database)
+    now = now_ms()
+    old = {"created_at_ms": NOW_MS, "expires_at_ms": now - 3_600_000}
+    insert_holds(
+        database,
+        make_hold(price, "stuck", engine_id="e2", **old),
+        make_hold(price, "waiting", engine_id="e3", **old),
+        make_hold(price, "fresh", engine_id="e2", created_at_ms=NOW_MS, expires_at_ms=now),
+        make_hold(price, "forgotten", engine_id="e3", created_at_ms=NOW_MS, expires_at_ms=NOW_MS),
+    )
+    end = make_end(
+        1,
+        "stray",
+        at=now / 1000,
+        number=1,
+        tenant_id=CANARY,
+        total_prompt_tokens=7,
+        total_completion_tokens=5,
+    )
+    database.write_sync(lambda conn: ledger.post(conn, SIGNER, "e2", [end], now))
+    assert shown(ledger_of.audit()) == [
+        "open holds: hold forgotten: is open past its expiry, at engine e3",
+        "open holds: hold stuck: is open past its expiry, at engine e2",
+    ]
+
+
+def test_a_journal_that_cannot_be_read_is_a_finding(ledger_of):
+    [path] = (ledger_of.engine_dir / "journal").iterdir()
+    path.write_bytes(path.read_bytes().replace(b'"r1"', b'"r0"', 1))
+    [line] = shown(ledger_of.audit())
+    assert line.startswith(f"journal files: engine {ENGINE}: {path}, byte ")
+
+
+def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
+    """The meter is an engine's that was killed; then one that computed less than it counted."""
+    path, last = ledger_of.engine_dir / "meter", ENDS[-1]
+    TokenMeter(path).count(30, 4)
+    report = change(ledger_of, sa.update(holds).values(state=holds.c.state))
+    assert shown(report) == [], "at most the last step"
+    TokenMeter(path).count(1, 1)
+    report = ledger_of.audit()
+    assert shown(report) == []
+    assert "30 prompt tokens were computed and 4 sampled that nobody pays for." in report.notes
+    path.unlink()
+    TokenMeter(path).count(10**6, last.total_completion_tokens - 1)
+    [line] = shown(ledger_of.audit())
+    assert line.endswith("more sampled tokens were counted than computed")
+
+
+# ---- in the gateway ----
+
+
+class Settler:
+    """Does `first` while it is waited for."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        self.lags: dict[str, object] = {}
+        self._first = first
+
+    async def wait_settled(self, timeout_s: float) -> bool:
+        self._first()
+        return True
+
+
+def make_auditor(
+    database: Database, first: Callable[[], object] = lambda: None
+) -> tuple[Auditor, Metrics]:
+    engines, settler = SimpleNamespace(figures=list, num_deaths=0), Settler(first)
+    metrics = Metrics(engines, settler)
+    return Auditor(database, settler, metrics), metrics
+
+
+def test_the_gateway_audits_when_what_lay_in_the_journals_is_posted(ledger_of):
+    database, account = ledger_of.database, tenant_accounts.c.balance_nanousd
+
+    def move(nanousd):
+        moved = sa.update(tenant_accounts).values(balance_nanousd=account + nanousd)
+        database.write_sync(lambda conn: conn.execute(moved))
+
+    move(5)
+    auditor, _ = make_auditor(database, first=lambda: move(-5))
+    asyncio.run(auditor.turn())
+    assert auditor.last.findings == []
+
+
+def figures(metrics: Metrics) -> dict[str, float]:
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line.startswith("chorale_audit"))
+    return {name.removeprefix("chorale_audit_"): float(value) for name, value in pairs}
+
+
+def test_the_gateways_audit_is_of_sums_and_its_findings_become_incidents_once(ledger_of, caplog):
+    database = ledger_of.database
+    auditor, metrics = make_auditor(database)
+    asyncio.run(auditor.turn())
+    assert figures(metrics)['findings{check="accounts"}'] == 0
+    succeeded_at = figures(metrics)["last_success_timestamp_seconds"]
+    assert succeeded_at > 0
+    broken = sa.update(tenant_accounts).values(balance_nanousd=5).filter_by(tenant_id="ten_2")
+    database.write_sync(lambda conn: conn.execute(broken))
+    for _ in range(2):
+        asyncio.run(auditor.turn())
+    assert figures(metrics)['findings{check="accounts"}'] == 1
+    assert figures(metrics)["last_success_timestamp_seconds"] == succeeded_at
+    query = sa.select(incidents.c.kind, incidents.c.detail)
+    assert database.read_sync(lambda conn: [tuple(row) for row in conn.execute(query)]) == [
+        ("audit_accounts", "tenant ten_2: balance_nanousd")
+    ]
+    assert "audit: tenant ten_2: balance_nanousd" in caplog.text
+
+
+def test_a_sum_that_is_off_is_found_by_the_gateway_too(ledger_of):
+    """Those of the last two days; all of them are old here, but for what is not by the hour."""
+    for query, check in [
+        (sa.update(journal_positions).values(num_ends=5), "journals"),
+        (sa.delete(entries).where(entries.c.entry_id == 4), "entry ids"),
+        (sa.update(statements).values(num_entries=1), "statements"),
+    ]:
+        ledger_of.database.write_sync(lambda conn, query=query: conn.execute(query))
+        report = ledger_of.database.read_sync(audit_sums)
+        assert report.checks[check].num_findings > 0, check

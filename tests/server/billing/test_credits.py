@@ -1,0 +1,210 @@
+"""What is posted by hand moves a balance once, and a balance is what its entries say."""
+
+import contextlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from registry.tables import audit_log
+from server.api.errors import ApiError
+from server.billing import credits, holds, ledger
+from server.billing.receipts.rows import iterate_receipts, select_receipts
+from server.billing.tables import entries, tenant_accounts
+from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
+from tests.server.in_process import InProcess, User
+
+
+def credit(conn, key, amount=10, memo=None, kind="credit", tenant_id="ten_1"):
+    return credits.post_credit(
+        conn, SIGNER, kind, tenant_id, amount, memo=memo, idempotency_key=key, now_ms=NOW_MS
+    )
+
+
+def correct(conn, entry_id, key, memo=None):
+    return credits.post_correction(
+        conn, SIGNER, entry_id, memo=memo, idempotency_key=key, now_ms=NOW_MS
+    )
+
+
+def use(conn, price, number, **fields):
+    """A request of 7 prompt and 5 completion tokens, posted; its entry's id."""
+    hold = make_hold(price, f"r{number}")
+    holds.insert_hold(conn, hold)
+    record = make_end(number, f"r{number}", **fields)
+    assert ledger.post(conn, SIGNER, ENGINE, [record], NOW_MS).posted == 1
+    return conn.scalar(sa.select(sa.func.max(entries.c.entry_id)))
+
+
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    acts=st.lists(
+        st.tuples(
+            st.sampled_from(["use", "break", "fail", "credit", "payment", "correct", "hold"]),
+            st.integers(0, 9),
+        ),
+        max_size=20,
+    )
+)
+def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database, acts):
+    price = make_price(sqlite_database)
+    held = 0
+    with sqlite_database.engine.execution_options(chorale_writes=True).connect() as conn:
+        for number, (act, chosen) in enumerate(acts, start=1):
+            match act:
+                case "use":
+                    use(conn, price, number)
+                case "break":
+                    use(conn, price, number, finish_reason="error", stop_cause="engine_failure")
+                case "fail":
+                    ledger.mark_failed(conn, SIGNER, f"r{chosen}", NOW_MS)
+                case "correct":
+                    with contextlib.suppress(ApiError):  # of what cannot be corrected
+                        correct(conn, chosen, f"key{number}")
+                case "hold":
+                    hold = make_hold(price, f"open{number}")
+                    holds.insert_hold(conn, hold)
+                    held += hold.amount_nanousd
+                case kind:
+                    credit(conn, f"key{number}", amount=chosen + 1, kind=kind)
+        receipts = list(iterate_receipts(conn, select_receipts()))
+        found = credits.balance_of(conn, "ten_1")
+        assert found.balance_nanousd == -sum(receipt["amount_nanousd"] for receipt in receipts)
+        assert (found.held_nanousd, found.available_nanousd) == (
+            held, found.balance_nanousd - held,
+        )  # fmt: skip
+        legs = sa.case((entries.c.credit_account == "tenant/ten_1", 1), else_=-1)
+        by_legs = conn.scalar(sa.select(sa.func.sum(legs * entries.c.amount_nanousd)))
+        assert found.balance_nanousd == (by_legs or 0)
+        conn.rollback()
+
+
+def test_one_key_posts_one_entry(database):
+    first = database.write_sync(lambda c: credit(c, "k", memo="welcome"))
+    assert database.write_sync(lambda c: credit(c, "k", memo="welcome")) == first
+    assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 10
+    others = {"amount": 11}, {"kind": "payment"}, {"memo": "bye"}, {"tenant_id": "ten_2"}
+    for other in others:
+        with pytest.raises(ApiError) as refused:
+            database.write_sync(
+                lambda c, other=other: credit(c, "k", **{"memo": "welcome"} | other)
+            )
+        assert (refused.value.status, refused.value.code) == (422, "idempotency_key_reused")
+    with pytest.raises(ApiError) as refused:
+        database.write_sync(lambda c: correct(c, first["entry_id"], "k", memo="welcome"))
+    assert refused.value.status == 422
+
+
+def test_one_key_of_many_at_once_posts_one_entry(postgres_database):
+    def post(_):
+        with postgres_database.begin() as conn:
+            return credit(conn, "k")["entry_id"]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(post, range(8))) == {1}
+
+
+def test_an_entry_is_corrected_once(database):
+    price = make_price(database)
+    used = database.write_sync(lambda c: use(c, price, 1))
+    undone = database.write_sync(lambda c: correct(c, used, "k", memo="outage"))
+    assert undone["reverses_entry_id"] == used
+    assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 0
+    assert database.write_sync(lambda c: correct(c, used, "k", memo="outage")) == undone
+    free = database.write_sync(
+        lambda c: use(c, price, 2, finish_reason="error", stop_cause="engine_failure")
+    )
+    for entry_id, status in ((used, 409), (undone["entry_id"], 400), (free, 400), (99, 404)):
+        with pytest.raises(ApiError) as refused:
+            database.write_sync(lambda c, entry_id=entry_id: correct(c, entry_id, "other"))
+        assert refused.value.status == status
+    # A failure that is heard of late finds it undone.
+    assert database.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r1", NOW_MS)) is None
+
+
+def test_a_credit_can_be_taken_back(database):
+    given = database.write_sync(lambda c: credit(c, "k"))
+    undone = database.write_sync(lambda c: correct(c, given["entry_id"], "k2"))
+    assert (given["amount_nanousd"], undone["amount_nanousd"]) == (-10, 10)
+    account = sa.select(tenant_accounts.c.balance_nanousd)
+    assert database.read_sync(lambda c: c.scalar(account)) == 0
+
+
+# ---- over HTTP ----
+
+
+@pytest.fixture
+def product(migrated_sqlite, tmp_path):
+    product = InProcess.build(tmp_path, f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path)}")
+    yield product
+    product.close()
+
+
+def post(user: User, path, body, key="k"):
+    headers = {} if key is None else {"idempotency-key": key}
+    return user.call("POST", f"/admin/v1/{path}", body, headers=headers)
+
+
+def test_an_operator_gives_and_takes_and_the_tenant_sees_what_is_left(product):
+    operator, acme = product.operator, product.user("acme")
+    paid = post(operator, "tenants/acme/payments", {"amount_usd": "12.5", "memo": "INV-1"}, "p")
+    assert paid.status_code == 201
+    given = post(operator, "tenants/acme/credits", {"amount_nanousd": 5}, "c").json()
+    assert post(operator, "tenants/acme/credits", {"amount_nanousd": 5}, "c").json() == given
+    other = post(operator, "tenants/acme/credits", {"amount_nanousd": 6}, "c")
+    assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    left = acme.call("GET", "/v1/balance").json()
+    assert (left["balance_usd"], left["available_nanousd"]) == ("12.500000005", 12_500_000_005)
+    body = {"entry_id": paid.json()["entry_id"], "memo": "bounced"}
+    undone = post(operator, "corrections", body, "u").json()
+    assert (undone["kind"], undone["amount_nanousd"]) == ("correction", 12_500_000_000)
+    acme.complete("base")
+    seen = operator.call("GET", "/admin/v1/tenants/acme/balance").json()
+    assert (seen["balance_nanousd"], seen["tenant"]) == (5, "acme")
+    assert seen["held_nanousd"] > 0
+    assert seen["available_nanousd"] == 5 - seen["held_nanousd"]
+    logged = product.gateway.database.read_sync(
+        lambda conn: list(conn.scalars(sa.select(audit_log.c.action)))
+    )
+    acts = [action for action in logged if action.startswith("ledger.")]
+    assert acts == ["ledger.payment", "ledger.credit", "ledger.correction"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"amount_usd": "1", "amount_nanousd": 1},
+        {"amount_usd": "-1"},
+        {"amount_usd": "0.0"},
+        {"amount_usd": "1e3"},
+        {"amount_usd": "1.0000000001"},
+        {"amount_usd": "١"},
+        {"amount_usd": 1.5},
+        {"amount_nanousd": 0},
+        {"amount_nanousd": 10**15 + 1},
+        {"amount_usd": "1", "memo": "x" * 513},
+        {"amount_usd": "1", "memo": "a\0b"},
+        {"amount_usd": "1", "cents": 1},
+    ],
+    ids=ascii,
+)
+def test_an_amount_that_cannot_be_is_refused(product, body):
+    product.user("acme")
+    assert post(product.operator, "tenants/acme/credits", body).status_code == 400
+    left = product.operator.call("GET", "/admin/v1/tenants/acme/balance").json()
+    assert left["balance_nanousd"] == 0
+
+
+@pytest.mark.parametrize("key", [None, "", "two words", "k" * 129])
+def test_without_a_key_nothing_is_posted(product, key):
+    product.user("acme")
+    answer = post(product.operator, "tenants/acme/credits", {"amount_usd": "1"}, key)
+    assert answer.status_code == 400
+    left = product.operator.call("GET", "/admin/v1/tenants/acme/balance").json()
+    assert left["balance_nanousd"] == 0

@@ -1,0 +1,69 @@
+"""What the base model costs, remembered; the wall's clock is handed in."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from server.billing.price_tags import PriceTags
+from server.billing.prices import DEFAULT_PRICES, Price, Scope, add_price
+from server.database.database import Database
+from tests.server.factories import NOW_MS, make_price, make_tenant
+
+Add = Callable[..., Price]
+
+
+class Clock:
+    now_ms = NOW_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@pytest.fixture
+def tenant_id(sqlite_database: Database) -> str:
+    make_price(sqlite_database)
+    return make_tenant(sqlite_database, plan="gold").tenant_id
+
+
+def add(database: Database, scope: Scope, scope_id: str, at_ms: int, until_ms: int | None = None):
+    return database.write_sync(
+        lambda c: add_price(
+            c, DEFAULT_PRICES, effective_at_ms=at_ms, now_ms=NOW_MS, scope=scope,
+            scope_id=scope_id, until_ms=until_ms,
+        )
+    )  # fmt: skip
+
+
+def versions(tags: PriceTags, clock: Clock, tenant_id: str, times: list[int]) -> list[int]:
+    """Which price applies at each of these times, asked one after the other."""
+
+    async def ask() -> list[int]:
+        found = []
+        for clock.now_ms in times:
+            found.append((await tags.of(tenant_id)).price_version)
+        return found
+
+    return asyncio.run(ask())
+
+
+def test_a_price_that_was_made_before_begins_and_ends_to_the_millisecond(
+    sqlite_database: Database, tenant_id: str
+) -> None:
+    clock = Clock()
+    of_plan = add(sqlite_database, "plan", "gold", NOW_MS + 500, NOW_MS + 900).price_version
+    tags = PriceTags(sqlite_database, now_ms=clock)
+    times = [NOW_MS, NOW_MS + 499, NOW_MS + 500, NOW_MS + 899, NOW_MS + 900]
+    assert versions(tags, clock, tenant_id, times) == [1, 1, of_plan, of_plan, 1]
+
+
+def test_a_new_price_applies_here_once_it_is_made(
+    sqlite_database: Database, tenant_id: str
+) -> None:
+    clock = Clock()
+    tags = PriceTags(sqlite_database, now_ms=clock)
+    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1]
+    newer = add(sqlite_database, "tenant", tenant_id, NOW_MS).price_version
+    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1], "remembered"
+    tags.forget()
+    assert versions(tags, clock, tenant_id, [NOW_MS]) == [newer]

@@ -1,0 +1,346 @@
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from engine.errors import EngineDeadError
+from engine.records import JournalRecords
+from server.billing import ledger
+from server.billing.settler import Settler, SettlerConfig
+from server.billing.tables import holds, incidents, usage_events
+from server.database.database import LedgerUnavailable
+from server.database.leases import Leases
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
+
+
+class FakeEngine:
+    """A journal that answers as the engine's does. failures: raised first, one a read."""
+
+    def __init__(self, engine_id=ENGINE):
+        self.engine_id = engine_id
+        self.records = []
+        self.open_request_ids = []
+        self.last_seq = 0
+        self.failures = []
+        self.reads = []
+
+    def end(self, request_id, **fields):
+        self.last_seq += 1
+        self.records.append(make_end(self.last_seq, request_id, **fields))
+
+    async def read_journal(self, engine_id, settled_seq, limit):
+        self.reads.append(settled_seq)
+        if self.failures:
+            raise self.failures.pop(0)
+        left = [record for record in self.records if record.seq > settled_seq]
+        return JournalRecords(
+            engine_id=self.engine_id,
+            records=tuple(left[:limit]),
+            last_seq=self.last_seq,
+            complete=len(left) <= limit,
+            open_request_ids=tuple(self.open_request_ids),
+        )
+
+
+def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, **config):
+    return Settler(
+        database,
+        SIGNER,
+        leases or Leases(database),
+        engine.read_journal,
+        engine_ids=lambda: [ENGINE],
+        now_ms=lambda conn: clock_ms(),
+        config=SettlerConfig(**config),
+    )
+
+
+def hold_requests(database, *names, **fields):
+    price = make_price(database)
+    insert_holds(database, *(make_hold(price, name, **fields) for name in names))
+
+
+def posted(database):
+    query = sa.select(usage_events.c.request_id).order_by(usage_events.c.event_id)
+    return database.read_sync(lambda c: list(c.scalars(query)))
+
+
+def states(database):
+    query = sa.select(holds.c.request_id, holds.c.state)
+    return database.read_sync(lambda c: {row.request_id: row.state for row in c.execute(query)})
+
+
+def kinds(database):
+    return database.read_sync(lambda c: list(c.scalars(sa.select(incidents.c.kind))))
+
+
+def settle(settler, **options):
+    return asyncio.run(settler.settle(**options))
+
+
+def test_one_pass_posts_the_whole_journal_in_groups(database):
+    engine = FakeEngine()
+    names = [f"r{i}" for i in range(7)]
+    hold_requests(database, *names)
+    for name in names:
+        engine.end(name)
+    settler = make_settler(database, engine, group_size=3)
+    assert settle(settler)
+    assert posted(database) == names
+    assert set(states(database).values()) == {"posted"}
+    assert engine.reads == [0, 3, 6]
+    lag = settler.lags[ENGINE]
+    assert (lag.settled_seq, lag.last_seq, lag.complete_at_ms) == (7, 7, NOW_MS)
+
+
+def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(postgres_database):
+    engine = FakeEngine()
+    engine.end("stray")
+    first, second = (make_settler(postgres_database, engine) for _ in range(2))
+
+    async def run():
+        await first.settle()
+        num_reads = len(engine.reads)
+        engine.end("another")
+        await second.settle()
+        assert len(engine.reads) == num_reads, "what it acknowledged would be deleted"
+        await first.settle()
+
+    asyncio.run(run())
+    assert posted(postgres_database) == ["stray", "another"]
+
+
+def test_an_idle_pass_acknowledges_what_is_settled_and_posts_nothing(database):
+    engine = FakeEngine()
+    engine.end("stray")
+    settler = make_settler(database, engine)
+    settle(settler)
+    assert settle(settler)
+    assert engine.reads == [0, 1]
+    assert posted(database) == ["stray"]
+
+
+@pytest.mark.parametrize("failure", [ConnectionResetError(), TimeoutError(), EngineDeadError()])
+def test_a_dead_engine_is_waited_for(database, failure):
+    engine = FakeEngine()
+    hold_requests(database, "r1")
+    engine.end("r1")
+    engine.failures = [failure, failure]
+    settler = make_settler(database, engine)
+    results = [settle(settler) for _ in range(5)]
+    # Failed, sat one pass out, failed, sat two out.
+    assert results == [False] * 5
+    assert len(engine.reads) == 2
+    assert settler.lags[ENGINE].num_failures == 2
+    assert settle(settler)
+    assert posted(database) == ["r1"]
+    assert settler.lags[ENGINE].num_failures == 0
+
+
+def test_the_time_that_a_dead_engine_sits_out_is_bounded(sqlite_database):
+    engine = FakeEngine()
+    engine.failures = [EngineDeadError()] * 1000
+    settler = make_settler(sqlite_database, engine, max_skipped=4)
+    for _ in range(100):
+        settle(settler)
+    assert len(engine.reads) >= 100 // 5
+
+
+def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
+    alive = FakeEngine("engine-2")
+    alive.end("stray")
+
+    async def read_journal(engine_id, settled_seq, limit):
+        if engine_id == ENGINE:
+            await asyncio.Event().wait()
+        return await alive.read_journal(engine_id, settled_seq, limit)
+
+    settler = Settler(
+        sqlite_database,
+        SIGNER,
+        Leases(sqlite_database),
+        read_journal,
+        engine_ids=lambda: [ENGINE, "engine-2"],
+        now_ms=lambda conn: NOW_MS,
+        config=SettlerConfig(read_timeout_s=0.01),
+    )
+    assert not settle(settler)
+    assert posted(sqlite_database) == ["stray"]
+
+
+def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
+    class Unwritable:
+        read = sqlite_database.read
+        is_sqlite = True
+        down = True
+
+        async def write_apart(self, fn):
+            if self.down:
+                raise LedgerUnavailable("the disk is full")
+            return await sqlite_database.write_apart(fn)
+
+        write = sqlite_database.write
+
+    database, engine = Unwritable(), FakeEngine()
+    engine.end("stray")
+    settler = make_settler(database, engine)
+    assert not settle(settler)
+    database.down = False
+    assert settle(settler, patient=False)
+    assert posted(sqlite_database) == ["stray"]
+
+
+def test_holds_are_voided_only_after_a_complete_read(database):
+    engine = FakeEngine()
+    hold_requests(database, "unused", "running", "unread", expires_at_ms=NOW_MS - 1)
+    hold_requests(database, "later", expires_at_ms=NOW_MS)
+    engine.open_request_ids = ["running"]
+    engine.end("stray")
+    engine.end("unread")
+    settler = make_settler(database, engine, group_size=1)
+    engine.failures = []
+    settle(settler)
+    assert states(database) == {
+        "unused": "voided",
+        "running": "open",
+        "unread": "posted",
+        "later": "open",
+    }
+
+
+def test_nothing_is_voided_while_the_engine_is_gone(database):
+    engine = FakeEngine()
+    engine.failures = [EngineDeadError()]
+    hold_requests(database, "r1", expires_at_ms=NOW_MS - 1)
+    settle(make_settler(database, engine))
+    assert states(database) == {"r1": "open"}
+
+
+def test_expired_holds_are_looked_for_at_intervals(sqlite_database):
+    now = [NOW_MS]
+    engine = FakeEngine()
+    settler = make_settler(sqlite_database, engine, clock_ms=lambda: now[0], void_interval_s=5)
+    settle(settler)
+    hold_requests(sqlite_database, "r1", expires_at_ms=NOW_MS - 1)
+    now[0] += 4999
+    settle(settler)
+    assert states(sqlite_database) == {"r1": "open"}
+    now[0] += 1
+    settle(settler)
+    assert states(sqlite_database) == {"r1": "voided"}
+
+
+@pytest.mark.parametrize("other", [{"last_seq": 3}, {"engine_id": "engine-9"}])
+def test_a_journal_that_is_gone_is_an_incident_and_voids_nothing(database, other):
+    engine = FakeEngine()
+    hold_requests(database, "r1", expires_at_ms=NOW_MS - 1)
+    for i in range(9):
+        engine.end(f"stray-{i}")
+    leases = Leases(database)
+    settle(make_settler(database, engine, leases=leases, void_interval_s=10**9))
+    database.write_sync(lambda c: c.execute(sa.delete(incidents)))
+    hold_requests(database, "r2", expires_at_ms=NOW_MS - 1)
+    engine.records, engine.last_seq = [], 9
+    for name, value in other.items():
+        setattr(engine, name, value)
+    settler = make_settler(database, engine, leases=leases)
+    for _ in range(3):
+        assert not settle(settler)
+    assert kinds(database) == ["journal_lost"]
+    assert states(database)["r2"] == "open"
+
+
+def test_running_settles_on_wake_and_stops_when_told(database):
+    engine = FakeEngine()
+
+    async def run():
+        settler = make_settler(database, engine, poll_s=60)
+        running = asyncio.create_task(settler.run())
+        while not settler.lags.get(ENGINE) or settler.lags[ENGINE].complete_at_ms is None:
+            await asyncio.sleep(0.001)
+        engine.end("stray")
+        settler.wake()
+        while settler.lags[ENGINE].settled_seq < 1:
+            await asyncio.sleep(0.001)
+        settler.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert posted(database) == ["stray"]
+
+
+def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
+    engine = FakeEngine()
+    engine.end("stray")
+    engine.failures = [EngineDeadError()]
+
+    async def run():
+        settler = make_settler(sqlite_database, engine)
+        await settler.settle()
+        assert not await settler.wait_settled(0)
+        await settler.settle(patient=False)
+        assert await settler.wait_settled(0)
+
+    asyncio.run(run())
+    assert posted(sqlite_database) == ["stray"]
+
+
+def test_draining_posts_what_is_readable_even_after_failures(database):
+    engine = FakeEngine()
+    engine.end("stray")
+    engine.failures = [EngineDeadError()]
+
+    async def run():
+        settler = make_settler(database, engine)
+        assert not await settler.settle()
+        return await settler.drain(5)
+
+    assert asyncio.run(run())
+    assert posted(database) == ["stray"]
+
+
+def test_draining_gives_up_in_time(sqlite_database):
+    async def read_journal(engine_id, settled_seq, limit):
+        await asyncio.Event().wait()
+
+    async def run():
+        settler = Settler(
+            sqlite_database,
+            SIGNER,
+            Leases(sqlite_database),
+            read_journal,
+            engine_ids=lambda: [ENGINE],
+        )
+        return await settler.drain(0.01)
+
+    assert asyncio.run(run()) is False
+
+
+def test_cancelling_in_the_middle_loses_nothing_and_posts_nothing_twice(database):
+    engine = FakeEngine()
+    names = [f"r{i}" for i in range(20)]
+    hold_requests(database, *names)
+    for name in names:
+        engine.end(name)
+
+    async def run(cancel_after):
+        settler = make_settler(database, engine, group_size=1)
+        running = asyncio.create_task(settler.run())
+        while len(engine.reads) < cancel_after:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    for cancel_after in (1, 4, 9):
+        asyncio.run(run(cancel_after))
+    settle(make_settler(database, engine))
+    assert posted(database) == names
+    assert kinds(database) == []
+    assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 20

@@ -1,0 +1,300 @@
+"""Every day of storage and pins is posted once, when it is over; so is what an engine kept."""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.records import ResidencyItem, ResidencyRecord
+from registry.tables import adapter_pins, adapter_versions
+from server.billing import ledger, storage_charges
+from server.billing.prices import DEFAULT_PRICES, add_price
+from server.billing.rating import Prices
+from server.billing.receipts.receipt import sha256_of
+from server.billing.receipts.rows import iterate_receipts, select_receipts
+from server.billing.storage_charges import DAY_MS, Kept
+from server.billing.tables import kept_events
+from tests.registry.rows import add_version
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
+
+DAY = NOW_MS // DAY_MS
+"""The first one that is posted."""
+START = DAY * DAY_MS
+HOUR_MS = 3_600_000
+GB = 10**9
+
+
+class Clock:
+    def __init__(self):
+        self.now_ms = START + 12 * HOUR_MS
+
+    def __call__(self, _conn):
+        return self.now_ms
+
+    def pass_days(self, count):
+        self.now_ms += count * DAY_MS
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def turn(database, clock):
+    """How many entries a turn posted."""
+    return asyncio.run(Kept(database, SIGNER, now_ms=clock).turn())
+
+
+def begin(database, clock):
+    make_price(database)
+    assert turn(database, clock) == 0
+
+
+def store(database, name="pirate", tenant_id="ten_1", *, start=0, end=None, digest=None):
+    """A version of 1 GB that was there from `start` until `end`, hours after the first day's."""
+
+    def write(conn):
+        adapter_id = add_version(conn, tenant_id, name, size_bytes=GB)
+        values = {"created_at_ms": START + start * HOUR_MS}
+        values |= {} if digest is None else {"digest": digest}
+        if end is not None:
+            values |= {"state": "deleted", "deleted_at_ms": START + end * HOUR_MS}
+        is_it = adapter_versions.c.adapter_id == adapter_id
+        conn.execute(sa.update(adapter_versions).where(is_it).values(**values))
+        return adapter_id
+
+    return database.write_sync(write)
+
+
+def pin(database, pin_id, adapter_id, start, end=None, size_bytes=GB):
+    values = {
+        "pin_id": pin_id,
+        "adapter_id": adapter_id,
+        "version": 1,
+        "tenant_id": "ten_1",
+        "size_bytes": size_bytes,
+        "pinned_at_ms": START + int(start * HOUR_MS),
+        "unpinned_at_ms": None if end is None else START + int(end * HOUR_MS),
+        "pinned_by": "key1",
+    }
+    database.write_sync(lambda c: c.execute(sa.insert(adapter_pins).values(**values)))
+
+
+def receipts_of(database):
+    return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
+
+
+def hours_of(database):
+    """{(kind, day after the first): hours} of all there is."""
+    found = {}
+    for row in database.read_sync(lambda c: c.execute(sa.select(kept_events)).all()):
+        day = (row.started_at_ms - START) // DAY_MS
+        kind = {"store": "storage", "device": "pinned"}[row.tier]
+        found[kind, day] = found.get((kind, day), 0) + row.duration_ms / HOUR_MS
+    return found
+
+
+def test_a_day_is_posted_once_when_it_is_over(database, clock):
+    store(database, start=-100)
+    begin(database, clock)
+    assert turn(database, clock) == 0
+    clock.now_ms = START + DAY_MS + 59_999  # what it changed last may not be committed yet
+    assert turn(database, clock) == 0
+    clock.now_ms += 1
+    assert turn(database, clock) == 1
+    assert turn(database, clock) == 0
+    [receipt] = receipts_of(database)
+    assert (receipt["kind"], receipt["tier"], receipt["size_bytes"]) == ("storage", "store", GB)
+    assert receipt["duration_ms"] == DAY_MS
+    assert receipt["amount_nanousd"] == 24 * DEFAULT_PRICES.storage_nanousd
+    # Of the day and month that it was kept in.
+    assert receipt["ended_at"] == "2026-02-02T23:59:59.999Z"
+    assert sha256_of(receipt) == receipt["sha256"]
+
+
+def test_a_gateway_that_was_away_posts_every_day_it_missed(database, clock):
+    adapter_id = store(database, start=-1, end=60)
+    pin(database, "p1", adapter_id, 6, 30)
+    begin(database, clock)
+    clock.pass_days(4)
+    turn(database, clock)
+    assert hours_of(database) == {
+        ("storage", 0): 24, ("storage", 1): 24, ("storage", 2): 12,
+        ("pinned", 0): 18, ("pinned", 1): 6,
+    }  # fmt: skip
+    assert database.read_sync(storage_charges.posted_until_ms) == START + 4 * DAY_MS
+
+
+def test_equal_adapters_of_one_tenant_are_stored_once(sqlite_database, clock):
+    database, same = sqlite_database, "d" * 64
+    first = store(database, "a", start=1, end=3, digest=same)
+    store(database, "b", start=2, end=5, digest=same)
+    store(database, "c", start=8, end=9, digest=same)
+    store(database, "a", "ten_2", start=0, end=1, digest=same)
+    begin(database, clock)
+    clock.pass_days(1)
+    assert turn(database, clock) == 2
+    mine, others = receipts_of(database)
+    assert mine["duration_ms"] == 5 * HOUR_MS
+    assert (mine["adapter_id"], mine["started_at"][11:16]) == (first, "01:00")
+    assert others["duration_ms"] == HOUR_MS
+
+
+def test_what_was_deleted_before_the_day_is_not_in_it(sqlite_database, clock):
+    database = sqlite_database
+    adapter_id = store(database, start=-9, end=-1)
+    pin(database, "p1", adapter_id, -9, -1)
+    pin(database, "p2", adapter_id, 3, 3)  # for no time at all
+    begin(database, clock)
+    clock.pass_days(2)
+    assert turn(database, clock) == 0
+
+
+def test_a_turn_that_was_cut_off_is_taken_up_by_the_next(sqlite_database, clock):
+    database = sqlite_database
+    for number in range(5):
+        adapter_id = store(database, f"a{number}", start=0)
+        pin(database, f"p{number}", adapter_id, 1)
+    begin(database, clock)
+    clock.pass_days(1)
+    keeper = Kept(database, SIGNER, now_ms=clock, page_size=2)
+    posted, place = database.write_sync(lambda c: keeper._post_page(c, "storage", DAY, ""))
+    assert (posted, place is None) == (2, False)
+    assert asyncio.run(keeper.turn()) == 3 + 5
+    assert turn(database, clock) == 0
+    # A second keeper that began the day as well finds it done.
+    assert database.write_sync(lambda c: keeper._post_page(c, "pins", DAY, "")) == (0, None)
+    sources = database.read_sync(lambda c: c.execute(sa.select(kept_events.c.source_id)).all())
+    assert len(set(sources)) == len(sources) == 10
+
+
+def test_the_price_of_the_last_millisecond_counts(sqlite_database, clock):
+    database = sqlite_database
+    begin(database, clock)
+    dear = Prices(**{name: 7 * GB for name in Prices.__dataclass_fields__})
+    adapter_id = store(database, start=0)
+    for scope_id, hour in ((adapter_id, 30), ("elsewhere", 0)):
+        at_ms = START + hour * HOUR_MS
+        database.write_sync(
+            lambda c, scope_id=scope_id, at_ms=at_ms: add_price(
+                c, dear, scope="adapter", scope_id=scope_id, effective_at_ms=at_ms, now_ms=0
+            )
+        )
+    clock.pass_days(2)
+    turn(database, clock)
+    amounts = [receipt["amount_nanousd"] for receipt in receipts_of(database)]
+    assert amounts == [24 * DEFAULT_PRICES.storage_nanousd, 24 * 7 * GB]
+
+
+lifetimes = st.lists(
+    st.tuples(st.integers(-30, 100), st.none() | st.integers(0, 60)), min_size=1, max_size=5
+)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(lifetimes=lifetimes)
+def test_storage_is_the_union_of_lifetimes_hour_by_hour(sqlite_database, lifetimes):
+    """Against a model that asks every hour of four days whether any version was there."""
+    with sqlite_database.engine.execution_options(chorale_writes=True).connect() as conn:
+        for number, (start, length) in enumerate(lifetimes):
+            adapter_id = add_version(conn, "ten_1", f"a{number}", size_bytes=GB)
+            values = {"digest": "d" * 64, "created_at_ms": START + start * HOUR_MS}
+            if length is not None:
+                values["deleted_at_ms"] = START + (start + length) * HOUR_MS
+            is_it = adapter_versions.c.adapter_id == adapter_id
+            conn.execute(sa.update(adapter_versions).where(is_it).values(**values))
+        for day in range(4):
+            stretches, _ = storage_charges.stored(conn, DAY + day, "", 9)
+            there = sum(
+                any(
+                    start <= hour and (length is None or hour < start + length)
+                    for start, length in lifetimes
+                )
+                for hour in range(24 * day, 24 * (day + 1))
+            )
+            assert sum(stretch.duration_ms for stretch in stretches) == there * HOUR_MS
+        conn.rollback()
+
+
+# ---- residency ----
+
+
+def make_item(digest, tenant_id="ten_1", **fields):
+    values = {
+        "object_key": f"tenants/{tenant_id}/{digest}",
+        "adapter_id": "up_1",
+        "version": 0,
+        "digest": digest,
+        "tier": "device",
+        "size_bytes": GB,
+        "slabs": 3,
+        "duration_ms": HOUR_MS,
+        "is_pinned": False,
+        **fields,
+    }
+    return ResidencyItem(**values)
+
+
+def make_record(seq, *items):
+    return ResidencyRecord(seq=seq, at=NOW_MS / 1000, started_at=NOW_MS / 1000 - 900, items=items)
+
+
+def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
+    make_price(database)
+    insert_holds(database, make_hold(make_price(database)))
+    resident = {**{name: 0 for name in Prices.__dataclass_fields__}, "resident_nanousd": 5 * GB}
+    database.write_sync(
+        lambda c: add_price(c, Prices(**resident), effective_at_ms=NOW_MS, now_ms=NOW_MS)
+    )
+    adapter_id = store(database)
+    digest = database.read_sync(lambda c: c.scalar(sa.select(adapter_versions.c.digest)))
+    record = make_record(
+        2,
+        make_item(digest),
+        make_item(digest, is_pinned=True),
+        make_item(digest, tier="disk", slabs=0),
+        make_item("f" * 64, "ten_2"),  # proved, and no version's
+    )
+    for _ in range(2):  # a replay changes nothing
+        database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS))
+    receipts = receipts_of(database)
+    assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 4]
+    shown = [
+        (r["adapter_id"], r["adapter_version"], r["tier"], r["slabs"], r["kept_nanousd"],
+         r["amount_nanousd"])
+        for r in receipts[1:]
+    ]  # fmt: skip
+    assert shown == [
+        (adapter_id, 1, "device", 3, 5 * GB, 5 * GB),
+        (adapter_id, 1, "device", 3, None, 0),
+        (adapter_id, 1, "disk", 0, None, 0),
+        (None, None, "device", 3, 5 * GB, 5 * GB),
+    ]
+    for receipt in receipts:
+        assert sha256_of(receipt) == receipt["sha256"]
+    assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
+    sources = sa.select(kept_events.c.source, kept_events.c.source_id)
+    assert [tuple(row) for row in database.read_sync(lambda c: c.execute(sources).all())] == [
+        (ENGINE, f"2/{index}") for index in range(4)
+    ]
+
+
+def test_residency_is_free_unless_somebody_sets_a_price(sqlite_database):
+    make_price(sqlite_database)
+    record = make_record(1, make_item("a" * 64))
+    sqlite_database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [record], NOW_MS))
+    [receipt] = receipts_of(sqlite_database)
+    assert (receipt["price_version"], receipt["kept_nanousd"]) == (1, 0)
+    assert receipt["amount_nanousd"] == 0

@@ -1,0 +1,357 @@
+"""Sums of usage: equal to adding up every entry, for any time, group and filter."""
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.api.errors import ApiError
+from server.api.routes.usage import parse_range
+from server.billing import ledger, usage
+from server.billing.entries import Draft, post_entries
+from server.billing.rating import kept_amount
+from server.billing.receipts.receipt import rfc3339, tenant_account
+from server.billing.receipts.rows import iterate_receipts, select_receipts
+from server.billing.tables import entries, kept_events, tenant_accounts, usage_rollups
+from server.billing.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
+from tests.server.factories import (
+    ENGINE,
+    NOW_MS,
+    SIGNER,
+    insert_holds,
+    make_end,
+    make_hold,
+    make_price,
+)
+
+BEGIN_MS = NOW_MS - NOW_MS % WIDTH_MS["day"]
+TENANTS = ("ten_1", "ten_2", "ten_3")
+KEYS = ("key1", "key2", "key3")
+MODELS = ("base", "pirate", "pirate@3", "pirate@beta", "pirates", "owner/pirate", "%")
+DIGESTS = (None, "c" * 64, "d" * 64)
+KINDS = ("usage", "storage", "pinned", "resident", "credit", "payment", "correction")
+# Where an hour begins, and right beside it.
+MOMENTS = sorted(
+    BEGIN_MS + hour * HOUR_MS + beside
+    for hour in (0, 1, 2, 3, 23, 24, 25, 48)
+    for beside in (-1, 0, 1, 59_999, 60_000, HOUR_MS // 2)
+)
+KEPT_PRICE = 5 * 10**8
+
+
+def post_usage(database, price, *requests):
+    """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
+    first = 1 + database.read_sync(lambda c: ledger.settled_seq(c, ENGINE))
+    records = []
+    for seq, given_fields in enumerate(requests, first):
+        fields = dict(given_fields)
+        who = {"tenant_id": fields.pop("tenant", "ten_1"), "model": fields.pop("model", "base")}
+        key_id = fields.pop("key", "key1")
+        insert_holds(database, make_hold(price, f"r{seq}", key_id=key_id, **who))
+        at = fields.pop("at_ms", NOW_MS + seq) / 1000
+        records.append(make_end(seq, f"r{seq}", tenant_id=who["tenant_id"], at=at, **fields))
+    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, records, NOW_MS))
+    return [record.request_id for record in records]
+
+
+def post_kept(database, kind, tenant_id, at_ms, size_bytes, duration_ms, digest):
+    event = {
+        "source": kind,
+        "source_id": f"{tenant_id} {at_ms} {size_bytes}",
+        "tenant_id": tenant_id,
+        "adapter_digest": digest,
+        "tier": "store",
+        "size_bytes": size_bytes,
+        "slabs": 0,
+        "started_at_ms": at_ms - duration_ms,
+        "duration_ms": duration_ms,
+    }
+    amount = kept_amount(size_bytes, duration_ms, KEPT_PRICE)
+    draft = Draft.charge(
+        kind, tenant_id, amount, at_ms=at_ms, event=event | {f"{kind}_nanousd": KEPT_PRICE}
+    )
+
+    def write(conn):
+        [receipt] = post_entries(conn, SIGNER, [draft], NOW_MS)
+        conn.execute(sa.insert(kept_events).values(event_id=receipt["entry_id"], **event))
+
+    database.write_sync(write)
+
+
+def post_payment(database, kind, tenant_id, at_ms, amount=1000):
+    draft = Draft(
+        kind=kind,
+        tenant_id=tenant_id,
+        debit_account="cash",
+        credit_account=tenant_account(tenant_id),
+        amount_nanousd=amount,
+        at_ms=at_ms,
+    )
+    database.write_sync(lambda c: post_entries(c, SIGNER, [draft], NOW_MS))
+
+
+def fill(database, seed=7):
+    """Some of everything: what is free, what is reversed, what is kept, what is paid."""
+    chance, price = random.Random(seed), make_price(database)
+
+    def make_request():
+        prompt = chance.randrange(1, 50)
+        return {
+            "tenant": chance.choice(TENANTS),
+            "model": chance.choice(MODELS),
+            "key": chance.choice(KEYS),
+            "at_ms": chance.choice(MOMENTS),
+            "adapter_digest": chance.choice(DIGESTS),
+            "num_prompt_tokens": prompt,
+            "num_cached_tokens": chance.randrange(prompt + 1),
+            "num_completion_tokens": chance.randrange(50),
+            "finish_reason": chance.choice(["stop", "length", "error"]),
+        }
+
+    request_ids = []
+    for _ in range(6):
+        request_ids += post_usage(database, price, *(make_request() for _ in range(20)))
+        for kind in ("storage", "pinned", "resident"):
+            post_kept(
+                database, kind, chance.choice(TENANTS), chance.choice(MOMENTS),
+                chance.randrange(10**13), chance.randrange(9 * 10**7), chance.choice(DIGESTS[1:]),
+            )  # fmt: skip
+        for kind in ("credit", "payment"):
+            post_payment(database, kind, chance.choice(TENANTS), chance.choice(MOMENTS))
+    for request_id in chance.sample(request_ids, 15):
+        at_ms = chance.choice(MOMENTS)
+        database.write_sync(lambda c, r=request_id, at=at_ms: ledger.mark_failed(c, SIGNER, r, at))
+
+
+def read_entries(database):
+    """Every receipt with its moment: what there is to add up."""
+    receipts = database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
+    query = sa.select(entries.c.entry_id, entries.c.at_ms)
+    moments = dict(database.read_sync(lambda c: [tuple(row) for row in c.execute(query)]))
+    return [(moments[receipt["entry_id"]], receipt) for receipt in receipts]
+
+
+def is_which(receipt, which):
+    model = receipt["model"] or ""
+    return (
+        (which.tenant_ids is None or receipt["tenant_id"] in which.tenant_ids)
+        and (which.key_ids is None or receipt["key_id"] in which.key_ids)
+        and (which.kinds is None or receipt["kind"] in which.kinds)
+        and (
+            which.models is None
+            or model in which.models
+            or any(model.startswith(f"{name}@") for name in which.models)
+        )
+    )
+
+
+def add_up(posted, start_ms, end_ms, group_by, which):
+    """The same sums in plain words."""
+    groups = defaultdict(lambda: defaultdict(int))
+    if not group_by:
+        groups[()] = defaultdict(int)
+    for at_ms, receipt in posted:
+        if not (start_ms <= at_ms < end_ms and is_which(receipt, which)):
+            continue
+        values = {
+            "tenant": receipt["tenant_id"],
+            "model": receipt["model"],
+            "key": receipt["key_id"],
+            "adapter_digest": receipt["adapter_digest"],
+            "kind": receipt["kind"],
+        }
+        values |= {name: at_ms - at_ms % width for name, width in WIDTH_MS.items()}
+        total = groups[tuple(values[name] for name in group_by)]
+        total["amount_nanousd"] += receipt["amount_nanousd"]
+        if receipt["kind"] == "usage":
+            total["num_failed_requests" if receipt["is_failed"] else "num_requests"] += 1
+            for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+                total[name] += receipt[name]
+            if receipt["amount_nanousd"]:
+                for part in ("cached", "completion"):
+                    amount = receipt[f"{part}_tokens"] * receipt[f"{part}_nanousd"]
+                    total[f"{part}_amount_nanousd"] += amount
+        elif receipt["duration_ms"] is not None:
+            total["kept_mb_s"] += receipt["size_bytes"] * receipt["duration_ms"] // 10**9
+    names = ["at_ms" if name in WIDTH_MS else name for name in group_by]
+    found = [
+        UsageSum(**total, **dict(zip(names, group, strict=True))) for group, total in groups.items()
+    ]
+    return sorted(found, key=lambda total: tuple(getattr(total, name) or "" for name in names))
+
+
+def sums(database, tenant_id, group_by=(), start_ms=0, end_ms=2**62):
+    which = Which(tenant_ids=None if tenant_id is None else [tenant_id])
+    return database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+
+
+def some_of(values):
+    return st.none() | st.lists(st.sampled_from(values), max_size=3)
+
+
+moments = st.sampled_from(MOMENTS) | st.integers(MOMENTS[0] - HOUR_MS, MOMENTS[-1] + HOUR_MS)
+dimensions = st.tuples(
+    st.lists(st.sampled_from(["tenant", "model", "key", "adapter_digest", "kind"]), unique=True),
+    st.lists(st.sampled_from(["day", "hour", "minute"]), max_size=1),
+).map(lambda both: (*both[1], *both[0]))
+whiches = st.builds(
+    Which,
+    tenant_ids=some_of((*TENANTS, "ten_9")),
+    key_ids=some_of(KEYS),
+    models=some_of((*MODELS, "Pirate", "p_rate")),
+    kinds=some_of(KINDS),
+)
+
+
+def test_any_sum_is_what_adding_up_its_entries_gives(database):
+    fill(database)
+    posted = read_entries(database)
+    assert {receipt["kind"] for _, receipt in posted} == set(KINDS)
+
+    @settings(max_examples=150, deadline=None, database=None)
+    @given(moments, moments, dimensions, whiches)
+    def check(start_ms, end_ms, group_by, which):
+        found = database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+        assert found == add_up(posted, start_ms, end_ms, group_by, which)
+
+    check()
+
+
+def test_what_is_used_is_in_the_sums_at_once(database):
+    price = make_price(database)
+    for count in range(1, 4):
+        post_usage(database, price, {})
+        assert sums(database, "ten_1")[0].num_requests == count
+
+
+def test_what_failed_by_our_fault_is_counted_apart(database):
+    broken = {"finish_reason": "error", "stop_cause": "adapter_loading"}
+    post_usage(database, make_price(database), {}, {}, broken, broken, broken)
+    [total] = sums(database, "ten_1")
+    assert (total.num_requests, total.num_failed_requests) == (2, 3)
+
+
+def test_a_tenants_sum_is_its_own(database):
+    post_usage(database, make_price(database), {}, {"num_cached_tokens": 3}, {"tenant": "ten_2"})
+    [own] = sums(database, "ten_1")
+    assert (own.num_requests, own.prompt_tokens, own.cached_tokens) == (2, 14, 3)
+    assert sums(database, None)[0].num_requests == 3
+    assert sums(database, "ten_9") == [UsageSum()]
+
+
+@pytest.mark.parametrize(
+    ("group_by", "expected"),
+    [
+        (("model",), [("a", 2), ("b", 1)]),
+        (("key",), [("key1", 1), ("key2", 2)]),
+        (("adapter_digest",), [(None, 2), ("d" * 64, 1)]),
+        (("tenant",), [("ten_1", 3)]),
+        (("model", "model"), [("a", 2), ("b", 1)]),
+    ],
+)
+def test_sums_are_grouped(database, group_by, expected):
+    post_usage(
+        database,
+        make_price(database),
+        {"model": "a"},
+        {"model": "a", "key": "key2", "adapter_digest": "d" * 64},
+        {"model": "b", "key": "key2", "at_ms": NOW_MS + WIDTH_MS["day"]},
+        {"tenant": "ten_2"},
+    )
+    found = sums(database, "ten_1", group_by)
+    assert [(getattr(row, group_by[0]), row.num_requests) for row in found] == expected
+
+
+def test_what_is_undone_is_no_longer_charged_but_stays_counted(database):
+    [request_id] = post_usage(database, make_price(database), {"at_ms": NOW_MS})
+    [before] = sums(database, "ten_1")
+    database.write_sync(lambda c: ledger.mark_failed(c, SIGNER, request_id, NOW_MS + 5))
+    parts = ("cached_amount_nanousd", "completion_amount_nanousd")
+    [after] = sums(database, "ten_1")
+    assert before.amount_nanousd > 0
+    assert after == replace(before, amount_nanousd=0)
+    assert [getattr(after, part) for part in parts] == [getattr(before, part) for part in parts]
+
+
+def test_too_many_groups_are_refused_not_cut_off(database, monkeypatch):
+    monkeypatch.setattr(usage, "MAX_GROUPS", 2)
+    post_usage(database, make_price(database), {"model": "a"}, {"model": "b"}, {"model": "c"})
+    with pytest.raises(ApiError) as caught:
+        sums(database, "ten_1", ("model",))
+    assert (caught.value.status, caught.value.param) == (400, "group_by")
+
+
+def test_a_time_may_be_larger_than_any_column(database):
+    post_usage(database, make_price(database), {})
+    assert sums(database, "ten_1", (), -(2**70), 2**70)[0].num_requests == 1
+
+
+@pytest.mark.parametrize("tenant_id", ["ten_1", None])
+@pytest.mark.parametrize("unit", ["hour", "minute"])
+def test_a_sum_of_some_hours_does_not_read_the_whole_ledger(database, tenant_id, unit):
+    insert_month(database)
+    plan = explain(database, tenant_id, unit)
+    tables = ("entries", "usage_rollups")
+    scans = [scan + name for name in tables for scan in ("SCAN ", "Seq Scan on ")]
+    assert not [line for line in plan if any(scan in line for scan in scans)]
+    assert any("ix_entries_tenant_at" in line for line in plan)
+    assert any("usage_rollups" in line for line in plan) == (unit == "hour")
+
+
+def insert_month(database, num_tenants=20):
+    """An entry and a sum an hour for each of some tenants: enough for planners to care."""
+    entry = dict.fromkeys((column.name for column in entries.c), "x") | {
+        "kind": "usage", "amount_nanousd": 1, "posted_at_ms": NOW_MS, "price_version": None,
+        "reverses_entry_id": None, "idempotency_key": None, "period": "2026-02",
+    }  # fmt: skip
+    total = dict.fromkeys((column.name for column in usage_rollups.c), 0)
+    total |= {"kind": "usage", "key_id": "", "model": "", "adapter_digest": ""}
+    rows = [
+        {
+            "entry_id": i, "receipt_seq": i, "tenant_id": f"ten_{i % num_tenants}",
+            "at_ms": BEGIN_MS + i // num_tenants * HOUR_MS,
+        }
+        for i in range(num_tenants * 240)
+    ]  # fmt: skip
+    sums = [{"tenant_id": row["tenant_id"], "hour_ms": row["at_ms"]} for row in rows]
+    accounts = [
+        {"tenant_id": f"ten_{i}", "balance_nanousd": 0, "receipt_seq": 0, "receipt_sha256": ""}
+        for i in range(num_tenants)
+    ]
+
+    def write(conn):
+        conn.execute(sa.insert(entries), [entry | row for row in rows])
+        conn.execute(sa.insert(usage_rollups), [total | row for row in sums])
+        conn.execute(sa.insert(tenant_accounts), accounts)
+        for table in (entries, usage_rollups, tenant_accounts):
+            conn.exec_driver_sql(f"ANALYZE {table.name}")
+
+    database.write_sync(write)
+
+
+def explain(database, tenant_id, unit):
+    """What the database does for the sum of some hours, line by line."""
+    plan = []
+
+    def note(conn, cursor, statement, parameters, context, executemany):
+        prefix = "EXPLAIN QUERY PLAN " if database.is_sqlite else "EXPLAIN "
+        cursor.execute(prefix + statement, parameters)
+        plan.extend(str(row[-1]).strip() for row in cursor.fetchall())
+
+    def read(conn):
+        sa.event.listen(conn, "before_cursor_execute", note)
+        which = Which(tenant_ids=None if tenant_id is None else [tenant_id])
+        start_ms = BEGIN_MS + 5 * HOUR_MS - 7
+        sum_entries(conn, start_ms, start_ms + 3 * HOUR_MS, (unit,), which)
+
+    database.read_sync(read)
+    return plan
+
+
+@given(st.integers(0, 4 * 10**12))
+def test_a_time_that_a_receipt_states_is_read_to_its_millisecond(at_ms):
+    assert parse_range(rfc3339(at_ms), None)[0] == at_ms

@@ -1,0 +1,227 @@
+import json
+
+import pytest
+
+from server.client.files import CONFIG_FILE, WEIGHTS_FILE
+from tests.server.fake_api import Api, is_one_line, make_run
+from tests.server.fake_uploads import FakeUploads, make_adapter, refusal
+
+
+@pytest.fixture
+def server():
+    return FakeUploads(part_bytes=16 << 20)
+
+
+@pytest.fixture
+def api(server):
+    api = Api(server)
+    yield api
+    api.close()
+
+
+@pytest.fixture
+def run(api, monkeypatch, tmp_path):
+    run = make_run(api.url, monkeypatch, tmp_path)
+    return lambda *arguments: run("adapters", *arguments)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Of three adapters, a file and a folder that is none."""
+    folder = tmp_path / "all"
+    folder.mkdir()
+    for name in ("alpha", "beta", "gamma"):
+        make_adapter(folder / name, name.encode())
+    (folder / "notes.txt").write_text("")
+    (folder / "drafts").mkdir()
+    return folder
+
+
+def refuse_for(name):
+    """A completion that fails for this adapter alone."""
+
+    def complete(server, request):
+        upload = server.uploads[request.url.path.split("/")[3]]
+        if upload["adapter"] != name:
+            return None
+        fault = {"code": "not_finite", "param": None, "message": "A tensor has a NaN."}
+        upload |= {"state": "failed", "error": fault}
+        return refusal(400, "not_finite", fault["message"])
+
+    return complete
+
+
+# ---- push and validate ----
+
+
+def test_a_push_shows_the_passport(run, folder):
+    result = run("push", str(folder / "alpha"), "--name", "mine", "--alias", "prod")
+    assert result.exit_code == 0
+    assert is_one_line(result.stderr, "mine@1 is published.")
+    assert "2.5 MB" in result.stdout
+
+
+def test_a_push_of_what_is_there_says_so(run, folder, server):
+    server.known.add("mine")
+    result = run("push", str(folder / "alpha"), "--name", "mine")
+    assert is_one_line(result.stderr, "mine@1 was there already.")
+
+
+@pytest.mark.parametrize("command", [("push", "--name", "mine"), ("validate",)])
+def test_what_was_uploaded_is_also_json_and_nothing_else(run, folder, command):
+    result = run(command[0], str(folder / "alpha"), *command[1:], "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["state"] == "complete"
+
+
+@pytest.mark.parametrize("command", [("push", "--name", "mine"), ("validate",)])
+def test_a_refused_adapter_is_one_line_and_its_report_is_json(run, folder, server, command):
+    server.completions = [refuse_for(None), refuse_for(None)]
+    if command[0] == "push":
+        server.completions = [refuse_for("mine"), refuse_for("mine")]
+    result = run(command[0], str(folder / "alpha"), *command[1:])
+    assert (result.exit_code, result.stdout) == (1, "")
+    sentence = "Error: The adapter is refused (not_finite): A tensor has a NaN."
+    assert is_one_line(result.stderr, sentence)
+    result = run(command[0], str(folder / "alpha"), *command[1:], "--json")
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, sentence)
+    assert json.loads(result.stdout)["error"]["code"] == "not_finite"
+
+
+def test_a_dry_run_shows_the_passport_and_makes_nothing(run, folder, server):
+    result = run("validate", str(folder / "alpha"))
+    assert result.exit_code == 0
+    assert is_one_line(result.stderr, "Nothing was kept.")
+    assert "passport" in result.stdout
+    assert [upload["adapter"] for upload in server.uploads.values()] == [None]
+
+
+def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(run, server):
+    result = run("prove", "mine", "3", "--alias", "prod")
+    assert result.exit_code == 0
+    assert is_one_line(result.stderr, "mine@1 is published.")
+    assert [method for method, _ in server.log] == ["POST", "POST"]
+    assert server.log[0][1] == "/v1/adapters/mine/versions/3/prove"
+    assert next(iter(server.uploads.values()))["alias"] == "prod"
+    server.completions = [refuse_for("other"), refuse_for("other")]
+    result = run("prove", "other", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, api):
+    store = Api(server.store)
+    server.store_url = store.url
+    try:
+        result = run("push", str(folder / "alpha"), "--name", "mine", "--direct")
+    finally:
+        store.close()
+    assert result.exit_code == 0
+    assert len(store.requests) == 2
+    assert server.num_calls("PUT", "") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "sentence"),
+    [
+        (("nowhere",), 2, "nowhere is no folder, and no hub id"),
+        (("all/drafts",), 1, f"has no {CONFIG_FILE}"),
+        (("all/alpha", "--revision", "v1"), 2, "--revision is of a hub's repository"),
+        (("all/pickled",), 1, "safe_serialization=True"),
+    ],
+)
+def test_what_cannot_be_pushed_is_one_line_and_asks_nobody(
+    run, folder, api, arguments, exit_code, sentence
+):
+    (make_adapter(folder / "pickled") / WEIGHTS_FILE).rename(folder / "pickled/adapter_model.bin")
+    result = run("push", *arguments, "--name", "mine")
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert is_one_line(result.stderr, "Error: ", sentence)
+    assert api.requests == []
+
+
+# ---- import ----
+
+
+def outcomes(result):
+    return {row["name"]: (row["version"], row["outcome"]) for row in json.loads(result.stdout)}
+
+
+def test_every_adapter_of_a_folder_is_imported_under_its_own_name(run, folder, server):
+    result = run("import", str(folder), "--alias", "prod")
+    assert (result.exit_code, result.stderr) == (0, "")
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert rows == [
+        ["name", "version", "outcome"],
+        ["alpha", "1", "published"],
+        ["beta", "1", "published"],
+        ["gamma", "1", "published"],
+    ]
+    assert {upload["alias"] for upload in server.uploads.values()} == {"prod"}
+
+
+def test_an_import_goes_on_after_one_that_failed_and_ends_with_exit_1(run, folder, server):
+    server.completions = [refuse_for("beta")] * 3
+    result = run("import", str(folder), "--json")
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, "Error: 1 of 3 adapters were not imported.")
+    assert outcomes(result) == {
+        "alpha": (1, "published"),
+        "beta": (None, "The adapter is refused (not_finite): A tensor has a NaN."),
+        "gamma": (1, "published"),
+    }
+    assert [row["code"] for row in json.loads(result.stdout)] == [None, "not_finite", None]
+
+
+def test_an_import_goes_on_after_one_that_is_not_whole(run, folder):
+    (folder / "alpha" / WEIGHTS_FILE).unlink()
+    result = run("import", str(folder), "--json")
+    assert result.exit_code == 1
+    found = outcomes(result)
+    assert "has no adapter_model.safetensors" in found["alpha"][1]
+    assert [found[name] for name in ("beta", "gamma")] == [(1, "published")] * 2
+
+
+def test_an_import_run_again_sends_only_what_is_missing(run, folder, server):
+    server.completions = [
+        None,
+        lambda *_: refusal(403, "tenant_suspended", "Suspended."),
+    ]
+    first = run("import", str(folder), "--json")
+    assert outcomes(first) == {
+        "alpha": (1, "published"),
+        "beta": (None, "Suspended."),
+        "gamma": (None, "not tried"),
+    }
+    server.known.add("alpha")
+    server.log.clear()
+    again = run("import", str(folder), "--json")
+    assert again.exit_code == 0
+    assert outcomes(again)["alpha"] == (1, "was there already")
+    assert outcomes(again)["beta"] == outcomes(again)["gamma"] == (1, "published")
+    assert server.num_calls("POST", "beta/uploads") == 0, "it was open and is gone on with"
+    assert server.num_calls("PUT", "") == 2, "both files of gamma"
+
+
+def test_names_that_cannot_be_are_all_said_before_anything_is_sent(run, folder, api):
+    for name in ("Upper", "with space"):
+        make_adapter(folder / name)
+    result = run("import", str(folder))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert is_one_line(result.stderr, "Upper, with space", "Nothing was sent.")
+    assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nowhere",), "nowhere: No such file or directory"),
+        (("all/drafts",), "has no folders with adapters"),
+        (("all", "--alias", "3rd"), "alias '3rd' is not allowed"),
+    ],
+)
+def test_an_import_of_nothing_is_a_wrong_call(run, folder, api, arguments, sentence):
+    result = run("import", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert is_one_line(result.stderr, sentence)
+    assert api.requests == []

@@ -1,0 +1,319 @@
+import asyncio
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from registry.audit import record_audit
+from registry.tables import audit_log
+from server.accounts.tenants import TenantNameTaken, create_tenant, list_tenants
+from server.database.database import (
+    Database,
+    DatabaseConfig,
+    DatabaseInUse,
+    LedgerUnavailable,
+    UnsupportedDatabase,
+)
+from tests.server.factories import NOW_MS
+
+
+def note(target):
+    return lambda conn: record_audit(conn, at_ms=NOW_MS, actor="a", action="b", target=target)
+
+
+def targets(conn):
+    return list(conn.scalars(sa.select(audit_log.c.target).order_by(audit_log.c.audit_id)))
+
+
+def block_writer(database):
+    """Hold the writer thread in a write until the returned event is set."""
+    started, release = threading.Event(), threading.Event()
+
+    def wait(_conn):
+        started.set()
+        release.wait()
+
+    future = database.submit(wait)
+    started.wait()
+    return future, release
+
+
+def test_what_is_written_is_there_to_read(database):
+    async def run():
+        await database.write(note("one"))
+        return await database.read(targets)
+
+    assert asyncio.run(run()) == ["one"]
+
+
+def test_queued_writes_are_one_commit_in_order(database):
+    commits = []
+    sa.event.listen(database.engine, "commit", lambda conn: commits.append(conn))
+    first, release = block_writer(database)
+    writes = [database.submit(note(f"{i}")) for i in range(7)]
+    release.set()
+    for write in [first, *writes]:
+        write.result()
+    assert database.read_sync(targets) == [f"{i}" for i in range(7)]
+    assert len(commits) == 2
+
+
+def test_a_failing_write_undoes_itself_and_not_its_neighbours(database):
+    def fail(conn):
+        note("undone")(conn)
+        raise ValueError("mine")
+
+    _, release = block_writer(database)
+    before, failing = database.submit(note("before")), database.submit(fail)
+    after = database.submit(note("after"))
+    release.set()
+    before.result()
+    after.result()
+    with pytest.raises(ValueError, match="mine"):
+        failing.result()
+    assert database.read_sync(targets) == ["before", "after"]
+
+
+def test_a_broken_constraint_fails_only_the_write_that_broke_it(database):
+    _, release = block_writer(database)
+    same = [database.submit(lambda c: create_tenant(c, "acme", now_ms=NOW_MS)) for _ in range(2)]
+    broken = database.submit(note(None))
+    misspelled = database.submit(lambda c: c.execute(sa.text("INSRT INTO tenants")))
+    release.set()
+    same[0].result()
+    with pytest.raises(TenantNameTaken):
+        same[1].result()
+    with pytest.raises(sa.exc.IntegrityError):
+        broken.result()
+    with pytest.raises(sa.exc.DBAPIError):
+        misspelled.result()
+    assert [tenant.name for tenant in database.read_sync(list_tenants)] == ["acme"]
+
+
+def test_a_read_cannot_write(database):
+    with pytest.raises((sa.exc.DBAPIError, LedgerUnavailable)):
+        database.read_sync(note("sneaked in"))
+    assert database.read_sync(targets) == []
+    database.write_sync(note("allowed"))
+
+
+def test_a_full_queue_refuses_at_once(database_url, tmp_path):
+    config = DatabaseConfig(max_queued_writes=3)
+    database = Database(database_url, data_dir=tmp_path, config=config)
+    _, release = block_writer(database)
+    writes = [database.submit(note("kept")) for _ in range(3)]
+    with pytest.raises(LedgerUnavailable, match="3 writes wait already"):
+        asyncio.run(database.write(note("refused")))
+    release.set()
+    for write in writes:
+        write.result()
+    assert database.read_sync(targets) == ["kept"] * 3
+    database.close()
+
+
+def test_reads_in_flight_have_a_bound(sqlite_database, tmp_path):
+    config = DatabaseConfig(max_queued_reads=1)
+    database = Database(data_dir=tmp_path, exclusive=False, config=config)
+    release = threading.Event()
+
+    async def run():
+        held = asyncio.create_task(database.read(lambda _: release.wait()))
+        await asyncio.sleep(0)
+        with pytest.raises(LedgerUnavailable):
+            await database.read(targets)
+        release.set()
+        await held
+        return await database.read(targets)
+
+    assert asyncio.run(run()) == []
+    database.close()
+
+
+def test_a_caller_that_leaves_before_its_turn_writes_nothing(database):
+    async def run():
+        _, release = block_writer(database)
+        leaving = asyncio.create_task(database.write(note("left")))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        release.set()
+        await database.write(note("stayed"))
+        return await database.read(targets)
+
+    assert asyncio.run(run()) == ["stayed"]
+
+
+def test_closing_finishes_what_is_queued_and_refuses_what_comes_after(database_url, tmp_path):
+    database = Database(database_url, data_dir=tmp_path)
+    _, release = block_writer(database)
+    write = database.submit(note("queued"))
+    closing = threading.Thread(target=database.close)
+    closing.start()
+    release.set()
+    closing.join()
+    write.result()
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        database.write_sync(note("late"))
+    with pytest.raises(LedgerUnavailable, match="closed"):
+        asyncio.run(database.read(targets))
+    database.close()
+
+
+def test_a_second_gateway_on_the_same_sqlite_file_is_refused(sqlite_database, tmp_path):
+    url = str(sqlite_database.url)
+    with pytest.raises(DatabaseInUse, match="SQLite serves exactly one gateway"):
+        Database(url, data_dir=tmp_path / "elsewhere")
+    tool = Database(url, data_dir=tmp_path, exclusive=False)
+    tool.write_sync(note("from the command line"))
+    tool.close()
+    sqlite_database.close()
+    Database(url, data_dir=tmp_path).close()
+
+
+def test_a_sqlite_file_that_another_process_holds_is_unavailable_not_a_hang(
+    sqlite_database, tmp_path
+):
+    config = DatabaseConfig(busy_timeout_s=0.05)
+    database = Database(data_dir=tmp_path, exclusive=False, config=config)
+    other = sqlite3.connect(str(sqlite_database.url.database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writes = [database.submit(note(f"{i}")) for i in range(3)]
+    for write in writes:
+        with pytest.raises(LedgerUnavailable, match="locked"):
+            write.result()
+    other.rollback()
+    other.close()
+    database.write_sync(note("again"))
+    assert database.read_sync(targets) == ["again"]
+    database.close()
+
+
+def test_sqlite_commits_survive_a_power_cut(sqlite_database):
+    def pragmas(conn):
+        names = ("journal_mode", "synchronous", "foreign_keys")
+        return [conn.scalar(sa.text(f"PRAGMA {name}")) for name in names]
+
+    assert sqlite_database.read_sync(pragmas) == ["wal", 2, 1]
+
+
+def test_a_full_disk_is_unavailable_and_heals(sqlite_database):
+    def shrink(conn):
+        conn.execute(sa.text("PRAGMA max_page_count = 1"))
+
+    def fill(conn):
+        for _ in range(100):
+            note("x" * 200)(conn)
+
+    sqlite_database.write_sync(shrink)
+    with pytest.raises(LedgerUnavailable, match="full"):
+        sqlite_database.write_sync(fill)
+    sqlite_database.write_sync(lambda c: c.execute(sa.text("PRAGMA max_page_count = 100000")))
+    sqlite_database.write_sync(fill)
+    assert len(sqlite_database.read_sync(targets)) == 100
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_replaced):
+    """SQLite itself would write on, into a file that nobody will ever open again."""
+    path = Path(str(sqlite_database.url.database))
+    sqlite_database.write_sync(note("before"))
+    path.rename(path.with_name("moved"))
+    if is_replaced:
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="moved or replaced"):
+            sqlite_database.write_sync(note("lost"))
+        with pytest.raises(LedgerUnavailable), sqlite_database.begin() as conn:
+            note("lost")(conn)
+    if not is_replaced:
+        assert not path.exists(), "nobody made an empty one there"
+    path.with_name("moved").rename(path)
+    sqlite_database.write_sync(note("after"))
+    assert sqlite_database.read_sync(targets) == ["before", "after"]
+
+
+def test_a_dropped_postgres_connection_is_replaced_without_the_caller_noticing(
+    make_postgres, migrated_postgres, tmp_path
+):
+    database = Database(make_postgres(migrated_postgres), data_dir=tmp_path)
+    database.write_sync(note("before"))
+    database.read_sync(targets)
+    others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = "
+    others += "current_database() AND pid <> pg_backend_pid()"
+    killer = sa.create_engine(database.url)
+    with killer.connect() as conn:
+        conn.execute(sa.text(others))
+    killer.dispose()
+    assert database.read_sync(targets) == ["before"]
+    database.write_sync(note("after"))
+    assert database.read_sync(targets) == ["before", "after"]
+    database.close()
+
+
+def test_a_postgres_that_is_not_there_is_unavailable(tmp_path):
+    url = f"postgresql://nobody@/nothing?host={tmp_path}"
+    database = Database(url, data_dir=tmp_path)
+    with pytest.raises(LedgerUnavailable):
+        database.write_sync(note("lost"))
+    with pytest.raises(LedgerUnavailable):
+        database.read_sync(targets)
+    database.close()
+
+
+def test_a_slow_statement_ends_at_its_timeout(make_postgres, migrated_postgres, tmp_path):
+    config = DatabaseConfig(statement_timeout_s=0.1)
+    url = make_postgres(migrated_postgres)
+    database = Database(url, data_dir=tmp_path, config=config)
+    slow = database.submit(lambda c: c.execute(sa.text("SELECT pg_sleep(5)")))
+    database.write_sync(note("neighbour"))
+    with pytest.raises(LedgerUnavailable, match="timeout"):
+        slow.result()
+    database.close()
+
+
+def test_two_writers_that_deadlock_both_finish(make_postgres, migrated_postgres, tmp_path):
+    url = make_postgres(migrated_postgres)
+    databases = [Database(url, data_dir=tmp_path) for _ in range(2)]
+    databases[0].write_sync(lambda c: [create_tenant(c, n, now_ms=NOW_MS) for n in ("a1", "b1")])
+    has_locked = {"a1": threading.Event(), "b1": threading.Event()}
+
+    def cross(first, second):
+        def fn(conn):
+            update = sa.text("UPDATE tenants SET weight = weight + 1 WHERE name = :name")
+            conn.execute(update, {"name": first})
+            has_locked[first].set()
+            has_locked[second].wait()
+            conn.execute(update, {"name": second})
+
+        return fn
+
+    writes = [databases[0].submit(cross("a1", "b1")), databases[1].submit(cross("b1", "a1"))]
+    for write in writes:
+        write.result()
+    weights = [t.limits.weight for t in databases[0].read_sync(list_tenants)]
+    assert weights == [3.0, 3.0]
+    for database in databases:
+        database.close()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://u:secret@h/d"])
+def test_a_database_that_cannot_keep_a_ledger_is_refused(url, tmp_path):
+    with pytest.raises(UnsupportedDatabase) as caught:
+        Database(url, data_dir=tmp_path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_thousand_holds_need_few_commits(sqlite_database):
+    commits = []
+    sa.event.listen(sqlite_database.engine, "commit", lambda conn: commits.append(conn))
+
+    async def run():
+        await asyncio.gather(*(sqlite_database.write(note(f"{i}")) for i in range(1000)))
+
+    began = time.monotonic()
+    asyncio.run(run())
+    assert len(commits) <= 20
+    assert time.monotonic() - began < 10

@@ -1,0 +1,89 @@
+"""A request is cancelled at any gateway, by its own tenant, as long as it runs."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from server.billing.holds import resolve
+from server.database.database import Database
+from server.inference import cancels
+from server.inference.cancels import note_cancel, noted_cancels
+from server.pool.running import RunningRequest
+from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
+from tests.server.in_process import FakeEngines, InProcess
+
+
+@dataclass
+class AbortedEngines(FakeEngines):
+    """Remembers what it was told to end."""
+
+    aborted: list[str] = field(default_factory=list)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+def run_here(product: InProcess, request_id: str, tenant_id: str = "ten_1") -> None:
+    product.gateway.running.add(
+        RunningRequest(request_id, tenant_id, num_answers=1, wanted_tokens=9, is_cold=False)
+    )
+
+
+def test_only_an_open_hold_of_its_own_tenant_can_be_cancelled(database: Database) -> None:
+    price = make_price(database)
+    insert_holds(database, *(make_hold(price, name) for name in ("open", "posted", "others")))
+    database.write_sync(lambda conn: resolve(conn, ["posted"], "posted", NOW_MS))
+    for tenant, request, is_cancelled in (
+        ("ten_1", "open", True), ("ten_1", "open", True), ("ten_1", "posted", False),
+        ("ten_2", "others", False), ("ten_1", "unknown", False),
+    ):  # fmt: skip
+        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, r))
+        assert noted == is_cancelled
+    assert database.read_sync(noted_cancels) == ["open"]
+    database.write_sync(lambda conn: resolve(conn, ["open"], "posted", NOW_MS))
+    assert database.read_sync(noted_cancels) == []
+
+
+def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
+    empty_postgres, tmp_path: Path
+) -> None:
+    url = empty_postgres()
+    gateways = []
+    for name in ("asked", "runs", "idle"):
+        product = InProcess.build(tmp_path / name, url)
+        product.engines = AbortedEngines()
+        product.gateway = replace(product.gateway, engines=product.engines)
+        gateways.append(product)
+    asked, runs, idle = gateways
+    database = asked.gateway.database
+    insert_holds(database, *(make_hold(make_price(database), name) for name in ("r1", "r2")))
+    run_here(runs, "r1")
+    run_here(runs, "r2")
+    run_here(idle, "r3")
+
+    async def run() -> None:
+        assert not await cancels.cancel(asked.gateway, "ten_2", "r1")
+        assert await cancels.cancel(asked.gateway, "ten_1", "r1")
+        for product in gateways:
+            await cancels.look(product.gateway)
+        await cancels.look(runs.gateway)
+
+    asyncio.run(run())
+    assert (asked.engines.aborted, idle.engines.aborted) == ([], [])
+    assert runs.engines.aborted == ["r1", "r1"], "until its hold is closed"
+    for product in gateways:
+        product.close()
+
+
+def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_path: Path) -> None:
+    product = InProcess.build(tmp_path, f"sqlite:///{migrated_sqlite}")
+    product.engines = AbortedEngines()
+    product.gateway = replace(product.gateway, engines=product.engines)
+    run_here(product, "r1")
+    assert asyncio.run(cancels.cancel(product.gateway, "ten_1", "r1"))
+    assert not asyncio.run(cancels.cancel(product.gateway, "ten_2", "r1"))
+    assert not asyncio.run(cancels.cancel(product.gateway, "ten_1", "r2"))
+    assert product.engines.aborted == ["r1"]
+    asyncio.run(cancels.look(product.gateway))
+    assert product.engines.aborted == ["r1", "r1"], "the engine may not have had it the first time"
+    product.close()

@@ -1,0 +1,692 @@
+"""Idempotency-Keys: one claim at a time, none that stays, the same answer to the same request."""
+
+import asyncio
+import itertools
+import json
+import random
+import shutil
+import zlib
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.errors import EngineDeadError
+from engine.messages import AddRequest, RequestOutput
+from server.accounts.keys import create_key
+from server.api import recordings
+from server.billing.tables import holds
+from server.database.database import Database, LedgerUnavailable
+from server.inference import idempotency
+from server.inference.idempotency import (
+    KEPT_MS,
+    Claim,
+    IdempotencyKeys,
+    StoredAnswer,
+    claim_key,
+    prune_keys,
+    release_key,
+    store_answer,
+)
+from server.inference.tables import idempotency_keys
+from tests.server.factories import NOW_MS, make_tenant
+from tests.server.in_process import FakeEngines, InProcess, User, make_welcome
+
+CLAIM_MS = 60_000
+ANSWER = StoredAnswer("r1", 200, {"content-type": "application/json"}, b"body")
+
+
+def make_claim(key: str = "k", body: bytes = b"{}", tenant: str = "ten_1") -> Claim:
+    return Claim.of(tenant, "completions", key, body)
+
+
+def take(database: Database, claim: Claim, claim_ms: int = CLAIM_MS) -> Any:
+    return database.write_sync(lambda conn: claim_key(conn, claim, claim_ms))
+
+
+def num_keys(database: Database) -> int:
+    count = sa.select(sa.func.count()).select_from(idempotency_keys)
+    return database.read_sync(lambda conn: conn.scalar(count))
+
+
+# ---- claims ----
+
+
+def test_a_key_is_claimed_once_until_it_is_let_go(database: Database) -> None:
+    first, second = make_claim(), make_claim()
+    assert take(database, first) is None
+    assert take(database, second).status is None
+    assert not database.write_sync(lambda conn: release_key(conn, second)), "it is not its own"
+    assert database.write_sync(lambda conn: release_key(conn, first))
+    assert take(database, second) is None
+
+
+def test_a_key_is_of_one_tenant_and_one_endpoint(database: Database) -> None:
+    others = [make_claim(tenant="ten_2"), replace(make_claim(), endpoint="chat/completions")]
+    for claim in [make_claim(), *others, make_claim(key="K"), make_claim(key="k ")]:
+        assert take(database, claim) is None
+
+
+def test_the_claim_of_a_gateway_that_died_runs_out_and_its_answer_comes_too_late(
+    database: Database,
+) -> None:
+    dead, next_one = make_claim(), make_claim(body=b"another")
+    assert take(database, dead, claim_ms=-1) is None
+    assert take(database, next_one) is None
+    assert not database.write_sync(lambda conn: store_answer(conn, dead, ANSWER))
+    assert not database.write_sync(lambda conn: release_key(conn, dead))
+    assert database.write_sync(lambda conn: store_answer(conn, next_one, ANSWER))
+
+
+def test_an_answer_is_kept_for_a_day_and_then_forgotten(database: Database, monkeypatch) -> None:
+    claim = make_claim()
+    take(database, claim)
+    monkeypatch.setattr(idempotency, "KEPT_MS", -1)
+    database.write_sync(lambda conn: store_answer(conn, claim, ANSWER))
+    kept = make_claim("kept")
+    take(database, kept)
+    monkeypatch.setattr(idempotency, "KEPT_MS", KEPT_MS)
+    database.write_sync(lambda conn: store_answer(conn, kept, ANSWER))
+    asyncio.run(IdempotencyKeys(database, claim_ms=CLAIM_MS).prune())
+    assert num_keys(database) == 1
+    assert take(database, make_claim("kept")).request_id == "r1"
+    row = take(database, make_claim("kept"))
+    assert abs(row.expires_at_ms - row.created_at_ms - KEPT_MS) < 60_000
+
+
+def test_a_key_whose_day_is_over_is_free_before_it_is_pruned(
+    database: Database, monkeypatch
+) -> None:
+    old, new = make_claim(), make_claim(body=b"new")
+    take(database, old)
+    monkeypatch.setattr(idempotency, "KEPT_MS", -1)
+    database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
+    assert take(database, new) is None
+    assert take(database, old).status is None, "what was answered then is forgotten"
+    assert database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
+
+
+def test_pruning_goes_on_until_nothing_old_is_left_a_thousand_at_a_time(
+    sqlite_database: Database, monkeypatch
+) -> None:
+    monkeypatch.setattr(idempotency, "PRUNED_AT_ONCE", 3)
+    for number in range(7):
+        take(sqlite_database, make_claim(str(number)), claim_ms=-1)
+    assert sqlite_database.write_sync(prune_keys) == 3
+    asyncio.run(IdempotencyKeys(sqlite_database, claim_ms=CLAIM_MS).prune())
+    assert num_keys(sqlite_database) == 0
+
+
+def test_a_tenant_has_so_many_keys_and_no_more(sqlite_database: Database, monkeypatch) -> None:
+    monkeypatch.setattr(idempotency, "MAX_KEYS_PER_TENANT", 2)
+    keys = IdempotencyKeys(sqlite_database, claim_ms=CLAIM_MS)
+    for number in range(2):
+        assert asyncio.run(keys.claim(make_claim(str(number)))) is None
+    with pytest.raises(idempotency.errors.ApiError) as refused:
+        asyncio.run(keys.claim(make_claim("2")))
+    assert refused.value.status == 429
+    assert num_keys(sqlite_database) == 2
+    assert asyncio.run(keys.claim(make_claim("2", tenant="ten_2"))) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 3_000_000])
+def test_a_body_is_replayed_in_pieces_and_whole(size: int) -> None:
+    body = bytes(number % 251 for number in range(size))
+    stored = replace(ANSWER, body=zlib.compress(body))
+
+    async def read() -> list[bytes]:
+        return [chunk async for chunk in stored.chunks()]
+
+    chunks = asyncio.run(read())
+    assert b"".join(chunks) == body
+    assert max(map(len, chunks)) <= 1 << 17
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["claim", "release", "store", "die", "age"]),
+            st.integers(0, 3),
+            st.sampled_from([b"a", b"b"]),
+        ),
+        max_size=14,
+    )
+)
+def test_whatever_gateways_do_in_any_order_no_key_is_stuck_and_none_runs_twice(
+    sqlite_database: Database, steps: list[tuple[str, int, bytes]]
+) -> None:
+    """Against a model: who holds the key, what it was answered, and nothing else."""
+    database = sqlite_database
+    database.write_sync(lambda conn: conn.execute(sa.delete(idempotency_keys)).rowcount)
+    claims: dict[int, Claim] = {}
+    owner: Claim | None = None
+    answered: Claim | None = None
+
+    def run_out() -> None:
+        past = sa.update(idempotency_keys).values(expires_at_ms=0)
+        database.write_sync(lambda conn: conn.execute(past).rowcount)
+
+    for action, gateway, body in steps:
+        mine = claims.get(gateway)
+        if action == "claim":
+            claims[gateway] = claim = make_claim(body=body)
+            found = take(database, claim)
+            assert (found is None) == (owner is None and answered is None)
+            if found is None:
+                owner = claim
+            else:
+                there = owner or answered
+                assert there is not None
+                assert found.body_sha256 == there.body_sha256
+                assert (found.status is None) == (answered is None)
+        elif action == "release" and mine:
+            held = database.write_sync(lambda conn, mine=mine: release_key(conn, mine))
+            assert held == (owner is mine)
+            owner = None if held else owner
+        elif action == "store" and mine:
+            kept = database.write_sync(lambda conn, mine=mine: store_answer(conn, mine, ANSWER))
+            assert kept == (owner is mine)
+            if kept:
+                owner, answered = None, mine
+        elif action == "die":
+            claims.pop(gateway, None)  # whatever it held, it will say nothing more
+        elif action == "age":
+            run_out()
+            # Until another takes it, a late gateway may still end what it began.
+            if answered is not None:
+                owner = answered = None
+                database.write_sync(prune_keys)
+            elif owner is not None:
+                database.write_sync(prune_keys)
+                owner = None
+    run_out()
+    assert take(database, make_claim(body=b"c")) is None, "in the end every key is free"
+
+
+# ---- over HTTP ----
+
+TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
+STREAM = TEXT | {"stream": True, "stream_options": {"include_usage": True}}
+KEY = "Idempotency-Key"
+
+
+@dataclass
+class SteppedEngines(FakeEngines):
+    """Three tokens, one by one; `ending` is the last output's, or raised instead of it.
+
+    gate: waited for before the last token, where there is one.
+    """
+
+    ending: dict[str, Any] | Exception = field(
+        default_factory=lambda: {"finish_reason": "length", "stop_cause": "max_tokens"}
+    )
+    num_tokens: int = 3
+    gate: asyncio.Event | None = None
+    num_left: int = 0
+
+    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(message)
+        num_said = 0
+        try:
+            for seq in range(self.num_tokens):
+                is_last = seq + 1 == self.num_tokens
+                if is_last and self.gate:
+                    await self.gate.wait()
+                if is_last and isinstance(self.ending, Exception):
+                    raise self.ending
+                fields = {"num_completion_tokens": seq + 1} | (self.ending if is_last else {})
+                num_said += 1
+                yield RequestOutput(
+                    request_id=message.request_id,
+                    seq=seq,
+                    new_token_ids=(40 + seq % 50,),
+                    num_prompt_tokens=len(message.prompt_token_ids),
+                    is_last=is_last,
+                    **fields,
+                )
+        finally:
+            self.num_left += num_said < self.num_tokens
+
+
+@pytest.fixture(scope="module")
+def shared_product(migrated_sqlite: Path, tmp_path_factory) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("product")
+    shutil.copy(migrated_sqlite, folder / "chorale.db")
+    product = InProcess.build(folder, f"sqlite:///{folder / 'chorale.db'}")
+    yield product
+    product.close()
+
+
+@pytest.fixture
+def product(shared_product: InProcess, monkeypatch) -> InProcess:
+    """The same gateway for all, with an engine of its own."""
+    engines = SteppedEngines(welcome=make_welcome())
+    object.__setattr__(shared_product.gateway, "engines", engines)
+    shared_product.engines = engines
+    return shared_product
+
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def user(product: InProcess) -> User:
+    return product.user(f"tenant-{next(_names)}")
+
+
+def send(user: User, body: dict[str, Any], key: str = "k", path: str = "completions") -> Any:
+    return user.call("POST", f"/v1/{path}", body, {KEY: key})
+
+
+def num_holds(user: User) -> int:
+    count = sa.select(sa.func.count()).where(holds.c.tenant_id == user.tenant_id)
+    return user.product.gateway.database.read_sync(lambda conn: conn.scalar(count))
+
+
+@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
+def test_a_repeat_is_the_same_answer_byte_for_byte_and_is_paid_for_once(
+    user: User, body: dict[str, Any]
+) -> None:
+    first, again = send(user, body), send(user, body)
+    assert first.status_code == again.status_code == 200
+    assert first.content == again.content
+    assert b"x_chorale" in first.content
+    for name in ("content-type", "x-chorale-adapter-digest"):
+        assert first.headers[name] == again.headers[name]
+    assert KEY.lower() not in first.headers
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    assert (num_holds(user), len(user.product.engines.asked)) == (1, 1)
+
+
+def test_a_key_with_another_body_is_refused_and_another_endpoint_is_another_key(
+    user: User,
+) -> None:
+    send(user, TEXT)
+    refused = send(user, TEXT | {"max_tokens": 8})
+    assert refused.status_code == 422
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("idempotency_error", "idempotency_key_mismatch")
+    chat = {"model": "base", "messages": [{"role": "user", "content": "x"}]}
+    assert send(user, chat, path="chat/completions").status_code == 200
+    assert num_holds(user) == 2
+
+
+@pytest.mark.parametrize("key", ["", "k" * 256, "caf\u00e9", "tab\tkey"])
+def test_a_key_is_short_and_printable(user: User, key: str) -> None:
+    refused = user.call("POST", "/v1/completions", TEXT, {KEY: key.encode("latin-1")})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, KEY)
+    assert send(user, TEXT, key="k" * 255).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [({"max_tokens": 100_000}, 400), ({"model": "nobody"}, 404), ({"n": 17}, 400)],
+)
+def test_what_fails_before_it_is_paid_for_lets_go_of_the_key(
+    user: User, change: dict[str, Any], status: int
+) -> None:
+    assert send(user, TEXT | change).status_code == status
+    assert not _has_key(user)
+    assert send(user, TEXT).status_code == 200, "with another body, too: nothing was stored"
+
+
+def test_an_engine_that_is_away_lets_go_of_the_key(user: User) -> None:
+    user.product.engines.is_ready = False
+    assert send(user, TEXT).status_code == 503
+    user.product.engines.is_ready = True
+    assert send(user, TEXT).status_code == 200
+
+
+def _has_key(user: User) -> bool:
+    query = sa.select(idempotency_keys).where(idempotency_keys.c.tenant_id == user.tenant_id)
+    return (
+        user.product.gateway.database.read_sync(lambda conn: conn.execute(query).first())
+        is not None
+    )
+
+
+@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ({"finish_reason": "error", "stop_cause": "adapter_incompatible"}, 400),
+        ({"finish_reason": "error", "stop_cause": "adapter_corrupt"}, 502),
+        ({"finish_reason": "length", "stop_cause": "deadline", "num_completion_tokens": 0}, 504),
+        (RuntimeError("a bug"), 500),
+    ],
+)
+def test_what_fails_after_it_was_paid_for_is_the_answer_also_of_the_repeat(
+    user: User, body: dict[str, Any], ending: Any, status: int
+) -> None:
+    engines = user.product.engines
+    engines.num_tokens, engines.ending = 1, ending
+    first = send(user, body)
+    engines.ending = {"finish_reason": "length", "stop_cause": "max_tokens"}
+    again = send(user, body)
+    assert (first.status_code, first.content) == (status, again.content)
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(engines.asked) == 1
+
+
+@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
+def test_what_can_be_tried_again_lets_go_of_the_key(user: User, body: dict[str, Any]) -> None:
+    engines = user.product.engines
+    engines.num_tokens, engines.ending = 1, EngineDeadError("it died")
+    assert send(user, body).status_code == 503
+    engines.ending = {"finish_reason": "length", "stop_cause": "max_tokens"}
+    assert send(user, body).status_code == 200
+
+
+def test_a_stream_that_broke_off_is_replayed_with_its_error(user: User) -> None:
+    engines = user.product.engines
+    engines.ending = EngineDeadError("it died")
+    first, again = send(user, STREAM), send(user, STREAM)
+    assert first.content == again.content
+    assert b'"engine_unavailable"' in first.content.splitlines()[-2]
+    assert len(engines.asked) == 1
+
+
+def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
+    user: User, monkeypatch
+) -> None:
+    monkeypatch.setattr(recordings, "MAX_STORED_BYTES", 100)
+    first = send(user, STREAM)
+    assert first.content.endswith(b"data: [DONE]\n\n")
+    again = send(user, STREAM)
+    assert (again.status_code, again.headers["x-should-retry"]) == (409, "false")
+    request_id = user.product.engines.asked[0].request_id
+    assert f"/v1/receipts/{request_id}" in again.json()["error"]["message"]
+    assert num_holds(user) == 1
+
+
+def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) -> None:
+    database = product.gateway.database
+    # 2 or 3 of the prompt and 9 of the answer: enough for one.
+    tenant = make_tenant(database, "limited", requests_per_minute=2, tokens_per_minute=14)
+    pepper = product.gateway.pepper
+    _, api_key = database.write_sync(
+        lambda conn: create_key(conn, tenant.tenant_id, "a key", pepper, now_ms=NOW_MS)
+    )
+    user = User(product, tenant.tenant_id, "limited", api_key)
+    assert [send(user, TEXT).status_code for _ in range(3)] == [200, 200, 429]
+
+
+# ---- clients that leave, and others that come meanwhile ----
+
+
+@dataclass
+class Caller:
+    """A client on the application itself, which leaves after `leave_after` pieces of the body."""
+
+    user: User
+    body: dict[str, Any]
+    leave_after: int | None = None
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    received: list[bytes] = field(default_factory=list)
+    got: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def call(self) -> None:
+        sent = [{"type": "http.request", "body": json.dumps(self.body).encode()}]
+        headers = {"authorization": f"Bearer {self.user.api_key}", KEY.lower(): "k"}
+        scope = {
+            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "asgi": {"spec_version": "2.3"},
+        }  # fmt: skip
+        leaving = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if sent:
+                return sent.pop()
+            if self.leave_after != -1:
+                await leaving.wait()
+            return {"type": "http.disconnect"}
+
+        async def hear(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                self.status = message["status"]
+                self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            elif message.get("body"):
+                self.received.append(message["body"])
+            self.got.set()
+            if self.leave_after is not None and 0 <= self.leave_after <= len(self.received):
+                leaving.set()
+                await asyncio.Event().wait()  # nothing is taken any more
+
+        await self.user.product.app(scope, receive, hear)
+
+
+async def until_idle(product: InProcess) -> None:
+    while tasks := list(product.gateway.recorder._tasks):
+        await asyncio.wait(tasks, timeout=10)
+
+
+@pytest.mark.parametrize("leave_after", [-1, 0, 1, 2])
+@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
+def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
+    user: User, body: dict[str, Any], leave_after: int
+) -> None:
+    """-1: before there is an answer.   0: at its status.   Else after so many events."""
+
+    async def run() -> None:
+        engines = user.product.engines
+        engines.gate = asyncio.Event()
+        caller = Caller(user, body, leave_after=leave_after)
+        calling = asyncio.create_task(caller.call())
+        if leave_after == -1 or body is STREAM:
+            await asyncio.wait([calling], timeout=10)
+            assert calling.done(), "the client is let go before the request has ended"
+        engines.gate.set()
+        await asyncio.wait([calling], timeout=10)
+        await until_idle(user.product)
+        assert engines.num_left == 0, "the engine was not told to stop"
+        repeat = Caller(user, body)
+        await repeat.call()
+        assert repeat.headers["idempotent-replayed"] == "true"
+        whole = b"".join(repeat.received)
+        assert whole.startswith(b"".join(caller.received))
+        assert b'"completion_tokens":3' in whole
+        assert len(engines.asked) == 1
+
+    asyncio.run(run())
+    assert num_holds(user) == 1
+    assert not user.product.gateway.running
+
+
+def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
+    user: User, monkeypatch
+) -> None:
+    monkeypatch.setattr("tests.server.inference.test_idempotency.KEY", "x-no-key")
+
+    async def run() -> None:
+        user.product.engines.gate = asyncio.Event()
+        await Caller(user, STREAM, leave_after=1).call()
+        assert user.product.engines.num_left == 1
+
+    asyncio.run(run())
+    assert not user.product.gateway.running
+
+
+def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
+    async def run() -> None:
+        user.product.engines.gate = asyncio.Event()
+        first = Caller(user, STREAM)
+        calling = asyncio.create_task(first.call())
+        await first.got.wait()
+        second = Caller(user, STREAM)
+        await second.call()
+        assert (second.status, second.headers["x-should-retry"]) == (409, "true")
+        assert int(second.headers["retry-after"]) >= 1
+        error = json.loads(second.received[0])["error"]
+        assert (error["type"], error["code"]) == ("idempotency_error", "idempotency_key_in_use")
+        user.product.engines.gate.set()
+        await calling
+        third = Caller(user, STREAM)
+        await third.call()
+        assert third.received, "who has all of it can have it again at once"
+        assert b"".join(third.received) == b"".join(first.received)
+
+    asyncio.run(run())
+
+
+def test_of_many_at_the_same_moment_one_runs(user: User) -> None:
+    async def run() -> list[int | None]:
+        callers = [Caller(user, TEXT) for _ in range(8)]
+        await asyncio.gather(*(caller.call() for caller in callers))
+        return sorted(caller.status or 0 for caller in callers)
+
+    statuses = asyncio.run(run())
+    assert statuses[0] == 200
+    assert set(statuses) <= {200, 409}
+    assert (num_holds(user), len(user.product.engines.asked)) == (1, 1)
+
+
+def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
+    user: User, monkeypatch
+) -> None:
+    monkeypatch.setattr(recordings, "_CLOSE_S", 0.0)
+
+    async def run() -> None:
+        user.product.engines.gate = asyncio.Event()
+        caller = Caller(user, STREAM, leave_after=1)
+        await caller.call()
+        await user.product.gateway.recorder.close()
+
+    asyncio.run(run())
+    request_id = user.product.engines.asked[0].request_id
+    hold = sa.select(holds.c.failed_at_ms).where(holds.c.request_id == request_id)
+    assert user.product.gateway.database.read_sync(lambda conn: conn.scalar(hold)) is not None
+    assert not _has_key(user)
+
+
+# ---- recordings ----
+
+
+@dataclass
+class FakeKeys:
+    """A store that is away for its first `num_outages` writes."""
+
+    claim_ms: int = CLAIM_MS
+    num_outages: int = 0
+    stored: list[StoredAnswer] = field(default_factory=list)
+
+    async def store(self, claim: Claim, answer: StoredAnswer) -> None:
+        if self.num_outages > 0:
+            self.num_outages -= 1
+            raise LedgerUnavailable("gone")
+        self.stored.append(answer)
+
+    async def release(self, claim: Claim) -> None:
+        raise LedgerUnavailable("gone")
+
+
+def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wait(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(recordings, "_RETRY_S", 0.0)
+
+    async def run() -> None:
+        keys = FakeKeys(num_outages=3)
+        recorder = recordings.Recorder(keys, failures=None)
+
+        async def make(recording: recordings.Recording) -> None:
+            recording.hold("r1", {})
+            await recording.answer(200, {}, b"all of it")
+
+        recording = recorder.start(make_claim(), make)
+        assert [chunk async for chunk in recording.body()] == [b"all of it"]
+        assert keys.stored == []
+        await asyncio.wait(recorder._tasks)
+        (stored,) = keys.stored
+        assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
+
+    asyncio.run(run())
+
+
+def test_a_failure_reaches_the_client_also_when_the_key_cannot_be_let_go() -> None:
+    async def run() -> None:
+        async def make(_: recordings.Recording) -> None:
+            raise LedgerUnavailable("gone")
+
+        recording = recordings.Recorder(FakeKeys(), failures=None).start(make_claim(), make)
+        with pytest.raises(LedgerUnavailable):
+            await recording.head()
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> None:
+    async def run() -> None:
+        recording = recordings.Recording(make_claim())
+        num_put = 0
+
+        async def fill() -> None:
+            nonlocal num_put
+            for _ in range(500):
+                await recording.put(b"event")
+                num_put += 1
+
+        filling = asyncio.create_task(fill())
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert num_put == recordings.MAX_BUFFERED
+        body = recording.body()
+        await anext(body)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert num_put == recordings.MAX_BUFFERED + 1
+        await body.aclose()
+        await asyncio.wait_for(filling, 10)
+        assert num_put == 500, "and once it has left, the request runs on"
+
+    asyncio.run(run())
+
+
+def test_of_an_answer_that_is_too_long_nothing_is_kept_in_memory(monkeypatch) -> None:
+    monkeypatch.setattr(recordings, "MAX_STORED_BYTES", 5000)
+
+    async def run() -> None:
+        recording = recordings.Recording(make_claim())
+        await recording.leave()
+        for seed in range(20):
+            await recording.put(random.Random(seed).randbytes(1000))
+        assert recording._kept == []
+
+    asyncio.run(run())
+
+
+@settings(max_examples=50, deadline=None)
+@given(pieces=st.lists(st.binary(min_size=1, max_size=9), max_size=200), turns=st.randoms())
+def test_a_reader_gets_all_pieces_in_order_whoever_is_faster(pieces, turns) -> None:
+    async def run() -> None:
+        recording = recordings.Recording(make_claim())
+
+        async def pause() -> None:
+            for _ in range(turns.randrange(3)):
+                await asyncio.sleep(0)
+
+        async def make() -> None:
+            for piece in pieces:
+                await pause()
+                await recording.put(piece)
+            recording.end()
+
+        making = asyncio.create_task(make())
+        read = []
+        async for piece in recording.body():
+            read.append(piece)
+            await pause()
+        await making
+        assert read == pieces
+
+    asyncio.run(asyncio.wait_for(run(), 10))

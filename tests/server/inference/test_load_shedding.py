@@ -1,0 +1,217 @@
+"""Who waits here, and who is told at once that there is no room."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.api.errors import ApiError
+from server.inference.load_shedding import Load
+from server.pool.running import Running, RunningRequest
+
+
+@dataclass
+class Caller:
+    tenant_id: str = "ten_1"
+    max_queue_share: float | None = None
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class World:
+    """A load on a clock that is moved by hand."""
+
+    def __init__(self, **options: float) -> None:
+        self.clock = Clock()
+        self.running = Running()
+        given = {"max_queued": 10, "max_wait_s": 5.0, "default_share": 1.0} | options
+        max_queued = given.pop("max_queued")
+        self.load = Load(
+            self.running, clock=self.clock, max_queued=lambda: int(max_queued), **given
+        )  # type: ignore[arg-type]
+        self.count = 0
+
+    def add(self, tenant_id: str = "ten_1", *, is_cold: bool = False) -> RunningRequest:
+        self.count += 1
+        request = RunningRequest(f"r{self.count}", tenant_id, 1, 10, is_cold)
+        self.load.add(request)
+        return request
+
+    def serve(self, request: RunningRequest, after_s: float) -> None:
+        """Its first token, and its end."""
+        self.clock.now += after_s
+        self.load.begin(request, 0)
+        self.load.remove(request)
+
+    def refusal(
+        self, caller: Caller | None = None, priority: int = 0, num_answers: int = 1
+    ) -> ApiError | None:
+        try:
+            self.load.check(caller or Caller(), priority, num_answers)
+        except ApiError as error:
+            return error
+        return None
+
+
+def test_nobody_is_shed_while_nothing_is_known_of_the_speed() -> None:
+    world = World()
+    for _ in range(9):
+        world.add()
+    world.clock.now += 1000
+    assert world.refusal() is None
+
+
+def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    for _ in range(4):
+        world.add()
+    assert world.refusal() is None, "the fifth waits five seconds, which is just in time"
+    world.add()
+    refused = world.refusal()
+    assert refused is not None
+    assert (refused.status, refused.type) == (503, "overloaded_error")
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_requests_that_can_wait_are_shed_first() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    world.add()
+    world.add()
+    assert world.refusal(priority=0) is None
+    assert world.refusal(priority=1) is not None
+
+
+def test_an_idle_hour_is_no_slow_hour() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.clock.now += 3600
+        world.serve(world.add(), after_s=0.1)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
+def test_the_wait_for_a_list_of_prompts_is_that_of_its_answers() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=0.1)
+    listed = RunningRequest("list", "ten_1", 20, 10, is_cold=False)
+    world.load.add(listed)
+    refused = world.refusal(Caller(max_queue_share=0.1))
+    assert refused is not None
+    assert float(refused.headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
+    for index in range(20):
+        world.clock.now += 0.1
+        world.load.begin(listed, index)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
+def test_waiting_for_an_adapter_is_in_nobodys_way() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=0.1)
+    cold = [world.add("ten_2", is_cold=True) for _ in range(50)]
+    world.clock.now += 60
+    assert world.refusal() is None
+    for request in cold:
+        world.serve(request, after_s=0.0)
+    assert world.load.wait_s(10) == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
+    world = World(max_queued=8)
+    share = Caller(max_queue_share=0.25)
+    begun = world.add()
+    world.add()
+    refused = world.refusal(share)
+    assert refused is not None
+    assert (refused.status, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
+    assert world.refusal(Caller("ten_2", 0.25)) is None
+    world.load.begin(begun, 0)
+    assert world.refusal(share) is None, "who has begun waits no more"
+
+
+def test_the_smallest_share_is_one_request() -> None:
+    world = World(max_queued=8)
+    assert world.refusal(Caller(max_queue_share=0.01)) is None
+    world.add()
+    assert world.refusal(Caller(max_queue_share=0.01)) is not None
+
+
+def test_a_list_of_prompts_takes_as_much_of_a_share_as_it_has_answers() -> None:
+    world = World(max_queued=8)
+    share = Caller(max_queue_share=0.5)
+    assert world.refusal(share, num_answers=20) is None, "nobody is refused for ever"
+    request = RunningRequest("list", "ten_1", 3, 10, is_cold=False)
+    world.load.add(request)
+    assert world.refusal(share) is None
+    assert world.refusal(share, num_answers=2) is not None
+    world.load.begin(request, 2)
+    world.load.begin(request, 2)
+    assert world.refusal(share, num_answers=2) is None
+    world.load.remove(request)
+    assert world.running.num_waiting("ten_1") == 0
+
+
+def test_while_draining_nobody_is_admitted_and_told_to_try_elsewhere() -> None:
+    world = World()
+    world.load.is_draining = True
+    refused = world.refusal()
+    assert refused is not None
+    assert (refused.status, refused.code) == (503, "draining")
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["add", "cold", "begin", "remove"]), st.integers(0, 5)),
+        max_size=40,
+    )
+)
+def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, int]]) -> None:
+    running = Running()
+    requests: list[RunningRequest] = []
+    removed: set[str] = set()
+    for number, (what, which) in enumerate(steps):
+        if what in ("add", "cold"):
+            request = RunningRequest(f"r{number}", f"ten_{which % 2}", 1 + which, 1, what == "cold")
+            requests.append(request)
+            running.add(request)
+        elif which < len(requests):
+            request = requests[which]
+            if what == "begin" and request.request_id not in removed:
+                running.begin(request, number % request.num_answers)
+            elif what == "remove":
+                removed.add(request.request_id)
+                running.remove(request)
+        there = [r for r in requests if r.request_id not in removed]
+        assert sorted(running) == sorted(r.request_id for r in there)
+        left = [r.num_answers - len(r.begun) for r in there if not r.is_cold]
+        assert running.num_queued == sum(left)
+        for tenant in ("ten_0", "ten_1"):
+            left = [r.num_answers - len(r.begun) for r in there if r.tenant_id == tenant]
+            assert running.num_waiting(tenant) == sum(left)
+            for request in requests:
+                found = running.get(request.request_id, tenant)
+                assert (found is not None) == (request in there and request.tenant_id == tenant)
+
+
+def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
+    running = Running()
+    one = RunningRequest("r1", "ten_1", 3, 10, is_cold=False, engine="a")
+    other = RunningRequest("r2", "ten_1", 1, 10, is_cold=False, engine="b")
+    running.add(one)
+    running.add(other)
+    assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
+    running.begin(one, 0)
+    assert running.num_at("a") == 3, "it is still there"
+    running.remove(one)
+    running.remove(one)
+    assert (running.num_at("a"), running.num_at("b")) == (0, 1)

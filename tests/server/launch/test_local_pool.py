@@ -1,0 +1,170 @@
+"""Who should run on one machine, and what gateways are told of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from engine.leaving import forget_settled, is_settled, mark_settled
+from server.launch.local_pool import LocalPool, engine_folders, engine_name
+from server.launch.supervisor import ChildSpec
+from server.pool.files import changed_at, members_path, read_members, wanted_path, write_wanted
+
+
+def make_pool(data_dir, least=1, most=None):
+    data_dir.mkdir(exist_ok=True)
+
+    def make(kind):
+        return lambda number: ChildSpec(engine_name(number), (kind,), {})
+
+    return LocalPool(
+        data_dir,
+        least=least,
+        most=most or least,
+        make_engine=make("engine"),
+        make_retired=make("retired"),
+    )
+
+
+def leave_journal(data_dir, number):
+    (data_dir / engine_name(number) / "journal").mkdir(parents=True)
+
+
+def planned(pool):
+    return [f"{spec.name} {spec.command[0]}" for spec in pool()]
+
+
+def members(data_dir):
+    return [member.name for member in read_members(members_path(data_dir))]
+
+
+def test_one_engine_lives_where_it_always_did(tmp_path):
+    pool = make_pool(tmp_path)
+    assert planned(pool) == ["engine engine"]
+    (member,) = read_members(members_path(tmp_path))
+    assert member.address == f"ipc://{tmp_path}/engine/engine.sock"
+
+
+def test_the_pool_follows_what_is_wanted_within_its_bounds(tmp_path):
+    pool = make_pool(tmp_path, least=2, most=4)
+    assert planned(pool) == ["engine engine", "engine-2 engine"]
+    for wanted, number in ((3, 3), (4, 4), (9, 4), (1, 2), (3, 3)):
+        write_wanted(wanted_path(tmp_path), wanted)
+        assert len(planned(pool)) == number
+        assert members(tmp_path) == [engine_name(k) for k in range(1, number + 1)]
+    wanted_path(tmp_path).unlink()
+    assert len(planned(pool)) == 2
+
+
+def test_without_room_to_grow_nobody_else_decides(tmp_path):
+    write_wanted(make_path(tmp_path), 3)
+    assert planned(make_pool(tmp_path, least=2)) == ["engine engine", "engine-2 engine"]
+
+
+def make_path(data_dir):
+    data_dir.mkdir(exist_ok=True)
+    return wanted_path(data_dir)
+
+
+def test_a_damaged_file_changes_nothing(tmp_path):
+    pool = make_pool(tmp_path, least=1, most=4)
+    write_wanted(wanted_path(tmp_path), 3)
+    assert len(planned(pool)) == 3
+    wanted_path(tmp_path).write_text("three")
+    assert len(planned(pool)) == 3
+
+
+def test_the_highest_goes_and_stays_a_member_until_its_journal_is_settled(tmp_path):
+    pool = make_pool(tmp_path, least=1, most=3)
+    write_wanted(wanted_path(tmp_path), 3)
+    pool()
+    for number in (1, 2, 3):
+        leave_journal(tmp_path, number)
+    write_wanted(wanted_path(tmp_path), 2)
+    assert planned(pool) == ["engine engine", "engine-2 engine", "engine-3 retired"]
+    assert members(tmp_path) == ["engine", "engine-2", "engine-3"]
+    mark_settled(tmp_path / "engine-3")
+    assert planned(pool) == ["engine engine", "engine-2 engine"]
+    assert members(tmp_path) == ["engine", "engine-2"]
+
+
+def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
+    for number in (1, 2, 10, 99):
+        leave_journal(tmp_path, number)
+    for name in ("engine-1", "engine-02", "engine-x", "engine-3.json", "engines"):
+        (tmp_path / name / "journal").mkdir(parents=True)
+    assert planned(make_pool(tmp_path)) == [
+        "engine engine", "engine-2 retired", "engine-10 retired", "engine-99 retired",
+    ]  # fmt: skip
+
+
+def test_who_is_wanted_again_takes_its_place_back(tmp_path):
+    pool = make_pool(tmp_path, least=1, most=2)
+    leave_journal(tmp_path, 2)
+    assert planned(pool) == ["engine engine", "engine-2 retired"]
+    write_wanted(wanted_path(tmp_path), 2)
+    assert planned(pool) == ["engine engine", "engine-2 engine"]
+
+
+def test_the_members_are_written_only_when_they_change(tmp_path):
+    pool = make_pool(tmp_path, least=2)
+    pool()
+    written_at = changed_at(members_path(tmp_path))
+    for _ in range(3):
+        pool()
+    assert changed_at(members_path(tmp_path)) == written_at
+    members_path(tmp_path).unlink()
+    make_pool(tmp_path, least=2)()
+    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor says it again"
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    most=st.integers(1, 6),
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("want"), st.integers(1, 8)),
+            st.tuples(st.just("run"), st.integers(1, 6)),
+            st.tuples(st.just("settle"), st.integers(1, 6)),
+        ),
+        max_size=20,
+    ),
+)
+def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, most, steps):
+    """Whatever happens, in whichever order: members, plan and journals agree."""
+    data_dir = tmp_path_factory.mktemp("data")
+    pool = make_pool(data_dir, least=1, most=most)
+    for what, number in steps:
+        folder = data_dir / engine_name(number)
+        if what == "want":
+            write_wanted(wanted_path(data_dir), number)
+        elif what == "run" and f"{folder.name} engine" in planned(pool):
+            (folder / "journal").mkdir(parents=True, exist_ok=True)
+            forget_settled(folder)
+        elif what == "settle" and f"{folder.name} retired" in planned(pool):
+            mark_settled(folder)
+        specs = pool()
+        names = [spec.name for spec in specs]
+        assert names == members(data_dir)
+        assert len(set(names)) == len(names)
+        running = [spec.name for spec in specs if spec.command == ("engine",)]
+        assert running == [engine_name(k + 1) for k in range(len(running))]
+        assert 1 <= len(running) <= most
+        for k in range(1, 7):
+            if not is_settled(data_dir / engine_name(k)):
+                assert engine_name(k) in names
+
+
+@pytest.mark.parametrize(("number", "name"), [(1, "engine"), (2, "engine-2"), (64, "engine-64")])
+def test_an_engine_is_called_by_its_number(number, name):
+    assert engine_name(number) == name
+
+
+def test_the_folders_of_all_engines_are_found_by_number(tmp_path):
+    assert engine_folders(tmp_path / "nowhere") == []
+    for name in ("engine-10", "engine", "engine-2", "engines", "engine-03", "engine-4"):
+        (tmp_path / name).mkdir()
+        if name != "engine-4":  # nothing has run there yet
+            (tmp_path / name / "identity").touch()
+    names = [path.name for path in engine_folders(tmp_path)]
+    assert names == ["engine", "engine-2", "engine-10"]

@@ -1,0 +1,270 @@
+import dataclasses
+import json
+import os
+import signal
+import socket
+import stat
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import demo
+from engine.config import EngineConfig
+from engine.wire import read_vocabulary
+from server.launch.plan import (
+    AddressInUse,
+    DataDirTooLong,
+    ModelNotFound,
+    ModelNotServed,
+    TooFewGpus,
+    find_model,
+    prepare,
+    settle_settings,
+)
+from server.launch.secrets import SecretMissing
+from server.launch.settings import Settings
+from server.launch.supervisor import Supervisor, SupervisorConfig
+from server.pool.files import members_path, read_members, wanted_path, write_wanted
+from server.text.tokenizer import Tokenizer
+
+MODEL = Path(demo.__file__).parent / "model"
+
+
+def make_settings(tmp_path, **values):
+    values = {"model": str(MODEL), "data_dir": tmp_path / "data", "port": 0, **values}
+    return settle_settings(Settings(**values))
+
+
+def prepare_all(tmp_path, **values):
+    settings = make_settings(tmp_path, **values)
+    return settings, {spec.name: spec for spec in prepare(settings)()}
+
+
+def give_secrets(monkeypatch):
+    """Their names."""
+    names = ("CHORALE_PEPPER", "CHORALE_RECEIPT_SIGNING_KEY")
+    for name in names:
+        monkeypatch.setenv(name, "0" * 64)
+    return names
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def is_ready(settings):
+    url = f"http://127.0.0.1:{settings.port}/ready"
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def run_until(supervisor, condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
+    assert condition(), "it never came true"
+
+
+def kill_and_wait_for_the_next(supervisor, name):
+    killed = supervisor.pids[name]
+    os.kill(killed, signal.SIGKILL)
+    run_until(supervisor, lambda: supervisor.pids.get(name) not in (None, killed))
+
+
+def test_a_killed_engine_and_a_killed_gateway_are_ready_again(tmp_path):
+    settings = make_settings(tmp_path, max_model_len=256, drain_timeout_s=1.0)
+    specs = prepare(settings, engine_module="tests.engine.fake_engine")
+    with Supervisor(specs, SupervisorConfig(poll_s=0.02)) as supervisor:
+        run_until(supervisor, lambda: is_ready(settings))
+        for name in ("engine", "gateway"):
+            kill_and_wait_for_the_next(supervisor, name)
+            run_until(supervisor, lambda: is_ready(settings))
+    assert not supervisor.pids
+
+
+def test_the_engine_reads_back_what_was_written_for_it(tmp_path):
+    settings, _ = prepare_all(tmp_path, max_num_seqs=7, threads=3, max_model_len=100)
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert (config.max_num_seqs, config.threads, config.max_model_len) == (7, 3, 100)
+    assert (config.device, config.dtype) == ("auto", "auto")
+    assert config.model_dir == str(MODEL)
+    assert read_vocabulary(Path(config.vocabulary_path))[-1]
+
+
+def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
+    settings, _ = prepare_all(tmp_path, fetch_timeout_s=7.0, max_fetches=3, max_pinned_share=0.25)
+    written = json.loads((settings.data_dir / "engine.json").read_text())
+    own = {"data_dir"}  # each process has a folder of its own
+    for name in {field.name for field in dataclasses.fields(EngineConfig)} - own:
+        if name in Settings.model_fields:
+            # A list comes back for a tuple.
+            assert written[name] == json.loads(json.dumps(getattr(settings, name)))
+
+
+def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path, monkeypatch):
+    give_secrets(monkeypatch)
+    url = "postgresql://chorale:secret@localhost/chorale"
+    settings, _ = prepare_all(tmp_path, database_url=url)
+    path = settings.data_dir / "gateway.json"
+    written = json.loads(path.read_text())
+    assert Settings.model_validate(written["settings"]) == settings
+    assert written["model_dir"] == str(MODEL)
+    assert mode(path) == 0o600
+    assert "secret" not in (settings.data_dir / "engine.json").read_text()
+
+
+def test_each_process_gets_only_the_credentials_that_it_needs(tmp_path, monkeypatch):
+    names = ("AWS_SECRET_ACCESS_KEY", "CHORALE_ADMIN_KEY", "CHORALE_DATABASE_URL", "HF_TOKEN")
+    for name in names:
+        monkeypatch.setenv(name, "secret")
+    names += give_secrets(monkeypatch)
+    _, specs = prepare_all(tmp_path, threads=3)
+    given = {name: {n for n in names if n in spec.environment} for name, spec in specs.items()}
+    assert given["engine"] == set()
+    assert given["fetcher"] == {"AWS_SECRET_ACCESS_KEY"}
+    assert given["gateway"] == set(names)
+    assert specs["engine"].environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_the_gateway_may_drain_before_it_is_killed(tmp_path):
+    _, specs = prepare_all(tmp_path, drain_timeout_s=40.0)
+    assert specs["gateway"].stop_timeout_s > 80.0
+
+
+def test_a_port_in_use_is_said_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"127.0.0.1:{port}.*--port"):
+            make_settings(tmp_path, port=port)
+
+
+def test_port_0_takes_a_free_one(tmp_path):
+    assert make_settings(tmp_path).port > 0
+
+
+def test_a_path_too_long_for_its_sockets_is_refused(tmp_path):
+    with pytest.raises(DataDirTooLong):
+        make_settings(tmp_path, data_dir=tmp_path / ("x" * 100))
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub():
+    with pytest.raises(ModelNotFound, match="no such folder, and no hub id either"):
+        find_model("/nowhere/at/all")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ModelNotServed, match="config.json"):
+        prepare_all(tmp_path, model=str(tmp_path / "model"))
+
+
+def test_no_context_is_longer_than_the_model_was_made_for(tmp_path):
+    with pytest.raises(ModelNotServed, match="1025.*1024"):
+        prepare_all(tmp_path, max_model_len=1025)
+
+
+@pytest.mark.parametrize(
+    "shared", [{"database_url": "postgresql://localhost/x"}, {"redis_url": "redis://localhost"}]
+)
+def test_what_gateways_share_must_be_given_before_anything_starts(tmp_path, shared):
+    with pytest.raises(SecretMissing, match="CHORALE_PEPPER"):
+        prepare_all(tmp_path, **shared)
+
+
+def test_a_public_prompt_becomes_the_tokens_that_chats_and_completions_begin_with(tmp_path):
+    settings, _ = prepare_all(tmp_path, public_prompts=["You are kind."], scheduling_policy="fcfs")
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert config.scheduling_policy == "fcfs"
+    tokenizer = Tokenizer(MODEL)
+    text, chat = config.public_prefixes
+    assert list(text) == tokenizer.encode("You are kind.")
+    messages = [
+        {"role": "system", "content": "You are kind."},
+        {"role": "user", "content": "Anything else?"},
+    ]
+    prompt = tokenizer.encode(tokenizer.render(messages), add_special_tokens=False)
+    assert tuple(prompt[: len(chat)]) == chat
+    assert len(chat) > len(text)
+
+
+# ---- several engines ----
+
+
+def test_each_engine_has_a_folder_a_configuration_and_a_name_of_its_own(tmp_path):
+    settings, specs = prepare_all(tmp_path, engines=3, max_num_seqs=7)
+    assert list(specs) == ["fetcher", "engine", "engine-2", "engine-3", "gateway"]
+    configs = {}
+    for name in ("engine", "engine-2", "engine-3"):
+        path = settings.data_dir / f"{name}.json"
+        assert specs[name].command[-1] == str(path)
+        assert mode(path) == 0o600
+        configs[name] = EngineConfig(**json.loads(path.read_text()))
+        assert configs[name].data_dir == str(settings.data_dir / name)
+    first, *others = (dataclasses.replace(c, data_dir="") for c in configs.values())
+    assert others == [first, first], "everything else is the same"
+    members = read_members(members_path(settings.data_dir))
+    assert [member.name for member in members] == list(configs)
+
+
+def test_a_plan_grows_and_shrinks_by_what_is_wanted(tmp_path):
+    plan = prepare(make_settings(tmp_path, engines=1, max_engines=3))
+    assert [spec.name for spec in plan()] == ["fetcher", "engine", "gateway"]
+    write_wanted(wanted_path(tmp_path / "data"), 3)
+    assert [spec.name for spec in plan()] == [
+        "fetcher", "engine", "engine-2", "engine-3", "gateway",
+    ]  # fmt: skip
+    write_wanted(wanted_path(tmp_path / "data"), 2)
+    assert [spec.name for spec in plan()] == ["fetcher", "engine", "engine-2", "gateway"]
+
+
+def test_gateways_stop_before_engines_and_engines_before_the_fetcher(tmp_path):
+    _, specs = prepare_all(tmp_path, engines=2)
+    stages = {name: spec.stage for name, spec in specs.items()}
+    assert stages["gateway"] > stages["engine"] == stages["engine-2"] > stages["fetcher"]
+
+
+def test_an_engine_that_has_to_go_has_the_time_that_it_takes_itself(tmp_path):
+    settings, specs = prepare_all(tmp_path, leave_timeout_s=70.0)
+    config = EngineConfig(**json.loads((settings.data_dir / "engine.json").read_text()))
+    assert config.leave_timeout_s == 70.0
+    assert specs["engine"].leave_timeout_s > 70.0
+
+
+def test_what_is_left_of_an_engine_is_settled_as_the_model_that_it_ran_on(tmp_path):
+    settings, _ = prepare_all(tmp_path, engines=2)
+    (settings.data_dir / "engine-2" / "journal").mkdir()
+    path = settings.data_dir / "engine-2.json"
+    older = json.loads(path.read_text()) | {"base_revision": "older", "data_dir": "/moved/from"}
+    path.write_text(json.dumps(older))
+    _, specs = prepare_all(tmp_path, request_timeout_s=33.0)
+    assert specs["engine-2"].command[1:] == ("-m", "engine.retired", str(path))
+    config = EngineConfig(**json.loads(path.read_text()))
+    assert config.base_revision == "older"
+    assert config.data_dir == str(settings.data_dir / "engine-2")
+    assert config.hold_lifetime_s == 93.0
+    path.unlink()
+    prepare_all(tmp_path)
+    assert json.loads(path.read_text())["base_revision"] != "older"
+
+
+def test_engines_of_one_machine_share_its_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    given = {"engines": 1, "max_engines": 2, "tensor_parallel_size": 2}
+    plan = prepare(make_settings(tmp_path, **given))
+    write_wanted(wanted_path(tmp_path / "data"), 2)
+    gpus = {spec.name: spec.environment["CUDA_VISIBLE_DEVICES"] for spec in plan()}
+    assert (gpus["engine"], gpus["engine-2"]) == ("4,5", "6,7")
+    with pytest.raises(TooFewGpus, match="3 engines of 2 GPUs need 6, and there are 4"):
+        prepare_all(tmp_path, engines=3, tensor_parallel_size=2)
+    on_cpus = prepare_all(tmp_path, engines=3, tensor_parallel_size=2, device="cpu")[1]
+    assert on_cpus["engine-3"].environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+
+
+def test_a_single_engine_takes_the_gpus_that_it_finds(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    _, specs = prepare_all(tmp_path)
+    assert specs["engine"].environment["CUDA_VISIBLE_DEVICES"] == "4,5"

@@ -1,0 +1,315 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from server.launch.supervisor import (
+    Backoff,
+    ChildCannotStart,
+    ChildSpec,
+    DataDirInUse,
+    Supervisor,
+    SupervisorConfig,
+    lock_data_dir,
+)
+
+FAST = SupervisorConfig(first_delay_s=0.01, poll_s=0.01)
+SLEEP = "import time; time.sleep(600)"
+IGNORE_SIGTERM = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(600)
+"""
+NOTE_SIGTERM = """
+import pathlib, signal, sys, time
+def note(*_):
+    with open(sys.argv[1], "a") as file:
+        file.write(sys.argv[2])
+    sys.exit()
+signal.signal(signal.SIGTERM, note)
+pathlib.Path(sys.argv[1] + sys.argv[2]).touch()
+time.sleep(600)
+"""
+
+
+def make_child(name="child", code=SLEEP, *arguments, **options):
+    command = (sys.executable, "-c", code, *map(str, arguments))
+    options = {"stop_timeout_s": 20.0, "leave_timeout_s": 20.0, **options}
+    return ChildSpec(name, command, dict(os.environ), **options)
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A dead child of someone else is a zombie until it is waited for.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def run_until(supervisor, condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
+    assert condition(), "it never came true"
+
+
+def test_a_killed_child_comes_back_and_its_neighbour_stays():
+    with Supervisor([make_child("a"), make_child("b")], FAST) as supervisor:
+        first = supervisor.pids
+        os.kill(first["a"], signal.SIGKILL)
+        run_until(supervisor, lambda: supervisor.pids.get("a") not in (None, first["a"]))
+        assert supervisor.pids["b"] == first["b"]
+
+
+def test_a_child_that_ends_by_itself_is_started_again(tmp_path):
+    code = "import sys; open(sys.argv[1], 'a').write('x')"
+    starts = tmp_path / "starts"
+    with Supervisor([make_child("short", code, starts)], FAST) as supervisor:
+        run_until(supervisor, lambda: starts.exists() and len(starts.read_text()) >= 3)
+
+
+def test_a_child_that_says_it_cannot_start_ends_the_run_instead_of_starting_for_ever():
+    with (
+        Supervisor([make_child("engine", f"raise SystemExit({os.EX_CONFIG})")], FAST) as supervisor,
+        pytest.raises(ChildCannotStart, match="engine"),
+    ):
+        supervisor.run()
+
+
+WHY = "import sys; print('the disk is gone', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+
+
+@pytest.mark.parametrize("code", [os.EX_CONFIG, 1])
+def test_what_a_child_said_before_a_failed_start_is_said_at_the_end(tmp_path, code):
+    children = [make_child("engine", WHY, code), make_child("talker", "print('noise')")]
+    with (
+        Supervisor(children, FAST, logs=tmp_path) as supervisor,
+        pytest.raises(ChildCannotStart, match=r"(?s)engine.*engine\.log.*the disk is gone$"),
+    ):
+        supervisor.run(may_restart=False)
+
+
+def test_the_output_of_all_starts_of_a_child_is_in_its_file(tmp_path):
+    log = tmp_path / "child.log"
+    with Supervisor([make_child("child", WHY, 1)], FAST, logs=tmp_path) as supervisor:
+        run_until(supervisor, lambda: log.read_text().count("the disk is gone\n") >= 3)
+
+
+def test_the_pause_doubles_up_to_its_limit():
+    backoff = Backoff(SupervisorConfig(first_delay_s=0.1, max_delay_s=10.0))
+    delays = [backoff.next_delay_s(lived_s=0.0) for _ in range(9)]
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+
+
+def test_a_child_that_lived_long_enough_is_forgiven():
+    backoff = Backoff(SupervisorConfig(first_delay_s=0.1, healthy_s=30.0))
+    for _ in range(5):
+        backoff.next_delay_s(lived_s=29.9)
+    assert backoff.next_delay_s(lived_s=30.0) == 0.1
+    assert backoff.next_delay_s(lived_s=0.0) == 0.2
+
+
+def test_children_stop_by_stages_the_highest_first(tmp_path):
+    log = tmp_path / "log"
+    specs = [make_child(n, NOTE_SIGTERM, log, n, stage=i) for i, n in enumerate("abc")]
+    specs += [make_child("B", NOTE_SIGTERM, log, "B", stage=1)]
+    with Supervisor(specs, FAST) as supervisor:
+        run_until(supervisor, lambda: all(Path(f"{log}{name}").exists() for name in "abcB"))
+    assert log.read_text() in ("cbBa", "cBba")
+
+
+def test_those_of_one_stage_stop_together(tmp_path):
+    """Each goes when the other has been told, so one after the other they would never."""
+    code = """
+import pathlib, signal, sys, time
+mine, others = map(pathlib.Path, sys.argv[1:])
+def go(*_):
+    mine.touch()
+    while not others.exists():
+        time.sleep(0.01)
+    (mine.parent / f"{mine.name} went").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, go)
+(mine.parent / f"{mine.name} is there").touch()
+time.sleep(600)
+"""
+    a, b = tmp_path / "a", tmp_path / "b"
+    specs = [make_child("a", code, a, b), make_child("b", code, b, a)]
+    with Supervisor(specs, FAST) as supervisor:
+        run_until(supervisor, lambda: len(list(tmp_path.glob("* is there"))) == 2)
+    assert len(list(tmp_path.glob("* went"))) == 2
+
+
+# ---- a plan that changes ----
+
+
+def test_who_is_planned_later_is_started_then():
+    plan = [make_child("a")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        first = supervisor.pids["a"]
+        plan.append(make_child("b"))
+        supervisor.tend()
+        assert set(supervisor.pids) == {"a", "b"}
+        assert supervisor.pids["a"] == first
+
+
+def test_who_is_planned_no_more_is_asked_to_go_and_not_started_again(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a"), make_child("b", NOTE_SIGTERM, log, "b")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}b").exists)
+        first = supervisor.pids
+        del plan[1]
+        run_until(supervisor, lambda: "b" not in supervisor.pids)
+        assert log.read_text() == "b", "it was asked once"
+        assert not is_alive(first["b"])
+        for _ in range(20):
+            supervisor.tend()
+        assert supervisor.pids == {"a": first["a"]}
+
+
+def test_who_does_not_go_is_killed_when_its_time_is_up_and_nobody_waits_for_it(tmp_path):
+    ready = tmp_path / "ready"
+    plan = [make_child("stubborn", IGNORE_SIGTERM, ready, leave_timeout_s=0.3), make_child("other")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        pid = supervisor.pids["stubborn"]
+        del plan[0]
+        supervisor.tend()
+        assert is_alive(pid), "it has its time"
+        os.kill(supervisor.pids["other"], signal.SIGKILL)
+        run_until(supervisor, lambda: "stubborn" not in supervisor.pids)
+        assert not is_alive(pid)
+        run_until(supervisor, lambda: "other" in supervisor.pids)
+
+
+def test_another_command_under_the_same_name_waits_until_the_first_has_gone(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a", NOTE_SIGTERM, log, "1")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}1").exists)
+        first = supervisor.pids["a"]
+        plan[0] = make_child("a", NOTE_SIGTERM, log, "2")
+        run_until(supervisor, Path(f"{log}2").exists)
+        assert log.read_text() == "1"
+        assert not is_alive(first)
+
+
+def test_who_is_planned_again_while_it_goes_starts_again(tmp_path):
+    log = tmp_path / "log"
+    plan = [make_child("a", NOTE_SIGTERM, log, "1")]
+    with Supervisor(lambda: plan, FAST) as supervisor:
+        run_until(supervisor, Path(f"{log}1").exists)
+        first = supervisor.pids["a"]
+        (spec,) = plan
+        plan.clear()
+        supervisor.tend()
+        plan.append(spec)
+        run_until(supervisor, lambda: supervisor.pids.get("a") not in (None, first))
+        assert not is_alive(first)
+
+
+def test_another_command_does_not_wait_for_what_the_first_did_wrong(tmp_path):
+    slow = SupervisorConfig(first_delay_s=3600.0, max_delay_s=3600.0, poll_s=0.01)
+    plan = [make_child("a", "raise SystemExit(1)")]
+    with Supervisor(lambda: plan, slow) as supervisor:
+        run_until(supervisor, lambda: not supervisor.pids)
+        plan[0] = make_child("a")
+        supervisor.tend()
+        assert supervisor.pids["a"]
+
+
+def test_nothing_lingers_not_even_what_a_child_has_started(tmp_path):
+    code = f"""
+import pathlib, subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
+pathlib.Path(sys.argv[1]).write_text(str(grandchild.pid))
+time.sleep(600)
+"""
+    note = tmp_path / "pid"
+    with Supervisor([make_child("parent", code, note)], FAST) as supervisor:
+        run_until(supervisor, lambda: note.exists() and note.read_text())
+        pids = [*supervisor.pids.values(), int(note.read_text())]
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(tmp_path):
+    ready = tmp_path / "ready"
+    stubborn = make_child("stubborn", IGNORE_SIGTERM, ready, stop_timeout_s=0.1)
+    with Supervisor([stubborn], FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        pid = supervisor.pids["stubborn"]
+    assert not is_alive(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run(number):
+    with Supervisor([make_child()], FAST) as supervisor:
+        pid = supervisor.pids["child"]
+        os.kill(os.getpid(), number)
+        supervisor.run()
+        assert supervisor.is_stopping
+    assert not is_alive(pid)
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
+    ready = tmp_path / "ready"
+    started_at = time.monotonic()
+    with Supervisor([make_child("draining", IGNORE_SIGTERM, ready)], FAST) as supervisor:
+        run_until(supervisor, ready.exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        supervisor.run()
+    assert time.monotonic() - started_at < 10.0
+
+
+def test_the_handlers_of_before_are_put_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with Supervisor([], FAST):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_terminals_ctrl_c_reaches_children_only_through_the_supervisor():
+    with Supervisor([make_child()], FAST) as supervisor:
+        assert os.getsid(supervisor.pids["child"]) != os.getsid(0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_children_die_with_a_supervisor_that_was_killed(tmp_path):
+    script = f"""
+import pathlib, sys
+from server.launch.supervisor import ChildSpec, Supervisor
+specs = [ChildSpec("child", (sys.executable, "-c", {SLEEP!r}), {{}})]
+with Supervisor(specs) as supervisor:
+    pathlib.Path(sys.argv[1]).write_text(str(supervisor.pids["child"]))
+    supervisor.run()
+"""
+    note = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", script, str(note)]) as process:
+        wait_until(lambda: note.exists() and note.read_text())
+        process.kill()
+    wait_until(lambda: not is_alive(int(note.read_text())))
+
+
+def test_a_data_directory_has_one_supervisor(tmp_path):
+    with (
+        lock_data_dir(tmp_path),
+        pytest.raises(DataDirInUse, match=f"process {os.getpid()}"),
+        lock_data_dir(tmp_path),
+    ):
+        pass
+    with lock_data_dir(tmp_path):
+        pass

@@ -1,0 +1,79 @@
+"""The script on a real Redis, at times that the tests hand in."""
+
+from dataclasses import replace
+
+from hypothesis import example, given, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from server.limits.redis_states import (
+    SCRIPT,
+    Answer,
+    acquire_call,
+    check_call,
+    settle_call,
+    standings_call,
+)
+from tests.server.limiter_machine import (
+    BORN_MS,
+    LATE_REFUNDS,
+    LimiterMachine,
+    check_expiry,
+    check_refunds,
+    refunds,
+)
+
+PREFIX = "chorale:{test}:1"
+
+
+class ScriptStates:
+    """Answers as `States` does."""
+
+    def __init__(self, client):
+        self.client = client
+        client.flushall()
+        client.set(f"{PREFIX}:born", BORN_MS)
+
+    def run(self, call, now_ms) -> Answer:
+        call = replace(call, clock_ms=now_ms)
+        keys = call.keys(PREFIX)
+        return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
+
+    def acquire(self, request_id, limits, units, lease_ms, now_ms):
+        call = acquire_call(request_id, limits, 0, lease_ms)
+        return list(self.run(replace(call, units=tuple(units)), now_ms).waits)
+
+    def check(self, limits, now_ms):
+        return list(self.run(check_call(limits), now_ms).waits)
+
+    def settle(self, grant, used_tokens, now_ms):
+        self.run(settle_call(grant, used_tokens), now_ms)
+
+    def standings(self, limits, now_ms, *, with_holders):
+        return self.run(standings_call(limits), now_ms).standings
+
+
+def test_the_script_is_the_models_step_by_step(redis_server):
+    client = redis_server.client
+
+    class ScriptMachine(LimiterMachine):
+        def make_subject(self):
+            return ScriptStates(client)
+
+    steps = settings(max_examples=30, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(ScriptMachine, settings=steps)
+
+
+def test_refunds_of_charges_that_are_open_together_are_the_models(redis_server):
+    client = redis_server.client
+
+    @settings(max_examples=100, deadline=None)
+    @given(refunds)
+    @example(LATE_REFUNDS)
+    def check(script):
+        check_refunds(ScriptStates(client), script)
+
+    check()
+
+
+def test_a_charge_expires_with_its_lease(redis_server):
+    check_expiry(ScriptStates(redis_server.client))

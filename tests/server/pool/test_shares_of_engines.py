@@ -1,0 +1,65 @@
+"""A tenant's share holds over real engine processes, by what the gateway passes on between them."""
+
+import asyncio
+import itertools
+from collections import Counter
+
+import pytest
+
+from server.pool.engines import Engines
+from tests.engine.fakes import make_message
+from tests.server.pool.test_engines import Pool, gateway
+
+DEMANDS = (("spread", "a"), ("spread", "b"), ("near", "a"), ("far", "b"))
+"""Tenants, and at which engines their requests always wait."""
+NUM_TOKENS = 2000
+
+
+@pytest.fixture
+def pool(tmp_path):
+    pool = Pool(tmp_path)
+    yield pool
+    for name in pool.processes:
+        pool.kill(name)
+
+
+async def generate_all_the_time(engines):
+    """Until there are `NUM_TOKENS`; how many of them were each tenant's."""
+    given, numbers = Counter(), itertools.count()
+
+    async def ask_again_and_again(tenant, name):
+        while given.total() < NUM_TOKENS:
+            message = make_message(
+                f"r{next(numbers)}", prompt=[7] * 5, max_tokens=10, tenant_id=tenant
+            )
+            async for output in engines.generate(message, name):
+                given[tenant] += len(output.new_token_ids)
+
+    async with asyncio.TaskGroup() as group:
+        for demand in DEMANDS * 4:
+            group.create_task(ask_again_and_again(*demand))
+    return given
+
+
+def share_of_spread(pool):
+    """Its tokens, for one of who got more of the others."""
+    pool.start("a", "b", step_s=0.01, max_num_seqs=2)
+
+    async def run():
+        async with gateway(pool, "a", "b") as engines:
+            return await generate_all_the_time(engines)
+
+    given = asyncio.run(run())
+    return given["spread"] / max(given["near"], given["far"])
+
+
+def test_who_asks_two_engines_gets_no_more_than_those_who_ask_one_each(pool):
+    assert share_of_spread(pool) < 1.35
+
+
+def test_it_gets_twice_as_much_where_engines_are_told_nothing(pool, monkeypatch):
+    async def tell_nobody(self):
+        pass
+
+    monkeypatch.setattr(Engines, "_pass_on_service", tell_nobody)
+    assert share_of_spread(pool) > 1.6

@@ -1,0 +1,245 @@
+"""Chats become the prompts that transformers makes of them, and nothing gets out of the sandbox.
+
+The templates in chat_templates/ use the language as those of the families do.
+"""
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from bench.tokenizer_families import make_tokenizer
+from server.text import chat_template
+from server.text.chat_template import ChatTemplate, TemplateError
+
+TEMPLATES = Path(__file__).parent / "chat_templates"
+NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "wetter",
+            "description": 'Wie wird\'s in <Köln> & "Umgebung"?',
+            "parameters": {"type": "object", "properties": {"ort": {"type": "string"}}},
+        },
+    }
+]
+CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "wetter", "arguments": {}}}
+
+pieces = st.sampled_from(
+    ["hi", " ", "\n", "\t", "{{ 7 * 7 }}", "{% raw %}", "{#", "}}", "<think>", "</think>", "<s>",
+     "</s>", "[INST]", "<|im_end|>", "<tool_response>", "</tool_response>", "é", "🙂", "\u2028",
+     "'", "<&>", '"', "\\", "stop", "skip"]
+)  # fmt: skip
+contents = st.lists(pieces | st.text(max_size=5), max_size=6).map("".join)
+turns = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": contents})
+others = st.one_of(
+    st.fixed_dictionaries({"role": st.sampled_from(["tool", "system", "x"]), "content": contents}),
+    st.just({"role": "assistant", "content": None, "tool_calls": [CALL]}),
+    st.builds(
+        lambda text: {"role": "assistant", "content": "", "reasoning_content": text}, contents
+    ),
+)
+
+
+@st.composite
+def conversations(draw):
+    """Often one that every template likes: roles in turn, maybe after a system message."""
+    texts = draw(st.lists(contents, min_size=1, max_size=6))
+    chat = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)]
+    if draw(st.booleans()):
+        chat.insert(0, {"role": "system", "content": draw(contents)})
+    return chat
+
+
+@cache
+def ours(name):
+    return ChatTemplate({"default": (TEMPLATES / f"{name}.jinja").read_text()}, SPECIAL)
+
+
+@cache
+def theirs(name):
+    return PreTrainedTokenizerFast(
+        tokenizer_object=make_tokenizer("llama2"),
+        chat_template=(TEMPLATES / f"{name}.jinja").read_text(),
+        **SPECIAL,
+    )
+
+
+def rendered(render):
+    """The prompt, or None if it was refused."""
+    try:
+        return render()
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=400, deadline=None)
+@given(
+    chat=conversations() | st.lists(turns | others, min_size=1, max_size=5),
+    tools=st.sampled_from([None, None, [], TOOLS]),
+)
+def test_a_prompt_is_what_transformers_makes_of_the_chat(name, chat, tools):
+    def reference():
+        return theirs(name).apply_chat_template(
+            chat, tools=tools, tokenize=False, add_generation_prompt=True
+        )
+
+    assert rendered(lambda: ours(name).render(chat, tools)) == rendered(reference)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=100, deadline=None)
+@given(chat=conversations().filter(lambda chat: len(chat) > 1 and chat[-1]["role"] == "assistant"))
+def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(name, chat):
+    def reference():
+        text = theirs(name).apply_chat_template(chat, tokenize=False, continue_final_message=True)
+        # A template that writes the message twice: theirs leaves its own mark there.
+        return None if "CONTINUE_FINAL_MESSAGE_TAG" in text else text
+
+    assert rendered(lambda: ours(name).render_open(chat)) == rendered(reference)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ordinary_chat_is_rendered(name):
+    chat = [{"role": "user", "content": "hi {{ 7 * 7 }}"}]
+    assert "hi {{ 7 * 7 }}" in ours(name).render(chat)
+
+
+def test_what_a_template_refuses_is_an_error_in_its_words():
+    chat = [{"role": "assistant", "content": "hi"}]
+    with pytest.raises(TemplateError, match="refused these messages: Roles must go user"):
+        ours("llama2").render(chat)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["{{ 1 / 0 }}", "{{ 'a' + 1 }}", "{{ nothing.x }}", "{{ 'a'.index('b') }}", "{{ [][1].x }}",
+     "{{ range(10 ** 9) | length }}", "{{ bos_token + 'x' }}",
+     "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"],
+)  # fmt: skip
+def test_a_fault_of_a_template_is_an_error_too(fault):
+    with pytest.raises(TemplateError, match="refused these messages"):
+        of(fault).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "escape",
+    ["{{ ''.__class__.__mro__[1].__subclasses__().pop }}", "{{ messages.append(1) }}",
+     "{{ cycler.__init__.__globals__.os.system('true') }}", "{{ dict.__subclasses__()[0].x }}",
+     "{{ raise_exception.__globals__.json }}", "{{ (messages|attr('__class__')).x }}",
+     "{{ '{0.__class__.x}'.format(messages) }}", "{% set ns = namespace(__class__=1) %}",
+     "{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "{% include '/etc/passwd' %}",
+     "{% import 'os' as os %}", "{{ self.__init__.__globals__.x }}",
+     "{{ messages[0].update(role='x') }}"],
+)  # fmt: skip
+def test_nothing_gets_out_of_the_sandbox(escape):
+    with pytest.raises(TemplateError, match="refused these messages"):
+        of(escape).render([{"role": "user", "content": "hi"}])
+
+
+def test_a_prompt_has_a_limit(monkeypatch):
+    monkeypatch.setattr(chat_template, "MAX_PROMPT_CHARACTERS", 1000)
+    echo = of(
+        "{% for m in messages %}{% for n in messages %}{{ m.content }}{% endfor %}{% endfor %}"
+    )
+    assert len(echo.render([{"role": "user", "content": "x" * 10}] * 10)) == 1000
+    with pytest.raises(TemplateError, match="longer than 1000 characters"):
+        echo.render([{"role": "user", "content": "x" * 10}] * 11)
+
+
+def test_a_template_that_does_not_parse_says_where():
+    with pytest.raises(TemplateError, match="line 2: "):
+        of("{{ 1 }}\n{% if %}")
+
+
+# ---- where a model keeps its template ----
+
+
+@pytest.mark.parametrize(
+    ("files", "prompt", "with_tools"),
+    [
+        ({"chat_template.jinja": "file", "tokenizer_config.json": "config"}, "file", "file"),
+        ({"tokenizer_config.json": "config"}, "config", "config"),
+        ({"tokenizer_config.json": {"tool_use": "t", "default": "d"}}, "d", "t"),
+        ({"tokenizer_config.json": {"rag": "r", "default": "d"}}, "d", "d"),
+        ({"tokenizer_config.json": {"tool_use": "t"}}, None, "t"),
+        ({"chat_template.jinja": "d", "additional_chat_templates/tool_use.jinja": "t"}, "d", "t"),
+        (
+            {"additional_chat_templates/rag.jinja": "r", "tokenizer_config.json": "config"},
+            None,
+            None,
+        ),
+        ({}, None, None),
+    ],
+)
+def test_a_template_is_found_where_transformers_finds_it(tmp_path, files, prompt, with_tools):
+    config = write_model(tmp_path, files)
+    chat = [{"role": "user", "content": "hi"}]
+    template = ChatTemplate.load(tmp_path, config)
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for tools, expected in ((None, prompt), (TOOLS, with_tools)):
+        assert rendered(lambda tools=tools: template.render(chat, tools)) == expected
+        assert expected == rendered(
+            lambda tools=tools: reference.apply_chat_template(chat, tools=tools, tokenize=False)
+        )
+
+
+def test_older_models_have_it_in_a_file_of_json(tmp_path):
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert ChatTemplate.load(tmp_path, {}).render([{"role": "user", "content": "hi"}]) == "json"
+
+
+def test_a_model_without_a_template_says_what_to_use():
+    with pytest.raises(TemplateError, match="/v1/completions"):
+        ChatTemplate({}, {}).render([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("in_a_map", [False, True])
+def test_special_tokens_are_variables_as_in_transformers(tmp_path, in_a_map):
+    named = {
+        "bos_token": {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False,
+                      "single_word": False, "__type": "AddedToken"},
+        "eos_token": "</s>", "add_bos_token": True, "pad_token": None, "image_token": "<unk>",
+    }  # fmt: skip
+    source = (
+        "{{ [bos_token, eos_token, pad_token is defined, add_bos_token is defined, image_token]}}"
+    )
+    write_model(tmp_path, {"chat_template.jinja": source})
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({} if in_a_map else named)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if in_a_map:
+        named["bos_token"].pop("__type")
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    chat = [{"role": "user", "content": "hi"}]
+    reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    expected = reference.apply_chat_template(chat, tokenize=False)
+    assert ChatTemplate.load(tmp_path, config).render(chat) == expected
+    assert "<s>" in expected
+
+
+def of(source):
+    return ChatTemplate({"default": source}, {})
+
+
+def write_model(folder, files):
+    """files: path -> template, or all templates by name. The tokenizer_config.json's content."""
+    make_tokenizer("llama2").save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name, template in files.items():
+        if name == "tokenizer_config.json":
+            named = isinstance(template, dict)
+            config["chat_template"] = (
+                [{"name": k, "template": v} for k, v in template.items()] if named else template
+            )
+        else:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(template)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return config
