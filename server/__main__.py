@@ -10,13 +10,13 @@ from types import FrameType
 
 import uvicorn
 
-from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
 from server.api.http_protocol import HttpLimits, protocol
-from server.api.logs import LogHandler, LogWriter
 from server.assembly import assemble
 from server.inference.drain import Drain
+from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
+from server.logs import LogHandler, LogWriter
 
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with what waits for it."""
@@ -29,7 +29,7 @@ def main() -> None:
     writer = LogWriter(sys.stderr, log_format)
     logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    admin_key = AdminKey.load(settings.data_dir)
+    admin_key = load_admin_key(settings.data_dir)
     gateway = assemble(settings, Path(written["model_dir"]), admin_key)
     config = uvicorn.Config(
         create_app(gateway, writer.write),

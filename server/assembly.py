@@ -19,17 +19,21 @@ from registry.uploads import Uploads
 from registry.validate import AdapterLimits
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
+from server.accounts.key_uses import KeyUses
 from server.adapters.proving import Prover
 from server.adapters.upload_completion import Completions
+from server.api.gateway import Gateway
 from server.api.metrics import Metrics
 from server.api.recordings import Recorder
 from server.billing.audit.auditor import INTERVAL_S as AUDIT_INTERVAL_S
 from server.billing.audit.auditor import Auditor
 from server.billing.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
 from server.billing.budget_watch import BudgetWatch
+from server.billing.budgets import HAS_HARD_BUDGET
 from server.billing.exports.schedules import TURN_S as EXPORTS_TURN_S
 from server.billing.exports.schedules import ScheduledExports
 from server.billing.failures import Failures
+from server.billing.holds import open_requests
 from server.billing.ledger_probe import LedgerProbe
 from server.billing.price_tags import PriceTags
 from server.billing.receipts.signing import Signer
@@ -40,10 +44,10 @@ from server.billing.storage_charges import Kept
 from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
-from server.gateway import Gateway
 from server.inference.drain import Drain
 from server.inference.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
-from server.inference.load_shedding import Load
+from server.inference.load_shedding import LoadShedder
+from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
@@ -82,7 +86,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     limiter = _limiter(settings, database, secrets.pepper)
     metrics = Metrics(engines, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
-    auditor = Auditor(database, settler, metrics)
+    auditor = Auditor(database, settler, metrics.note_audit)
     failures = Failures(database, signer)
     statements = Statements(database, signer)
     idempotency = IdempotencyKeys(
@@ -102,15 +106,13 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     return Gateway(
         settings=settings,
         database=database,
-        identities=Identities(database, secrets.pepper),
+        identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
         price_tags=PriceTags(database),
-        base=base,
+        base=ServedBase(base, Tokenizer(model_dir), engines),
         catalog=catalog,
         uploads=uploads,
         completions=Completions(functools.partial(complete_upload, uploads, database.begin)),
         prover=_prover(database, uploads, engines, metrics, _proof_dir(settings, work_dir)),
-        tokenizer=Tokenizer(model_dir),
-        engines=engines,
         settler=settler,
         signer=signer,
         leases=leases,
@@ -129,6 +131,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         metrics=metrics,
         pepper=secrets.pepper,
         admin_key=admin_key,
+        key_uses=KeyUses(database),
         work_dir=work_dir,
     )
 
@@ -161,7 +164,7 @@ def _engines(
     def extend_lease(low: LeaseLow) -> None:
         token_leases.extend_soon(engines, low)
 
-    client_key = PoolKeys.of(secrets).gateway.secret
+    client_key = PoolKeys.of(secrets.pepper).gateway.secret
     engines = Engines(
         Membership(data_dir), client_key, base_revision, running, settle_soon, extend_lease
     )
@@ -180,8 +183,8 @@ def _prover(
     return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=proof_dir)
 
 
-def _load(settings: Settings, running: Running, engines: Engines) -> Load:
-    return Load(
+def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:
+    return LoadShedder(
         running,
         max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
         max_wait_s=settings.first_token_timeout_s,
@@ -207,7 +210,7 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
     return SharedLimiter(
         name,
         RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
-        Epochs(database, f"gw-{uuid.uuid4()}"),
+        Epochs(database, f"gw-{uuid.uuid4()}", open_requests),
         max_lease_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
     )
 

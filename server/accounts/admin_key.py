@@ -1,12 +1,9 @@
 """The operator's key: from the environment, or from a file that may be replaced while we run."""
 
 import hmac
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-from server.launch.secrets import load_or_create_secret
 
 _LOOK_S = 1.0
 """The file is looked at so often at most: a new key is good, and the old one is not, after that."""
@@ -29,18 +26,6 @@ class AdminKey:
         self._monotonic = monotonic
         self._looked_at_s = monotonic()
         self._version = self._version_now()
-
-    @classmethod
-    def load(cls, data_dir: Path) -> "AdminKey":
-        """CHORALE_ADMIN_KEY, or the one in the data directory, made if missing.
-
-        Raises EmptySecret.
-        """
-        if given := os.environ.get("CHORALE_ADMIN_KEY"):
-            return cls(given)
-        path = data_dir / "admin.key"
-        is_new = not path.exists()
-        return cls(load_or_create_secret(path), path, is_new=is_new)
 
     def is_it(self, presented: str) -> bool:
         """In a time that tells nothing of the key."""

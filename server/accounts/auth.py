@@ -14,7 +14,6 @@ import json
 import re
 import secrets
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.accounts.tables import api_keys, tenants
-from server.billing.tables import budgets
 from server.limits.rules import Limit, Metric, Scope
 
 INFERENCE, ADMIN = "inference", "admin"
@@ -36,6 +34,8 @@ LIMITS: dict[str, Metric] = {
     "tokens_per_minute": "tokens",
     "max_concurrency": "concurrency",
 }
+
+_NOBODY = sa.false()
 
 MAX_CHAIN = 8
 """Keys that made one another, the first and the last counted."""
@@ -93,21 +93,23 @@ class Identity:
         return scope in self.scopes
 
 
-_HAS_HARD_BUDGET = (
-    sa.exists()
-    .where(budgets.c.tenant_id == tenants.c.tenant_id, budgets.c.enforcement == "hard")
-    .label("has_hard_budget")
-)
+def authenticate(
+    conn: Connection,
+    plaintext: str,
+    pepper: str,
+    now_ms: int,
+    has_hard_budget: sa.ColumnElement[bool] = _NOBODY,
+) -> Identity:
+    """Whose key this is. Raises InvalidApiKey, TenantSuspended.
 
-
-def authenticate(conn: Connection, plaintext: str, pepper: str, now_ms: int) -> Identity:
-    """Whose key this is. Raises InvalidApiKey, TenantSuspended."""
+    has_hard_budget: whether a row of tenants has one; read in the same query.
+    """
     key_id = parse_key(plaintext)
     query = (
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
         .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
-        .add_columns(_HAS_HARD_BUDGET)
+        .add_columns(has_hard_budget.label("has_hard_budget"))
         .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
         .where(api_keys.c.key_id == key_id)
     )
@@ -158,14 +160,6 @@ def makers_of(conn: Connection, created_by: str | None) -> dict[str, frozenset[s
         found[created_by] = parse_scopes(row.scopes)
         created_by = row.created_by
     return found
-
-
-def record_key_use(conn: Connection, last_used_at_ms: Mapping[str, int]) -> None:
-    """Note when keys were last used: {key_id: time}, gathered by the caller and written rarely."""
-    for key_id, at_ms in last_used_at_ms.items():
-        is_older = sa.func.coalesce(api_keys.c.last_used_at_ms, 0) < at_ms
-        query = sa.update(api_keys).where(api_keys.c.key_id == key_id, is_older)
-        conn.execute(query.values(last_used_at_ms=at_ms))
 
 
 def parse_key(plaintext: str) -> str:

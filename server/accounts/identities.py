@@ -7,6 +7,8 @@ seconds; what changes here, at once; that a key expires, at each use.
 import time
 from collections.abc import Callable
 
+import sqlalchemy as sa
+
 from server.accounts import auth
 from server.accounts.auth import Identity, InvalidApiKey
 from server.database import clock
@@ -15,19 +17,24 @@ from server.database.expiring_cache import MAX_ENTRIES, Remembered
 
 
 class Identities:
-    """By the whole HMAC of a key: a part of it, or of the key, could be another's."""
+    """Found by the whole HMAC of a key: a part of it, or of the key, could be another's.
+
+    has_hard_budget: see `auth.authenticate`.
+    """
 
     def __init__(
         self,
         database: Database,
         pepper: str,
         *,
+        has_hard_budget: sa.ColumnElement[bool],
         now_ms: Callable[[], int] = clock.now_ms,
         monotonic: Callable[[], float] = time.monotonic,
         max_identities: int = MAX_ENTRIES,
     ) -> None:
         self._database = database
         self._pepper = pepper
+        self._has_hard_budget = has_hard_budget
         self._now_ms = now_ms
         self._identities: Remembered[Identity] = Remembered(
             monotonic=monotonic, max_entries=max_identities
@@ -48,5 +55,7 @@ class Identities:
 
     async def _read(self, plaintext: str) -> Identity:
         return await self._database.read(
-            lambda conn: auth.authenticate(conn, plaintext, self._pepper, self._now_ms())
+            lambda conn: auth.authenticate(
+                conn, plaintext, self._pepper, self._now_ms(), self._has_hard_budget
+            )
         )

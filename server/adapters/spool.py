@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from server.api import errors
+from server.adapters.errors import uploads_busy
 
 # Of 16 MiB at most: 256 MiB of disk.
 MAX_PARTS = 16
@@ -19,9 +19,9 @@ class Spool:
 
     @contextmanager
     def place(self, tenant_id: str) -> Iterator[None]:
-        """Raises ApiError, 503, when all are taken."""
+        """Raises Unavailable when all are taken."""
         if self._parts.total() >= MAX_PARTS or self._parts[tenant_id] >= MAX_PARTS_PER_TENANT:
-            raise errors.uploads_busy("Too many parts are on their way; send it again shortly.")
+            raise uploads_busy("Too many parts are on their way; send it again shortly.")
         self._parts[tenant_id] += 1
         try:
             yield

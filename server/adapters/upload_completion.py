@@ -5,7 +5,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from registry.upload_rows import Upload
-from server.api import errors
+from server.adapters.errors import uploads_busy
 
 # Each assembles up to two adapters' bytes on disk.
 MAX_RUNNING = 4
@@ -26,14 +26,14 @@ class Completions:
     async def complete(self, tenant_id: str, upload_id: str) -> Upload:
         """Starts the completion or joins it; one that nobody waits for any more goes on.
 
-        Raises as registry.completion.complete_upload, and ApiError, 503, when too many wait.
+        Raises as registry.completion.complete_upload, and Unavailable when too many wait.
         """
         # By both: another tenant's id must not find it.
         key = f"{tenant_id} {upload_id}"
         task = self._tasks.get(key)
         if task is None:
             if len(self._tasks) >= MAX_RUNNING + MAX_WAITING:
-                raise errors.uploads_busy("Too many uploads are being checked; ask again shortly.")
+                raise uploads_busy("Too many uploads are being checked; ask again shortly.")
             task = asyncio.create_task(self._run(tenant_id, upload_id))
             self._tasks[key] = task
             task.add_done_callback(lambda _: self._tasks.pop(key))

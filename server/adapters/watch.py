@@ -19,7 +19,6 @@ from registry.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
-from server.gateway import Gateway
 from server.pool.engines import Engines
 
 logger = logging.getLogger(__name__)
@@ -29,14 +28,6 @@ _MINUTE_MS = 60_000
 # More than that at once is an import, and each tenant may only have a few under way.
 _MAX_PREFETCHES = 64
 _CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
-
-
-async def watch(gateway: Gateway) -> None:
-    """Until cancelled."""
-    watcher = AdapterWatch(gateway.database, gateway.engines, gateway.base.base_revision)
-    while True:
-        await watcher.tick()
-        await asyncio.sleep(TICK_S)
 
 
 class AdapterWatch:
@@ -59,6 +50,12 @@ class AdapterWatch:
         ] = ()  # whom, of all pins; none where somebody has to be told
         self._cleaned_at_ms = 0
         self._is_failing = False
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.tick()
+            await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
         """One look at the database. What could not be read is read at the next."""

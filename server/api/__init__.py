@@ -2,5 +2,5 @@
 
 This room alone knows HTTP statuses and headers: the rooms below raise errors of their own, and
 `foreign_errors` gives each family its status. It may import every room but `cli`, `client`,
-`cluster` and `launch`. It owns no state; what a gateway process holds is `server.gateway`.
+`cluster` and `launch`. It owns no state; what a gateway process holds is `server.api.gateway`.
 """

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -18,11 +18,12 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server.accounts.auth import record_key_use
-from server.adapters import watch
+from server.accounts.key_uses import KeyUses
+from server.adapters.watch import AdapterWatch
 from server.api import errors, foreign_errors
 from server.api.deps import authenticate, require_admin, usage_reader
 from server.api.errors import ApiError
+from server.api.gateway import Gateway
 from server.api.middleware import Edge, WriteLine
 from server.api.openapi import openapi_document
 from server.api.routes import (
@@ -52,11 +53,10 @@ from server.api.routes import (
 )
 from server.billing.ledger import adopt_events
 from server.billing.prices import ensure_price
+from server.billing.receipts.signing import Signer
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
-from server.database.database import DatabaseError
-from server.gateway import Gateway
-from server.inference import cancels
+from server.database.database import Database, DatabaseError
 from server.pool import autoscaler
 from server.version import VERSION
 
@@ -118,16 +118,17 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the gateway's parts, and end them in the opposite order, even if one of them fails."""
     gateway: Gateway = app.state.gateway
+    database, engines = gateway.database, gateway.base.engines
     async with AsyncExitStack() as ends:
-        ends.callback(gateway.database.close)
-        await asyncio.to_thread(gateway.database.migrate)
-        await gateway.database.write(lambda conn: ensure_price(conn, now_ms()))
-        await gateway.database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
-        await _adopt_events(gateway)
+        ends.callback(database.close)
+        await asyncio.to_thread(database.migrate)
+        await database.write(lambda conn: ensure_price(conn, now_ms()))
+        await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
+        await _adopt_events(database, gateway.signer)
         ends.push_async_callback(gateway.limiter.close)
         await gateway.limiter.start()
-        ends.push_async_callback(gateway.engines.close)
-        await gateway.engines.start()
+        ends.push_async_callback(engines.close)
+        await engines.start()
         await ends.enter_async_context(_working(gateway))
         yield
 
@@ -136,20 +137,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _working(gateway: Gateway) -> AsyncIterator[None]:
     """Run the gateway's background work; on the way out, let requests finish and be paid."""
     settling = asyncio.create_task(gateway.settler.run())
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            _sweep(gateway),
-            watch.watch(gateway),
-            autoscaler.run(gateway),
-            gateway.prover.run(),
-            gateway.failures.run(),
-            gateway.chores.run(),
-            cancels.watch(gateway),
-            gateway.drain.run(),
-            gateway.limiter.run(),
-        )
-    ]
+    tasks = [asyncio.create_task(work) for work in _background(gateway)]
     try:
         yield
     finally:
@@ -158,44 +146,55 @@ async def _working(gateway: Gateway) -> AsyncIterator[None]:
             task.cancel()
         await gateway.recorder.close()
         await gateway.token_leases.close()
-        await _write_key_uses(gateway)
+        await gateway.key_uses.write()
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
         await asyncio.gather(settling, *tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # they run out by themselves
             await gateway.leases.release()
 
 
-async def _adopt_events(gateway: Gateway) -> None:
+def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
+    """The work that runs until the gateway's end."""
+    settings, base = gateway.settings, gateway.base
+    yield _sweep(gateway.uploads, gateway.database, gateway.key_uses)
+    yield AdapterWatch(gateway.database, base.engines, base.model.base_revision).run()
+    yield autoscaler.run(
+        base.engines,
+        gateway.first_tokens,
+        settings.data_dir,
+        least=settings.engines,
+        most=settings.most_engines,
+        slo_first_token_s=settings.slo_first_token_s,
+    )
+    yield gateway.prover.run()
+    yield gateway.failures.run()
+    yield gateway.chores.run()
+    yield gateway.cancels.watch()
+    yield gateway.drain.run()
+    yield gateway.limiter.run()
+
+
+async def _adopt_events(database: Database, signer: Signer) -> None:
     """Usage that an older release recorded gets its entries, before anything new is posted."""
-    while await gateway.database.write(lambda conn: adopt_events(conn, gateway.signer, now_ms())):
+    while await database.write(lambda conn: adopt_events(conn, signer, now_ms())):
         pass
 
 
-async def _sweep(gateway: Gateway) -> None:
+async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> None:
     """Once a minute: end uploads and discard their parts, write down which keys were used.
 
     Once an hour, and at start: what was deleted is purged, objects without a row are swept.
     """
     for turn in itertools.count():
-        await _write_key_uses(gateway)
-        await _sweep_by(sweep_uploads, gateway)
+        await key_uses.write()
+        sweeps: list[Callable[[Uploads, Begin], object]] = [sweep_uploads]
         if turn % _SWEEPS_PER_PURGE == 0:
-            await _sweep_by(purge, gateway)
-            await _sweep_by(sweep_objects, gateway)
+            sweeps += [purge, sweep_objects]
+        for sweep in sweeps:
+            # What the store or the database does not do now, the next turn does.
+            with contextlib.suppress(RegistryError, DatabaseError):
+                await asyncio.to_thread(sweep, uploads, database.begin)
         await asyncio.sleep(_SWEEP_S)
-
-
-async def _sweep_by(sweep: Callable[[Uploads, Begin], object], gateway: Gateway) -> None:
-    # What the store or the database does not do now, the next turn does.
-    with contextlib.suppress(RegistryError, DatabaseError):
-        await asyncio.to_thread(sweep, gateway.uploads, gateway.database.begin)
-
-
-async def _write_key_uses(gateway: Gateway) -> None:
-    uses = dict(gateway.key_uses)
-    gateway.key_uses.clear()
-    with contextlib.suppress(DatabaseError):  # it is worth no request's failure, nor the exit's
-        await gateway.database.write(lambda conn: record_key_use(conn, uses))
 
 
 # ---- errors ----

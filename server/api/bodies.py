@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from server.api import errors
-from server.api.deps import GatewayDep
+from server.api.deps import MaxBodyBytesDep
 from server.api.json_text import check_json
 
 # 4 MiB at 140 kB/s, as slow as a part of an upload may come.
@@ -41,8 +41,8 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(received)
 
 
-async def _inference_body(request: Request, gateway: GatewayDep) -> bytes:
-    return await read_body(request, gateway.settings.max_body_bytes)
+async def _inference_body(request: Request, max_body_bytes: MaxBodyBytesDep) -> bytes:
+    return await read_body(request, max_body_bytes)
 
 
 BodyDep = Annotated[bytes, Depends(_inference_body)]

@@ -1,37 +1,100 @@
-"""What endpoints ask for: the gateway, and who calls.
+"""What endpoints ask for: single parts of the gateway, and who calls.
 
 Authentication is a dependency of every router; nothing here looks at a path.
 """
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from registry.catalog import Catalog
+from registry.uploads import Uploads
+from server import logs
 from server.accounts import auth
 from server.accounts.auth import Identity
-from server.api import errors, logs
-from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.accounts.identities import Identities
+from server.adapters.proving import Prover
+from server.adapters.spool import Spool
+from server.adapters.upload_completion import Completions
+from server.api import errors
+from server.api.gateway import Gateway
+from server.api.metrics import Metrics
+from server.api.serving import Serving
+from server.billing.audit.auditor import Auditor
+from server.billing.ledger_probe import LedgerProbe
+from server.billing.price_tags import PriceTags
+from server.billing.receipts.signing import Signer
+from server.billing.statements import Statements
+from server.database.database import Database
+from server.inference.cancels import Cancels
+from server.inference.drain import Drain
+from server.inference.load_shedding import LoadShedder
+from server.inference.served_base import ServedBase
+from server.limits.rules import Limiter
+from server.pool.engines import Engines
+from server.webhooks.urls import UrlRules
+
+T = TypeVar("T")
 
 _bearer = HTTPBearer(auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-async def get_gateway(request: Request) -> Gateway:
+def _gateway_of(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
 
-GatewayDep = Annotated[Gateway, Depends(get_gateway)]
+class _Part(Generic[T]):
+    """A dependency that is one part of the gateway."""
+
+    def __init__(self, pick: Callable[[Gateway], T]) -> None:
+        self._pick = pick
+
+    # Async: FastAPI would call a plain function on a thread.
+    async def __call__(self, request: Request) -> Any:
+        return self._pick(_gateway_of(request))
 
 
-async def authenticate(gateway: GatewayDep, bearer: Bearer) -> Identity:
+AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
+BaseDep = Annotated[ServedBase, Depends(_Part(lambda gateway: gateway.base))]
+CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]
+CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
+CompletionsDep = Annotated[Completions, Depends(_Part(lambda gateway: gateway.completions))]
+DatabaseDep = Annotated[Database, Depends(_Part(lambda gateway: gateway.database))]
+DrainDep = Annotated[Drain, Depends(_Part(lambda gateway: gateway.drain))]
+EnginesDep = Annotated[Engines, Depends(_Part(lambda gateway: gateway.base.engines))]
+IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
+LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]
+LimiterDep = Annotated[Limiter, Depends(_Part(lambda gateway: gateway.limiter))]
+LoadDep = Annotated[LoadShedder, Depends(_Part(lambda gateway: gateway.load))]
+MaxBodyBytesDep = Annotated[int, Depends(_Part(lambda gateway: gateway.settings.max_body_bytes))]
+MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
+PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
+PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
+ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
+ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
+SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
+SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
+StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]
+UploadsDep = Annotated[Uploads, Depends(_Part(lambda gateway: gateway.uploads))]
+WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webhook_rules))]
+WorkDirDep = Annotated[Path, Depends(_Part(lambda gateway: gateway.work_dir))]
+
+
+# ---- who calls ----
+
+
+async def authenticate(request: Request, bearer: Bearer) -> Identity:
     """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
     if bearer is None:
         raise errors.missing_api_key()
+    gateway = _gateway_of(request)
     identity = await gateway.identities.of(bearer.credentials)
-    gateway.key_uses[identity.key_id] = now_ms()
+    gateway.key_uses.note(identity.key_id)
     logs.note(tenant_id=identity.tenant_id, key_id=identity.key_id)
     return identity
 
@@ -58,19 +121,19 @@ UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE_READ))]
 TenantAdminKey = Annotated[Identity, Depends(_Scoped(auth.ADMIN))]
 
 
-async def require_admin(gateway: GatewayDep, bearer: Bearer) -> None:
+async def require_admin(request: Request, bearer: Bearer) -> None:
     """Only the operator's admin key."""
     if bearer is None:
         raise errors.missing_api_key()
-    if not gateway.admin_key.is_it(bearer.credentials):
+    if not _gateway_of(request).admin_key.is_it(bearer.credentials):
         raise errors.invalid_api_key()
 
 
-async def usage_reader(gateway: GatewayDep, bearer: Bearer) -> str | None:
+async def usage_reader(request: Request, bearer: Bearer) -> str | None:
     """The tenant whose usage a key reads; None, which is every tenant's, for the admin key."""
-    if bearer is not None and gateway.admin_key.is_it(bearer.credentials):
+    if bearer is not None and _gateway_of(request).admin_key.is_it(bearer.credentials):
         return None
-    identity = await authenticate(gateway, bearer)
+    identity = await authenticate(request, bearer)
     return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id
 
 

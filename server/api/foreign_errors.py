@@ -1,17 +1,26 @@
-"""Errors of other modules, as a customer is told of them: each family has its status here."""
+"""Errors of other rooms, as a client is told of them: each family has its status here."""
 
 from collections.abc import Callable
 from typing import Any
 
 from registry import errors as registry_errors
 from registry.errors import RegistryError
+from server import faults
 from server.accounts.auth import AuthError, InvalidApiKey, TenantSuspended
 from server.accounts.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
 from server.accounts.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
 from server.api import errors
 from server.api.errors import ApiError
-from server.api.limit_headers import refusal_headers
+from server.api.limit_headers import refusal_headers, retry_headers
+from server.billing.credits import IdempotencyKeyReused
 from server.database.database import DatabaseError
+from server.faults import Fault
+from server.inference.errors import (
+    IdempotencyKeyInUse,
+    IdempotencyKeyMismatch,
+    IdempotentAnswerTooLong,
+    metering_unavailable,
+)
 from server.limits.rules import RateLimited
 
 
@@ -57,7 +66,67 @@ def from_tenants(error: TenantError) -> ApiError:
 
 def from_database(error: DatabaseError) -> ApiError:
     """Which database, and what is wrong with it, is for the log."""
-    return errors.metering_unavailable()
+    return from_fault(metering_unavailable())
+
+
+def from_fault(fault: Fault) -> ApiError:
+    """By kind; a key of idempotency has an error type of its own."""
+    message, code, param = str(fault), fault.code, fault.param
+    match fault:
+        case IdempotencyKeyInUse() | IdempotencyKeyMismatch() | IdempotentAnswerTooLong():
+            return _from_idempotency(fault)
+        case IdempotencyKeyReused():
+            return ApiError(422, message, code=code, param=param)
+        case faults.Invalid():
+            return errors.invalid_request(message, param=param, code=code)
+        case faults.NotFound():
+            return errors.not_found(message, code=code or "not_found", param=param)
+        case faults.Conflict():
+            return errors.conflict(message, code=code or "conflict", param=param)
+        case faults.QuotaExceeded():
+            return errors.insufficient_quota(message)
+        case faults.Limited():
+            headers = {"x-ratelimit-scope": fault.scope} if fault.scope else {}
+            retry_after_s = fault.retry_after_s or 1.0
+            return errors.rate_limited(message, retry_after_s=retry_after_s, headers=headers)
+        case faults.Overloaded():
+            return ApiError(
+                503, message, type="overloaded_error", code=code, headers=_retry_of(fault)
+            )
+        case faults.Unavailable():
+            return ApiError(
+                503, message, type="service_unavailable", code=code, headers=_retry_of(fault)
+            )
+        case faults.TimedOut():
+            return ApiError(504, message, type="timeout_error", code=code)
+        case faults.Damaged():
+            # The stored object itself is at fault, so the client is told not to retry.
+            headers = {"x-should-retry": "false"}
+            return ApiError(502, message, type="server_error", code=code, headers=headers)
+        case faults.Failed():
+            return errors.internal_error()
+    raise AssertionError(f"unmapped {type(fault).__name__}")
+
+
+def _from_idempotency(fault: Fault) -> ApiError:
+    status = 422 if isinstance(fault, IdempotencyKeyMismatch) else 409
+    headers = {}
+    if isinstance(fault, IdempotencyKeyInUse):
+        headers = {"x-should-retry": "true", **_retry_of(fault)}
+    if isinstance(fault, IdempotentAnswerTooLong):
+        headers = {"x-should-retry": "false"}
+    return ApiError(
+        status,
+        str(fault),
+        type="idempotency_error",
+        code=fault.code,
+        param="Idempotency-Key",
+        headers=headers,
+    )
+
+
+def _retry_of(fault: Fault) -> dict[str, str]:
+    return {} if fault.retry_after_s is None else retry_headers(fault.retry_after_s)
 
 
 def from_registry(error: RegistryError) -> ApiError:
@@ -91,6 +160,7 @@ def from_registry(error: RegistryError) -> ApiError:
 
 
 FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
+    Fault: from_fault,
     RegistryError: from_registry,
     AuthError: from_auth,
     TenantError: from_tenants,

@@ -15,8 +15,8 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api import errors
-from server.api.logs import begin_notes, trace_of
 from server.api.metrics import Metrics
+from server.logs import begin_notes, trace_of
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
 
@@ -35,7 +35,7 @@ WriteLine = Callable[[Mapping[str, Any]], None]
 class Edge:
     """The outermost layer of ours around the application.
 
-    write_line: takes the log line of a request when its answer has ended (see server.api.logs).
+    write_line: takes the log line of a request when its answer has ended (see server.logs).
     """
 
     def __init__(self, app: ASGIApp, routed: FastAPI, metrics: Metrics, write_line: WriteLine):

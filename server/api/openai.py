@@ -15,6 +15,8 @@ from pydantic import Discriminator, Field, Tag
 from engine.messages import SamplingParams
 from server.api import errors
 from server.api.request_objects import RequestObject, parse_body, shown_key
+from server.inference import generation_request
+from server.inference.generation_request import GenerationRequest
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
@@ -114,23 +116,19 @@ class _Request(RequestObject):
     user: _Key = None
 
     @property
-    def request_key(self) -> str | None:
-        """The key of requests that belong together, which get one version of a weighted alias."""
-        return self.prompt_cache_key or self.safety_identifier or self.user
+    def asked_tokens(self) -> int | None:
+        """Completion tokens of each answer; None for as many as the context leaves."""
+        return self.max_tokens
 
     @property
-    def asked_tokens(self) -> int | None:
-        return self.max_tokens
+    @abstractmethod
+    def asked_prompts(self) -> generation_request.Chat | Sequence[str | list[int]]:
+        """The prompts as the model is given them."""
 
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens to name beside the chosen one; None for no logprobs."""
-
-    @property
-    def num_answers(self) -> int:
-        """How many answers the request gets, to all of its prompts together."""
-        return self.n
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -145,11 +143,6 @@ class _Request(RequestObject):
     def counts_usage(self) -> bool:
         """Whether every chunk says how many tokens there have been."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-    @property
-    def priority(self) -> int:
-        """AddRequest's: who asks for the flexible tier can wait."""
-        return _BATCH_PRIORITY if self.service_tier == "flex" else 0
 
     @property
     def served_tier(self) -> str:
@@ -175,27 +168,31 @@ class _Request(RequestObject):
                 "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
             )
 
-    def check_token_ids(self, vocabulary_size: int) -> None:
-        """Raises ApiError for an id that no token has."""
+    def for_model(self) -> GenerationRequest:
+        """The request without its shape."""
+        return GenerationRequest(
+            model=self.model,
+            prompts=self.asked_prompts,
+            sampling=self._sampling,
+            max_tokens=self.asked_tokens,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            priority=_BATCH_PRIORITY if self.service_tier == "flex" else 0,
+            request_key=self.prompt_cache_key or self.safety_identifier or self.user,
+            named_token_ids=self._named_token_ids,
+        )
+
+    @property
+    def _named_token_ids(self) -> dict[str, int]:
         named = {shown_key("logit_bias", token): int(token) for token in self.logit_bias}
         for field in ("stop_token_ids", "allowed_token_ids"):
             named |= {f"{field}[{i}]": token for i, token in enumerate(getattr(self, field))}
-        for param, token_id in named.items():
-            if token_id >= vocabulary_size:
-                raise errors.unknown_token_id(vocabulary_size, param=param)
+        return named
 
-    def check_max_tokens(self, max_tokens: int) -> None:
-        """Raises ApiError if min_tokens is more.   max_tokens: the limit of each answer."""
-        if self.min_tokens > max_tokens:
-            raise errors.invalid_request(
-                f"min_tokens: it may be at most {max_tokens}, the most that may be generated.",
-                param="min_tokens",
-            )
-
-    def sampling(self, max_tokens: int) -> SamplingParams:
-        """The sampling parameters as the engine wants them."""
+    @property
+    def _sampling(self) -> SamplingParams:
+        """The sampling parameters as the engine wants them, but for max_tokens."""
         return SamplingParams(
-            max_tokens=max_tokens,
+            max_tokens=0,
             n=self.n,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -228,6 +225,14 @@ class Chat(RequestObject):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
+    def for_template(self) -> generation_request.Chat:
+        """The chat as the model's template is given it."""
+        return generation_request.Chat(
+            messages=[message.plain() for message in self.messages],
+            continues=self.continue_final_message,
+            begins=self.add_generation_prompt is not False,
+        )
+
     def check_end(self) -> None:
         """Raises ApiError where the last message cannot be continued."""
         if not self.continue_final_message:
@@ -249,6 +254,10 @@ class ChatRequest(Chat, _Request):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
+
+    @property
+    def asked_prompts(self) -> generation_request.Chat:
+        return self.for_template()
 
     @property
     def asked_tokens(self) -> int | None:
@@ -293,14 +302,10 @@ class CompletionRequest(_Request):
     echo: bool = False
 
     @property
-    def prompts(self) -> Sequence[str | list[int]]:
+    def asked_prompts(self) -> Sequence[str | list[int]]:
         """Every prompt, each a text or its token ids."""
         is_one = _form(self.prompt) in ("a text", "ids")
         return cast(Sequence[str | list[int]], [self.prompt] if is_one else self.prompt)
-
-    @property
-    def num_answers(self) -> int:
-        return self.n * len(self.prompts)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -315,9 +320,10 @@ class CompletionRequest(_Request):
 
     def check(self) -> None:
         super().check()
-        if self.num_answers > _MAX_ANSWERS:
+        num_prompts = len(self.asked_prompts)
+        if self.n * num_prompts > _MAX_ANSWERS:
             raise errors.invalid_request(
-                f"n: {self.n} answers to each of {len(self.prompts)} prompts are more than "
+                f"n: {self.n} answers to each of {num_prompts} prompts are more than "
                 f"{_MAX_ANSWERS}; send fewer prompts in a request.",
                 param="n",
             )

@@ -12,9 +12,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 import msgspec
 
 from server.api import errors
-from server.api.errors import ApiError
+from server.api.foreign_errors import from_fault
 from server.billing.failures import Failures
 from server.database.database import LedgerUnavailable
+from server.faults import Failed, Fault, Limited, Overloaded, QuotaExceeded, Unavailable
+from server.inference.errors import draining
 from server.inference.idempotency import MAX_STORED_BYTES, Claim, IdempotencyKeys, StoredAnswer
 
 logger = logging.getLogger(__name__)
@@ -176,7 +178,7 @@ class Recorder:
         except asyncio.CancelledError:
             if recording.request_id:
                 await self._failures.note(recording.request_id)
-            await self._let_go(recording, errors.draining())
+            await self._let_go(recording, draining())
             raise
         # Whatever it is, somebody waits for it at the other end.
         except Exception as error:
@@ -188,13 +190,15 @@ class Recorder:
     async def _answer_error(self, recording: Recording, error: Exception) -> None:
         """It is the answer where the request was paid for and would end like this again."""
         is_paid, has_begun = recording.request_id is not None, recording.has_begun
-        if is_paid and not isinstance(error, ApiError):
+        if is_paid and not isinstance(error, Fault):
             logger.error("a request with an Idempotency-Key failed", exc_info=error)
-            error = error if has_begun else errors.internal_error()
-        if isinstance(error, ApiError) and _is_final(error) and is_paid and not has_begun:
-            headers = error.headers | {"content-type": "application/json"}
-            content = msgspec.json.encode(errors.error_body(error))
-            await recording.answer(error.status, headers, content)
+            error = error if has_begun else Failed()
+        if isinstance(error, Fault) and _is_final(error) and is_paid and not has_begun:
+            answer = from_fault(error)
+            headers = answer.headers | {"content-type": "application/json"}
+            await recording.answer(
+                answer.status, headers, msgspec.json.encode(errors.error_body(answer))
+            )
         else:
             await self._let_go(recording, error)
 
@@ -219,6 +223,6 @@ class Recorder:
             await asyncio.sleep(_RETRY_S)
 
 
-def _is_final(error: ApiError) -> bool:
-    """429 and 503 ask for the same request again: nothing of it was billed."""
-    return error.status not in (429, 503)
+def _is_final(fault: Fault) -> bool:
+    """Whether the same request would end like this again; if not, nothing of it was billed."""
+    return not isinstance(fault, QuotaExceeded | Limited | Overloaded | Unavailable)

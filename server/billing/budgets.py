@@ -232,6 +232,11 @@ def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
 
 # ---- statements, made once: they are on the way of every request ----
 
+HAS_HARD_BUDGET = sa.exists().where(
+    budgets.c.tenant_id == tenants.c.tenant_id, budgets.c.enforcement == "hard"
+)
+"""Whether a row of tenants has a hard budget."""
+
 _TENANT = sa.bindparam("tenant_id", type_=sa.String)
 _HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd).where(
     budgets.c.tenant_id == _TENANT, budgets.c.enforcement == "hard"

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.api import errors
 from server.billing import ledger
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.rating import format_usd
@@ -18,10 +17,21 @@ from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.tables import entries, holds, tenant_accounts
+from server.faults import Conflict, Invalid, NotFound
 
 CreditKind = Literal["credit", "payment"]
 
 _FROM: dict[CreditKind, str] = {"credit": "expense/credit", "payment": "cash/payment"}
+
+
+class IdempotencyKeyReused(Invalid):
+    """The key has posted something else."""
+
+    default_code = "idempotency_key_reused"
+
+    def __init__(self) -> None:
+        message = "This Idempotency-Key has posted something else; use a new one for each entry."
+        super().__init__(message, param="Idempotency-Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,9 @@ def post_credit(
     now_ms: int,
     actor: str = "operator",
 ) -> Receipt:
-    """Add to what a tenant has: given to it, or paid by it. Raises ApiError."""
+    """Add to what a tenant has: given to it, or paid by it.
+
+    Raises IdempotencyKeyReused."""
     assert amount_nanousd > 0
     lock_ledger(conn)
     asked = {"kind": kind, "tenant_id": tenant_id, "amount_nanousd": -amount_nanousd, "memo": memo}
@@ -90,7 +102,9 @@ def post_correction(
     now_ms: int,
     actor: str = "operator",
 ) -> Receipt:
-    """Undo an entry by its opposite. Raises ApiError, also where that was done before."""
+    """Undo an entry by its opposite.
+
+    Raises NotFound, Invalid, IdempotencyKeyReused, and Conflict where that was done before."""
     lock_ledger(conn)
     asked = {"kind": "correction", "reverses_entry_id": entry_id, "memo": memo}
     if known := _posted_with(conn, idempotency_key, asked):
@@ -98,20 +112,18 @@ def post_correction(
     query = sa.select(entries.c.kind, entries.c.amount_nanousd)
     entry = conn.execute(query.where(entries.c.entry_id == entry_id)).first()
     if entry is None:
-        raise errors.not_found(
-            f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id"
-        )
+        raise NotFound(f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id")
     if entry.kind == "correction":
-        raise errors.invalid_request(
+        raise Invalid(
             f"Entry {entry_id} is a correction, which stays; post a credit.", param="entry_id"
         )
     if entry.amount_nanousd == 0:
-        raise errors.invalid_request(f"Entry {entry_id} moved no money.", param="entry_id")
+        raise Invalid(f"Entry {entry_id} moved no money.", param="entry_id")
     receipt = ledger.reverse(
         conn, signer, entry_id, memo=memo, idempotency_key=idempotency_key, now_ms=now_ms
     )
     if receipt is None:
-        raise errors.conflict(
+        raise Conflict(
             f"Entry {entry_id} is corrected already.", code="already_corrected", param="entry_id"
         )
     _audit(conn, receipt, actor, now_ms)
@@ -119,14 +131,14 @@ def post_correction(
 
 
 def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) -> Receipt | None:
-    """What this key posted before. Raises ApiError if that was something else."""
+    """What this key posted before. Raises IdempotencyKeyReused."""
     query = select_receipts().where(entries.c.idempotency_key == idempotency_key)
     row = conn.execute(query).mappings().first()
     if row is None:
         return None
     receipt = sealed_receipt(dict(row))
     if any(receipt[name] != value for name, value in asked.items()):
-        raise errors.idempotency_key_reused()
+        raise IdempotencyKeyReused
     return receipt
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from registry.audit import record_audit
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of
-from server.billing.receipts.receipt import Receipt, rfc3339, tenant_account
+from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.receipts.rows import PAGE_SIZE, Place, read_receipts, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
@@ -23,6 +23,7 @@ from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.text.times import rfc3339
 
 GRACE_MS = 3_600_000
 """After a month, for what ended in it and is not posted yet."""

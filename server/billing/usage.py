@@ -12,7 +12,6 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.api.errors import invalid_request
 from server.billing.receipts.receipt import tenant_account
 from server.billing.tables import (
     entries,
@@ -22,6 +21,7 @@ from server.billing.tables import (
     usage_events,
     usage_rollups,
 )
+from server.faults import Invalid
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]
 MAX_GROUPS = 10_000
@@ -88,7 +88,7 @@ def sum_entries(
 ) -> list[UsageSum]:
     """One row per group, in the order of its dimensions; without any, one row in all.
 
-    At most one of day, hour and minute. Raises ApiError when there are more than MAX_GROUPS: a sum
+    At most one of day, hour and minute. Raises Invalid when there are more than MAX_GROUPS: a sum
     that is cut off is no sum.
     """
     group_by = tuple(dict.fromkeys(group_by))
@@ -105,7 +105,7 @@ def sum_entries(
     query = sa.select(*dimensions, *sums).group_by(*dimensions).limit(MAX_GROUPS + 1)
     found = conn.execute(query).mappings().all()
     if len(found) > MAX_GROUPS:
-        raise invalid_request(
+        raise Invalid(
             f"There are more than {MAX_GROUPS} groups; ask for a shorter time or fewer dimensions.",
             param="group_by",
         )

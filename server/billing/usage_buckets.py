@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from server.api.errors import invalid_request
 from server.billing.usage import Dimension, UsageSum
+from server.faults import Invalid
 
 Width = Literal["1m", "1h", "1d"]
 LineItem = Literal[
@@ -58,7 +58,7 @@ def cut_page(width: Width, start: int, end: int, limit: int, cursor: str | None)
     """The buckets of one page of [start, end).
 
     A cursor says where its page begins and where the query ends: what is used meanwhile moves
-    neither. Raises ApiError for a cursor of another query.
+    neither. Raises Invalid for a cursor of another query.
     """
     width_s = WIDTH_S[width]
     if cursor is not None:
@@ -87,9 +87,7 @@ def _decode(cursor: str) -> tuple[int, int]:
 
 
 def _invalid_page() -> Exception:
-    return invalid_request(
-        "page must be the next_page of an answer to the same query.", param="page"
-    )
+    return Invalid("page must be the next_page of an answer to the same query.", param="page")
 
 
 @dataclass(frozen=True, slots=True)

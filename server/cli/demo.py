@@ -33,7 +33,7 @@ def demo(
     ] = None,
 ) -> None:
     """Serve the demo model with two tenants and four adapters, until Ctrl-C."""
-    from server.launch.plan import write_private
+    from server.launch.children import write_private
 
     folder = Path(str(files("demo")))
     if not (folder / "model").is_dir():
@@ -56,9 +56,9 @@ def demo(
 
 def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:
     """Tenants, keys and adapters that are not there yet. The content of demo.json."""
-    from server.accounts.admin_key import AdminKey
+    from server.launch.secrets import load_admin_key
 
-    url, admin_key = base_url(settings), AdminKey.load(settings.data_dir).key
+    url, admin_key = base_url(settings), load_admin_key(settings.data_dir).key
     known_keys = _known_keys(settings.data_dir / "demo.json")
     tenants = []
     for name, adapter_names in _TENANTS.items():

@@ -123,9 +123,9 @@ def start_serving(
     logs: the folder in the data directory that gets all they write, and what their supervisor does;
     without it all is written to this process's own output.
     """
-    from server.accounts.admin_key import AdminKey
-    from server.launch.plan import ServeError, prepare, settle_settings
-    from server.launch.secrets import SecretError
+    from server.launch.errors import ServeError
+    from server.launch.plan import prepare, settle_settings
+    from server.launch.secrets import SecretError, load_admin_key
     from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
     try:
@@ -134,7 +134,7 @@ def start_serving(
             folder = _empty_folder(settings.data_dir / logs) if logs else None
             _begin_log(folder and folder / "supervisor.log")
             children = prepare(settings)
-            admin_key = AdminKey.load(settings.data_dir)
+            admin_key = load_admin_key(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():

@@ -16,7 +16,8 @@ from typing import Any
 import ray.util
 
 from engine.tcp import ADDRESS_FILE
-from server.cluster.pool import EngineTemplate, Kind, Placed, Pool, Role
+from server.cluster.pool import Placed, Pool, Role
+from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.local_pool import engine_name
 from server.launch.supervisor import Backoff, SupervisorConfig, die_with_parent
 

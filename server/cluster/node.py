@@ -17,15 +17,10 @@ from urllib.parse import unquote, urlparse
 from engine.leaving import is_settled
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
-from server.cluster.pool import EngineTemplate, Kind
-from server.launch.plan import (
-    ServeError,
-    base_revision_of,
-    engine_child,
-    fetcher_child,
-    find_model,
-    write_private,
-)
+from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
+from server.launch.engine_template import EngineTemplate, Kind
+from server.launch.errors import ServeError
+from server.launch.model_folder import find_model
 from server.launch.supervisor import ChildCannotStart, ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)

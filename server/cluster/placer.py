@@ -18,9 +18,9 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from server.cluster.config import PlacerConfig
 from server.cluster.coordinator import Coordinator
-from server.cluster.pool import COORDINATOR, first_line
+from server.cluster.pool import COORDINATOR, Pool, first_line
+from server.launch.placer_config import PlacerConfig
 from server.pool.files import (
     Member,
     PoolFileDamaged,
@@ -57,7 +57,7 @@ class Placer:
         self._members_path, self._wanted_path = members_path(data_dir), wanted_path(data_dir)
         # The same after a restart, so that what it wanted before does not count beside it.
         self._placer_id = f"{socket.gethostname()}:{data_dir}"
-        self._pool = config.pool(has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
+        self._pool = Pool.of_config(config, has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
         self._members = self._known_members()
         self._has_told = False
         self._problems: list[str] = []

@@ -6,51 +6,59 @@ a second; SQLite serves one gateway, where there is nobody else to ask.
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.tables import holds
 from server.database.clock import now_ms
-from server.database.database import LedgerUnavailable
-from server.gateway import Gateway
+from server.database.database import Database, LedgerUnavailable
+from server.pool.engines import Engines
+from server.pool.running import Running
 
 _POLL_S = 1.0
 _MAX_FOUND = 1000
 """The newest first: those of a gateway that died stay until their holds are voided."""
 
 
-async def cancel(gateway: Gateway, tenant_id: str, request_id: str) -> bool:
-    """False when the tenant has no such request under way. Raises LedgerUnavailable."""
-    if running := gateway.running.get(request_id, tenant_id):
-        running.is_cancelled = True
-        await gateway.engines.abort(request_id)
-        return True
-    if gateway.database.is_sqlite:
-        return False
-    return await gateway.database.write(lambda conn: note_cancel(conn, tenant_id, request_id))
+@dataclass(frozen=True, slots=True)
+class Cancels:
+    """Ends this gateway's requests, and asks other gateways to end theirs."""
 
+    database: Database
+    engines: Engines
+    running: Running
 
-async def watch(gateway: Gateway) -> None:
-    """Until cancelled."""
-    while True:
-        await asyncio.sleep(_POLL_S)
-        with contextlib.suppress(LedgerUnavailable):  # the next look asks again
-            await look(gateway)
+    async def cancel(self, tenant_id: str, request_id: str) -> bool:
+        """False when the tenant has no such request under way. Raises LedgerUnavailable."""
+        if running := self.running.get(request_id, tenant_id):
+            running.is_cancelled = True
+            await self.engines.abort(request_id)
+            return True
+        if self.database.is_sqlite:
+            return False
+        return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_id))
 
+    async def watch(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            with contextlib.suppress(LedgerUnavailable):  # the next look asks again
+                await self.look()
 
-async def look(gateway: Gateway) -> None:
-    """End what runs here and was cancelled, here or elsewhere. Raises LedgerUnavailable.
+    async def look(self) -> None:
+        """End what runs here and was cancelled, here or elsewhere. Raises LedgerUnavailable.
 
-    Again and again until it has ended: the first time may have been before the engine had it.
-    """
-    if len(gateway.running) and not gateway.database.is_sqlite:
-        for request_id in await gateway.database.read(noted_cancels):
-            if running := gateway.running.find(request_id):
-                running.is_cancelled = True
-    for request_id in gateway.running:
-        if (running := gateway.running.find(request_id)) and running.is_cancelled:
-            await gateway.engines.abort(request_id)
+        Again and again until it has ended: the first time may have been before the engine had it.
+        """
+        if len(self.running) and not self.database.is_sqlite:
+            for request_id in await self.database.read(noted_cancels):
+                if running := self.running.find(request_id):
+                    running.is_cancelled = True
+        for request_id in self.running:
+            if (running := self.running.find(request_id)) and running.is_cancelled:
+                await self.engines.abort(request_id)
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:

@@ -5,7 +5,7 @@ one that is ordered: with their usage and the last event, as a cancelled one's.
 import asyncio
 import contextlib
 
-from server.inference.load_shedding import Load
+from server.inference.load_shedding import LoadShedder
 from server.pool.engines import Engines
 from server.pool.running import Running
 
@@ -17,7 +17,9 @@ _LOOK_S = 0.05
 class Drain:
     """timeout_s: from `begin` to the exit."""
 
-    def __init__(self, load: Load, running: Running, engines: Engines, timeout_s: float) -> None:
+    def __init__(
+        self, load: LoadShedder, running: Running, engines: Engines, timeout_s: float
+    ) -> None:
         self._load = load
         self._running = running
         self._engines = engines

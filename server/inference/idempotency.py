@@ -20,9 +20,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Row
 
-from server.api import errors
 from server.database.clock import from_now, now_ms, postgres_now
 from server.database.database import Database
+from server.inference import errors
 from server.inference.tables import idempotency_keys
 
 MAX_KEY_CHARACTERS = 255
@@ -89,7 +89,8 @@ class IdempotencyKeys:
     async def claim(self, claim: Claim) -> StoredAnswer | None:
         """None: the key is ours, to be stored or let go. Else what it was answered before.
 
-        Raises ApiError: another request has the key, now or before; or the tenant has too many.
+        Raises Conflict where another request has the key, now or before, and Limited where the
+        tenant has too many.
         """
         found = await self._database.write(lambda conn: claim_key(conn, claim, self.claim_ms))
         if found is None:
@@ -97,11 +98,11 @@ class IdempotencyKeys:
         if isinstance(found, _TooMany):
             raise errors.too_many_idempotency_keys(MAX_KEYS_PER_TENANT)
         if found.body_sha256 != claim.body_sha256:
-            raise errors.idempotency_key_mismatch()
+            raise errors.IdempotencyKeyMismatch
         if found.status is None:
-            raise errors.idempotency_key_in_use()
+            raise errors.IdempotencyKeyInUse
         if found.body is None:
-            raise errors.idempotent_answer_too_long(found.request_id)
+            raise errors.IdempotentAnswerTooLong(found.request_id)
         return StoredAnswer(found.request_id, found.status, json.loads(found.headers), found.body)
 
     async def release(self, claim: Claim) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from server.accounts.auth import Identity
-from server.api import errors
+from server.inference import errors
 from server.pool.running import Running, RunningRequest
 
 _HALF_LIFE_S = 10.0
@@ -21,7 +21,7 @@ _PATIENCE_OF_BATCH = 0.5
 """Requests of the flexible tier are shed at half the wait that the others are."""
 
 
-class Load:
+class LoadShedder:
     """Decides whether there is room for one more request, by what runs and waits here.
 
     max_queued: the most answers of all tenants that may wait, at the engines that there are now.
@@ -49,7 +49,7 @@ class Load:
         self.is_draining = False
 
     def check(self, identity: Identity, priority: int, num_answers: int) -> None:
-        """Raises ApiError: 503 while draining or overloaded, 429 for a tenant's queue share.
+        """Raises Unavailable while draining, Overloaded, and Limited for a tenant's queue share.
 
         A share counts answers, as the engines' queues do. A tenant with none waiting may always
         ask, even for more at once than its share.
@@ -94,6 +94,10 @@ class Load:
         if not request.is_cold and index not in request.begun:
             self._first_tokens += 1
         self._running.begin(request, index)
+
+    def move(self, request: RunningRequest, engine: str) -> None:
+        """Note that another engine has the request from now on."""
+        self._running.move(request, engine)
 
     def remove(self, request: RunningRequest) -> None:
         self._pass_time()

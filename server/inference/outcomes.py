@@ -1,15 +1,15 @@
-"""How an engine's no becomes an answer: refusals, and failures on the way."""
+"""What an engine's no means for the request: refusals, and failures on the way."""
 
 from engine.errors import RequestRefused
 from engine.messages import AddRequest, RequestOutput
-from server.api import errors
-from server.api.errors import ApiError
+from server.faults import Failed, Fault
+from server.inference import errors
 
 
-def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str) -> ApiError | None:
-    """Of a request that the engine accepted and could not serve; None while all is well.
+def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str) -> Fault | None:
+    """The failure of a request that the engine accepted; None while all is well.
 
-    Never in the engine's words: `output.error` may name keys and hosts.
+    The engine's own words stay here: `output.error` may name keys and hosts.
     """
     if not output.num_completion_tokens:
         if output.stop_cause == "first_token_timeout":
@@ -33,20 +33,13 @@ def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str)
             return errors.adapter_not_invoked(param=prompt_param)
         case "gateway_lost":
             return errors.engine_unavailable()
-    return errors.internal_error()
+    return Failed()
 
 
-def refusal_of(refused: RequestRefused) -> ApiError:
-    """Of a request that the engine did not accept."""
+def refusal_of(refused: RequestRefused) -> Fault:
+    """The fault of a request that the engine did not accept."""
     if refused.reason == "queue_full":
         return errors.overloaded()
     if refused.reason == "metering_unavailable":
         return errors.metering_unavailable()
-    return errors.internal_error()
-
-
-def quarantined() -> ApiError:
-    return errors.invalid_request(
-        "The engine died twice while serving exactly this request; change it.",
-        code="request_quarantined",
-    )
+    return Failed()

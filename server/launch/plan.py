@@ -1,47 +1,51 @@
 """From settings to the processes of `chorale serve`: what each is given, and nothing more.
 
-    fetcher   python -m lora.fetch    object store to disk; has the store's credentials
-    engine    python -m engine        has the model; no credentials, no database; one or several
-    gateway   python -m server        HTTP; has the database, the store and the admin key
-    placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
-
-ServeError
-├── ModelNotFound         neither a folder nor a model that the hub would give
-├── ModelNotServed        it is there, and cannot be served as it is
-├── TooFewGpus            for so many engines
-├── RayMissing            engines are to run on a cluster, and its package is not installed
-├── AddressInUse          something else listens there
-└── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
+fetcher   python -m lora.fetch    object store to disk; has the store's credentials
+engine    python -m engine        has the model; no credentials, no database; one or several
+gateway   python -m server        HTTP; has the database, the store and the admin key
+placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
 """
 
 import contextlib
 import importlib.util
-import json
 import os
-import re
 import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
-from server.cluster.config import PlacerConfig, placer_command, placer_environment
-from server.cluster.pool import Kind
+from server.launch.children import (
+    CLUSTER,
+    GATEWAY_ONLY,
+    base_revision_of,
+    engine_child,
+    environment,
+    fetcher_child,
+    write_private,
+)
+from server.launch.engine_template import Kind
+from server.launch.errors import (
+    AddressInUse,
+    DataDirTooLong,
+    ModelNotServed,
+    RayMissing,
+    TooFewGpus,
+)
 from server.launch.gpus import VARIABLE as GPUS_VARIABLE
 from server.launch.gpus import share_of, visible_gpus
 from server.launch.local_pool import LocalPool, engine_name
+from server.launch.model_folder import find_model
+from server.launch.placer_config import PlacerConfig, placer_command, placer_environment
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec, Plan
 from server.pool.keys import PoolKeys
 from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 _MAX_SOCKET_PATH = 100
 """Linux has room for 107 bytes."""
 _SETTLE_S = 10.0
@@ -51,52 +55,6 @@ _KILL_S = 5.0
 _PLACER_STOP_S = 15.0
 """It says goodbye to a cluster."""
 _RETIRED = "engine.retired"
-
-# Of the environment, what only some of the processes may see.
-_STORE_CREDENTIALS = ("AWS_",)
-_CLUSTER = ("RAY_",)
-_GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
-
-
-class ServeError(Exception):
-    """Why nothing was started; str() is for the operator."""
-
-
-class ModelNotFound(ServeError):
-    def __init__(self, model: str, reason: str) -> None:
-        self.model = model
-        super().__init__(f"There is no model {model!r}: {reason}.")
-
-
-class ModelNotServed(ServeError):
-    pass
-
-
-class TooFewGpus(ServeError):
-    def __init__(self, num_engines: int, size: int, num_gpus: int) -> None:
-        self.num_needed, self.num_gpus = num_engines * size, num_gpus
-        super().__init__(
-            f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
-            " here; choose fewer --engines and --max-engines, or --device cpu."
-        )
-
-
-class RayMissing(ServeError):
-    def __init__(self) -> None:
-        super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
-
-
-class AddressInUse(ServeError):
-    def __init__(self, host: str, port: int, reason: str) -> None:
-        self.host, self.port = host, port
-        super().__init__(f"Cannot listen on {host}:{port} ({reason}); choose another --port.")
-
-
-class DataDirTooLong(ServeError):
-    def __init__(self, data_dir: Path) -> None:
-        super().__init__(
-            f"The path {data_dir} is too long for the sockets in it; choose a shorter --data-dir."
-        )
 
 
 def settle_settings(settings: Settings) -> Settings:
@@ -153,34 +111,6 @@ def _shares(settings: Settings) -> bool:
     """Whether there may be other gateways, which need the same secrets."""
     url = settings.database_url or "sqlite"
     return settings.redis_url is not None or not url.startswith("sqlite")
-
-
-def find_model(model: str) -> Path:
-    """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder.resolve()
-    if not _HUB_ID.fullmatch(model):
-        raise ModelNotFound(model, "no such folder, and no hub id either")
-    # Only here: its import takes longer than all the rest of a start from a folder.
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        first_line = str(error).strip().partition("\n")[0].rstrip(".")
-        reason = f"no such folder, and the hub does not give it ({first_line})"
-        raise ModelNotFound(model, reason) from error
-
-
-def write_private(path: Path, content: dict[str, Any]) -> None:
-    """JSON that may hold keys and passwords, with mode 0600."""
-    draft = path.with_suffix(".part")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file, indent=2)
-    draft.rename(path)
 
 
 def _check_length(settings: Settings, base: BaseModel) -> None:
@@ -247,17 +177,6 @@ def _fetcher(settings: Settings) -> ChildSpec:
     )
 
 
-def fetcher_child(
-    *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
-) -> ChildSpec:
-    """With the store's credentials, of all there is in the environment."""
-    command = (
-        sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
-        "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
-    )  # fmt: skip
-    return ChildSpec("fetcher", command, _environment(without=(*_GATEWAY_ONLY, *_CLUSTER)))
-
-
 def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> LocalPool:
     """config: what is the same for all engines. Raises TooFewGpus."""
     data_dir, size = settings.data_dir, settings.tensor_parallel_size
@@ -302,16 +221,11 @@ def _placer(settings: Settings, secrets: Secrets, config: dict[str, Any], module
         (settings.data_dir / "objects").mkdir(exist_ok=True)
     modules: dict[Kind, str] = {"engine": module, "retired": _RETIRED}
     path = settings.data_dir / "placer.json"
-    write_private(path, asdict(PlacerConfig.of(settings, PoolKeys.of(secrets), config, modules)))
-    environment = placer_environment(_environment(without=_GATEWAY_ONLY))
-    return ChildSpec("placer", placer_command(path), environment, _PLACER_STOP_S, stage=1)
-
-
-def base_revision_of(path: Path) -> str | None:
-    """Of an engine's configuration; None where there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads(path.read_text())["base_revision"])
-    return None
+    write_private(
+        path, asdict(PlacerConfig.of(settings, PoolKeys.of(secrets.pepper), config, modules))
+    )
+    own = placer_environment(environment(without=GATEWAY_ONLY))
+    return ChildSpec("placer", placer_command(path), own, _PLACER_STOP_S, stage=1)
 
 
 def _gpus_to_share(settings: Settings) -> list[str]:
@@ -324,22 +238,10 @@ def _gpus_to_share(settings: Settings) -> list[str]:
     return gpus
 
 
-def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
-    """Without credentials."""
-    command = (sys.executable, "-m", module, str(config_path))
-    environment = _environment(without=(*_GATEWAY_ONLY, *_STORE_CREDENTIALS, *_CLUSTER))
-    environment["OMP_NUM_THREADS"] = str(threads)
-    return ChildSpec(name, command, environment, stage=1)
-
-
 def _gateway(settings: Settings, module: str) -> ChildSpec:
     command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
     stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
-    return ChildSpec("gateway", command, _environment(without=_CLUSTER), stop_timeout_s, stage=2)
-
-
-def _environment(without: tuple[str, ...]) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return ChildSpec("gateway", command, environment(without=CLUSTER), stop_timeout_s, stage=2)
 
 
 def _free_port(host: str, port: int) -> int:

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from server.accounts.admin_key import AdminKey
+
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -97,6 +99,15 @@ def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> 
     finally:
         draft.unlink(missing_ok=True)
     return _load(path)
+
+
+def load_admin_key(data_dir: Path) -> AdminKey:
+    """CHORALE_ADMIN_KEY, or the key in the data directory, made if missing. Raises EmptySecret."""
+    if given := os.environ.get("CHORALE_ADMIN_KEY"):
+        return AdminKey(given)
+    path = data_dir / "admin.key"
+    is_new = not path.exists()
+    return AdminKey(load_or_create_secret(path), path, is_new=is_new)
 
 
 def replace_secret(path: Path) -> str:

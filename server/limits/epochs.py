@@ -20,10 +20,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from server.billing.tables import holds
 from server.database.clock import database_now_ms
 from server.database.database import Database
-from server.limits.rules import Limit, Scope
+from server.limits.rules import Limit
 from server.limits.tables import gateways, limiter_epochs
 
 Mode = Literal["redis", "local"]
@@ -31,14 +30,9 @@ Mode = Literal["redis", "local"]
 ALIVE_MS = 10_000
 """A gateway that was not seen for that long does not count."""
 _FORGOTTEN_MS = 3_600_000
-_MAX_CARRIED = 10_000
-"""Open holds of one limit that are carried; one with more seats taken is full anyway."""
 
-_SCOPES: dict[Scope, sa.Column[str]] = {
-    "tenant": holds.c.tenant_id,
-    "key": holds.c.key_id,
-    "adapter": holds.c.adapter_id,
-}
+OpenRequests = Callable[[Connection, Limit, int], list[tuple[str, int]]]
+"""(conn, limit, now_ms) to (request_id, left_ms) of all that may be under way and take a seat."""
 
 
 class StaleEpoch(Exception):
@@ -68,17 +62,6 @@ def check(conn: Connection, epoch: int | None) -> None:
         raise StaleEpoch(epoch)
 
 
-def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
-    """(request_id, left_ms) of all that may be under way and count under a limit of seats."""
-    query = (
-        sa.select(holds.c.request_id, holds.c.expires_at_ms)
-        .where(holds.c.state == "open", _SCOPES[limit.scope] == limit.scope_id)
-        .where(holds.c.expires_at_ms > now_ms)
-        .limit(_MAX_CARRIED)
-    )
-    return [(row.request_id, row.expires_at_ms - now_ms) for row in conn.execute(query)]
-
-
 class Epochs:
     """The row as one gateway knows it, and this gateway's heartbeat. Raises LedgerUnavailable."""
 
@@ -86,11 +69,13 @@ class Epochs:
         self,
         database: Database,
         gateway_id: str,
+        open_requests: OpenRequests,
         *,
         clock: Callable[[Connection], int] = database_now_ms,
     ) -> None:
         self._database = database
         self._gateway_id = gateway_id
+        self._open_requests = open_requests
         self._clock = clock
         self._seen_at_ms: int | None = None
         self.current: Epoch | None = None
@@ -106,11 +91,11 @@ class Epochs:
         return await self._database.read(self._clock)
 
     async def carried(self, limits: Sequence[Limit]) -> dict[Limit, list[tuple[str, int]]]:
-        """`open_requests` of each."""
+        """The open requests of each limit."""
 
         def read(conn: Connection) -> dict[Limit, list[tuple[str, int]]]:
             now_ms = self._clock(conn)
-            return {limit: open_requests(conn, limit, now_ms) for limit in limits}
+            return {limit: self._open_requests(conn, limit, now_ms) for limit in limits}
 
         return await self._database.read(read)
 

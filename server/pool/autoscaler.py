@@ -13,14 +13,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
-from server.pool.first_tokens import WINDOW_S
+from server.pool.first_tokens import WINDOW_S, FirstTokens
 
 if TYPE_CHECKING:
-    from server.gateway import Gateway
-    from server.pool.engines import EngineFigures
+    from server.pool.engines import EngineFigures, Engines
 
 logger = logging.getLogger(__name__)
 
@@ -132,25 +132,32 @@ def pool_figures(
     )
 
 
-async def run(gateway: "Gateway") -> None:
-    """Tell the placer what is wanted, where it may be more or less than what was configured."""
-    settings, path = gateway.settings, wanted_path(gateway.settings.data_dir)
-    if settings.most_engines == settings.engines:
+async def run(
+    engines: "Engines",
+    first_tokens: FirstTokens,
+    data_dir: Path,
+    *,
+    least: int,
+    most: int,
+    slo_first_token_s: float,
+) -> None:
+    """Tell the placer what is wanted, where that may be more or less than what was configured.
+
+    data_dir: where the placer reads it.   The others are `Autoscaler`'s.
+    """
+    if most == least:
         return
-    wanted = None
+    path, wanted = wanted_path(data_dir), None
     try:
         wanted = read_wanted(path)
     except PoolFileDamaged as error:
         logger.error("%s", error)
     autoscaler = Autoscaler(
-        least=settings.engines,
-        most=settings.most_engines,
-        wanted=wanted or settings.engines,
-        slo_first_token_s=settings.slo_first_token_s,
+        least=least, most=most, wanted=wanted or least, slo_first_token_s=slo_first_token_s
     )
     while True:
-        first_token_s = gateway.first_tokens.percentile_s(_SLO_SHARE)
-        figures = pool_figures(gateway.engines.figures(), first_token_s)
+        first_token_s = first_tokens.percentile_s(_SLO_SHARE)
+        figures = pool_figures(engines.figures(), first_token_s)
         decided = autoscaler.decide(time.monotonic(), figures)
         if decided != wanted:
             logger.info("%d engines are wanted (%s)", decided, figures)

@@ -10,8 +10,6 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
-from server.launch.secrets import Secrets
-
 _KEY_BYTES = 32
 _ID_BYTES = 8
 
@@ -42,12 +40,13 @@ class PoolKeys:
     pool_id: str
 
     @classmethod
-    def of(cls, secrets: Secrets) -> "PoolKeys":
-        pepper = bytes.fromhex(secrets.pepper)
+    def of(cls, pepper: str) -> "PoolKeys":
+        """pepper: the installation's secret, in hex."""
+        secret = bytes.fromhex(pepper)
         return cls(
-            CurveKeys.of(_derive(pepper, "engine of a pool", _KEY_BYTES)),
-            CurveKeys.of(_derive(pepper, "gateway of a pool", _KEY_BYTES)),
-            _derive(pepper, "name of a pool", _ID_BYTES).hex(),
+            CurveKeys.of(_derive(secret, "engine of a pool", _KEY_BYTES)),
+            CurveKeys.of(_derive(secret, "gateway of a pool", _KEY_BYTES)),
+            _derive(secret, "name of a pool", _ID_BYTES).hex(),
         )
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.billing.receipts.receipt import rfc3339
+from server.text.times import rfc3339
 from server.webhooks.tables import webhook_events, webhooks
 
 MAX_PENDING = 100

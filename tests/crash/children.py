@@ -102,8 +102,8 @@ def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
         gateway.database,
         gateway.signer,
         leases,
-        gateway.engines.read_journal,
-        engine_ids=gateway.engines.engine_ids,
+        gateway.base.engines.read_journal,
+        engine_ids=gateway.base.engines.engine_ids,
         config=SettlerConfig(poll_s=0.03, void_interval_s=0.05),
     )
     gateway = replace(gateway, leases=leases, settler=settler)

@@ -23,7 +23,7 @@ from engine.journal_files import Disk
 from engine.messages import AbortRequests, AddRequest, ReadJournal, StepOutputs
 from engine.records import JournalRecords
 from engine.wire import decode
-from server.gateway import Gateway
+from server.api.gateway import Gateway
 
 READY_PATH = "/is-ready"
 
@@ -241,7 +241,7 @@ class PointedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         if is_http and scope["path"] == READY_PATH:
-            status = 200 if self._gateway.engines.is_ready else 503
+            status = 200 if self._gateway.base.engines.is_ready else 503
             await Response(status_code=status)(scope, receive, send)
             return
 

@@ -59,7 +59,7 @@ def furnish(folder: Path) -> None:
     gateway = assemble(settings, DEMO, AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()
-    asyncio.run(gateway.engines.close())
+    asyncio.run(gateway.base.engines.close())
 
 
 def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> Result:

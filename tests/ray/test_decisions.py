@@ -15,16 +15,15 @@ import ray.exceptions
 from engine.leaving import mark_settled
 from engine.wire import write_vocabulary
 from server.cluster import coordinator
-from server.cluster.config import PlacerConfig
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
-from server.cluster.pool import EngineTemplate, Placed
-from server.launch.secrets import Secrets
+from server.cluster.pool import EngineTemplate, Placed, Pool
+from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
 from server.pool.files import Member, members_path, read_members, wanted_path, write_members
 from server.pool.keys import PoolKeys
 
-KEYS = PoolKeys.of(Secrets("1" * 64, "2" * 64))
+KEYS = PoolKeys.of("1" * 64)
 
 
 class FakeActor:
@@ -151,7 +150,7 @@ class World:
         monkeypatch.setattr(coordinator, "_place", self._place)
         monkeypatch.setattr(coordinator, "_find_slots", dict)
         monkeypatch.setattr(coordinator.threading, "Thread", self._no_thread)
-        self.pool = make_config(tmp_path).pool(has_gpus=False)
+        self.pool = Pool.of_config(make_config(tmp_path), has_gpus=False)
         self.folder = tmp_path
         self.roles = {}
         self.answers = {}

@@ -125,7 +125,7 @@ class ClusterStack(Stack):
 
 
 def namespace(stack: Stack) -> str:
-    return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir)).pool_id}"
+    return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir).pepper).pool_id}"
 
 
 def process_of(argument: Path) -> int:

@@ -14,9 +14,9 @@ from registry.ref import AdapterRef
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
 from server.api.app import create_app
+from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.prices import ensure_price
-from server.gateway import Gateway
 from server.launch.settings import Settings
 from server.pool.engines import EngineFigures
 from tests.server.factories import NOW_MS, make_tenant
@@ -89,6 +89,11 @@ class FakeEngines:
         )
 
 
+def with_engines(gateway: Gateway, engines: Any, **changes: Any) -> Gateway:
+    """The gateway with other engines, and with other parts of its own."""
+    return replace(gateway, base=replace(gateway.base, engines=engines), **changes)
+
+
 @dataclass
 class InProcess:
     """The gateway's application and its users."""
@@ -105,9 +110,9 @@ class InProcess:
         )
         engines = FakeEngines()
         built = assemble(settings, DEMO, AdminKey(ADMIN_KEY))
-        asyncio.run(built.engines.close())
+        asyncio.run(built.base.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
-        return cls(replace(built, engines=engines), engines)
+        return cls(with_engines(built, engines), engines)
 
     @property
     def app(self) -> FastAPI:
@@ -115,6 +120,12 @@ class InProcess:
         if self._app is None or self._app.state.gateway is not self.gateway:
             self._app = create_app(self.gateway)
         return self._app
+
+    def use(self, engines: Any) -> None:
+        """Go on with other engines; the application stays."""
+        self.engines, self.gateway = engines, with_engines(self.gateway, engines)
+        if self._app is not None:
+            self._app.state.gateway = self.gateway
 
     def close(self) -> None:
         self.gateway.database.close()

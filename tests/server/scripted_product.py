@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ from registry.ref import AdapterRef
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
 from server.api.app import create_app
+from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.prices import ensure_price
 from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
-from server.gateway import Gateway
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
 from tests.server.factories import NOW_MS, make_tenant
+from tests.server.in_process import with_engines
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 MAX_MODEL_LEN = 512
@@ -162,7 +163,7 @@ class Product:
         return self.post("completions", TEXT | changes)
 
     def words(self, ids: Sequence[int]) -> str:
-        return b"".join(self.gateway.tokenizer.vocabulary[i] for i in ids).decode()
+        return b"".join(self.gateway.base.tokenizer.vocabulary[i] for i in ids).decode()
 
     def hold(self) -> sa.Row[Any]:
         """The newest."""
@@ -181,7 +182,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     engines = ScriptedEngines()
     built = assemble(settings, DEMO, AdminKey("admin"))
     # Its clock stands still, or limits would refill while a test runs.
-    gateway = replace(built, engines=engines, limiter=MemoryLimiter(lambda: NOW_MS))
+    gateway = with_engines(built, engines, limiter=MemoryLimiter(lambda: NOW_MS))
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     tenant = make_tenant(gateway.database, tokens_per_minute=1000)
     api_key = gateway.database.write_sync(
@@ -189,7 +190,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     )
     yield Product(gateway, engines, tenant.tenant_id, api_key)
     gateway.database.close()
-    asyncio.run(built.engines.close())
+    asyncio.run(built.base.engines.close())
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:

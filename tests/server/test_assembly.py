@@ -1,7 +1,6 @@
 """What a gateway is made of, where its settings decide that."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from server.assembly import assemble
 from server.database.database import Database
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from tests.server.in_process import DEMO
+from tests.server.in_process import DEMO, with_engines
 
 
 @pytest.mark.parametrize("has_pool_dir", [False, True])
@@ -30,7 +29,7 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
         assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
         assert list(proof_dir.iterdir()) == []
         (proof_dir / "left").touch()
-        asyncio.run(gateway.engines.close())
+        asyncio.run(gateway.base.engines.close())
         gateway.database.close()
 
 
@@ -41,7 +40,7 @@ def test_whether_limits_are_degraded_is_a_metric(
     assert b"\nchorale_limiter_degraded 0.0\n" in gateway.metrics.render()
     monkeypatch.setattr(MemoryLimiter, "is_degraded", True)
     assert b"\nchorale_limiter_degraded 1.0\n" in gateway.metrics.render()
-    asyncio.run(gateway.engines.close())
+    asyncio.run(gateway.base.engines.close())
     gateway.database.close()
 
 
@@ -57,7 +56,7 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
 
     engines = Unreachable()
     settings = Settings(model=str(DEMO), data_dir=tmp_path)
-    gateway = replace(assemble(settings, DEMO, AdminKey("admin")), engines=engines)
+    gateway = with_engines(assemble(settings, DEMO, AdminKey("admin")), engines)
     app = create_app(gateway)
 
     async def run() -> None:

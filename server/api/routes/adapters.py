@@ -9,15 +9,25 @@ from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Canary, Move, Target
+from registry.catalog import Catalog
 from registry.upload_rules import RegistryLimits, check_room
+from registry.uploads import Uploads
 from server.accounts.auth import Identity
 from server.api.bodies import json_body
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep
+from server.api.deps import (
+    AdaptersReadKey,
+    AdaptersWriteKey,
+    CatalogDep,
+    DatabaseDep,
+    EnginesDep,
+    UploadsDep,
+)
 from server.api.routes.sharing import render_pins
 from server.billing.prices import Price, price_for, prices_for
 from server.billing.rating import monthly_storage_nanousd
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
+from server.pool.engines import Engines
 
 router = APIRouter(prefix="/adapters")
 
@@ -39,9 +49,9 @@ class _Alias(BaseModel):
     canary: _Canary | None = None
 
 
-def limits_of(gateway: Gateway, identity: Identity) -> RegistryLimits:
+def limits_of(uploads: Uploads, identity: Identity) -> RegistryLimits:
     """What this tenant may have and upload."""
-    return gateway.uploads.limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
+    return uploads.limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
 
 
 # ---- adapters ----
@@ -49,7 +59,9 @@ def limits_of(gateway: Gateway, identity: Identity) -> RegistryLimits:
 
 @router.get("")
 async def list_adapters(
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
     identity: AdaptersReadKey,
     after: Search | None = None,
     limit: Limit = 100,
@@ -58,51 +70,58 @@ async def list_adapters(
     """By name, those after the name `after` that have `search` in their name."""
 
     def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
-        found = gateway.catalog.list_adapters(
+        found = catalog.list_adapters(
             conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
-        return _adapters(gateway, conn, found[:limit]), len(found) > limit
+        return _adapters(catalog, engines, conn, found[:limit]), len(found) > limit
 
-    data, has_more = await gateway.database.read(read)
+    data, has_more = await database.read(read)
     return {"object": "list", "data": data, "has_more": has_more}
 
 
 @router.get("/{name}")
-async def get_adapter(name: str, gateway: GatewayDep, identity: AdaptersReadKey) -> dict[str, Any]:
-    return await gateway.database.read(
+async def get_adapter(
+    name: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    identity: AdaptersReadKey,
+) -> dict[str, Any]:
+    return await database.read(
         lambda conn: _adapter(
-            gateway, conn, gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+            catalog, engines, conn, catalog.get_adapter(conn, identity.tenant_id, name)
         )
     )
 
 
 @router.delete("/{name}")
 async def delete_adapter(
-    name: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """With its versions and aliases; within the retention it can be restored."""
-    await gateway.database.write(
-        lambda conn: gateway.catalog.delete_adapter(
-            conn, identity.tenant_id, name, actor=identity.actor
-        )
+    await database.write(
+        lambda conn: catalog.delete_adapter(conn, identity.tenant_id, name, actor=identity.actor)
     )
     return {"id": name, "object": "adapter.deleted", "deleted": True}
 
 
 @router.post("/{name}/restore")
 async def restore_adapter(
-    name: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
     """Undo the deletion, but for its pin and grants."""
 
     def restore(conn: Connection) -> Adapter:
-        adapter = gateway.catalog.restore_adapter(
-            conn, identity.tenant_id, name, actor=identity.actor
-        )
-        check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
+        adapter = catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
+        check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
         return adapter
 
-    return await _changed(gateway, restore)
+    return await _changed(database, catalog, engines, restore)
 
 
 # ---- versions ----
@@ -111,7 +130,9 @@ async def restore_adapter(
 @router.get("/{name}/versions")
 async def list_versions(
     name: str,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
     identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
@@ -120,7 +141,7 @@ async def list_versions(
     """Newest first; on request also those that were deleted, or purged after that."""
 
     def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
-        found = gateway.catalog.list_versions(
+        found = catalog.list_versions(
             conn,
             identity.tenant_id,
             name,
@@ -131,20 +152,20 @@ async def list_versions(
         # All of one adapter; without any there is nothing to price.
         adapter_id = found[0].adapter_id if found else None
         price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
-        shown = [render_version(gateway, version, price) for version in found[:limit]]
+        shown = [render_version(catalog, engines, version, price) for version in found[:limit]]
         return shown, len(found) > limit
 
-    data, has_more = await gateway.database.read(read)
+    data, has_more = await database.read(read)
     return {"object": "list", "data": data, "has_more": has_more}
 
 
 @router.delete("/{name}/versions/{version}")
 async def delete_version(
-    name: str, version: int, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str, version: int, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """A version that no alias means; within the retention it can be restored."""
-    await gateway.database.write(
-        lambda conn: gateway.catalog.delete_version(
+    await database.write(
+        lambda conn: catalog.delete_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
     )
@@ -153,19 +174,25 @@ async def delete_version(
 
 @router.post("/{name}/versions/{version}/restore")
 async def restore_version(
-    name: str, version: int, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    version: int,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
     def write(conn: Connection) -> dict[str, Any]:
-        restored = gateway.catalog.restore_version(
+        restored = catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
-        check_room(conn, identity.tenant_id, name, limits_of(gateway, identity), now_ms())
+        check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
         price = price_for(
             conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=restored.adapter_id
         )
-        return render_version(gateway, restored, price)
+        return render_version(catalog, engines, restored, price)
 
-    return await gateway.database.write(write)
+    return await database.write(write)
 
 
 # ---- aliases ----
@@ -175,15 +202,19 @@ async def restore_version(
 async def set_alias(
     name: str,
     alias: str,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Alias, json_body(_Alias)],
 ) -> dict[str, Any]:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
     return await _changed(
-        gateway,
-        lambda conn: gateway.catalog.set_alias(
+        database,
+        catalog,
+        engines,
+        lambda conn: catalog.set_alias(
             conn, identity.tenant_id, name, alias, body.version, canary, actor=identity.actor
         ),
     )
@@ -191,12 +222,19 @@ async def set_alias(
 
 @router.post("/{name}/aliases/{alias}/rollback")
 async def roll_back_alias(
-    name: str, alias: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    alias: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
     """Let the alias mean what it meant before its last move; again undoes that."""
     return await _changed(
-        gateway,
-        lambda conn: gateway.catalog.roll_back_alias(
+        database,
+        catalog,
+        engines,
+        lambda conn: catalog.roll_back_alias(
             conn, identity.tenant_id, name, alias, actor=identity.actor
         ),
     )
@@ -204,12 +242,19 @@ async def roll_back_alias(
 
 @router.delete("/{name}/aliases/{alias}")
 async def remove_alias(
-    name: str, alias: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str,
+    alias: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
     """Any but `latest`."""
     return await _changed(
-        gateway,
-        lambda conn: gateway.catalog.remove_alias(
+        database,
+        catalog,
+        engines,
+        lambda conn: catalog.remove_alias(
             conn, identity.tenant_id, name, alias, actor=identity.actor
         ),
     )
@@ -219,14 +264,15 @@ async def remove_alias(
 async def list_moves(
     name: str,
     alias: str,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
     identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Newest first, those before the move `before`."""
-    found = await gateway.database.read(
-        lambda conn: gateway.catalog.list_moves(
+    found = await database.read(
+        lambda conn: catalog.list_moves(
             conn, identity.tenant_id, name, alias, before=before, limit=limit + 1
         )
     )
@@ -237,12 +283,16 @@ async def list_moves(
 # ---- rendering ----
 
 
-async def _changed(gateway: Gateway, change: Callable[[Connection], Adapter]) -> dict[str, Any]:
+async def _changed(
+    database: Database, catalog: Catalog, engines: Engines, change: Callable[[Connection], Adapter]
+) -> dict[str, Any]:
     """The adapter after a change, as it was in the change's own transaction."""
-    return await gateway.database.write(lambda conn: _adapter(gateway, conn, change(conn)))
+    return await database.write(lambda conn: _adapter(catalog, engines, conn, change(conn)))
 
 
-def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[dict[str, Any]]:
+def _adapters(
+    catalog: Catalog, engines: Engines, conn: Connection, found: list[Adapter]
+) -> list[dict[str, Any]]:
     """Of one tenant. canaries: only of the aliases that have one."""
     if not found:
         return []
@@ -263,14 +313,16 @@ def _adapters(gateway: Gateway, conn: Connection, found: list[Adapter]) -> list[
             },
             "pin": pins.get(adapter.adapter_id),
             "latest": adapter.latest
-            and render_version(gateway, adapter.latest, prices[adapter.adapter_id]),
+            and render_version(catalog, engines, adapter.latest, prices[adapter.adapter_id]),
         }
         for adapter in found
     ]
 
 
-def _adapter(gateway: Gateway, conn: Connection, adapter: Adapter) -> dict[str, Any]:
-    return _adapters(gateway, conn, [adapter])[0]
+def _adapter(
+    catalog: Catalog, engines: Engines, conn: Connection, adapter: Adapter
+) -> dict[str, Any]:
+    return _adapters(catalog, engines, conn, [adapter])[0]
 
 
 def _canary(target: Target) -> dict[str, int] | None:
@@ -290,9 +342,11 @@ def _move(move: Move) -> dict[str, Any]:
     }
 
 
-def render_version(gateway: Gateway, version: Version, price: Price) -> dict[str, Any]:
+def render_version(
+    catalog: Catalog, engines: Engines, version: Version, price: Price
+) -> dict[str, Any]:
     """A version as its tenant sees it. tier: where its weights are in the engine now."""
-    residency = gateway.engines.residency(version.object_key)
+    residency = engines.residency(version.object_key)
     return {
         "version": version.version,
         "object": "adapter.version",
@@ -302,7 +356,7 @@ def render_version(gateway: Gateway, version: Version, price: Price) -> dict[str
         "size_bytes": version.size_bytes,
         "state": version.state,
         "tier": residency.tier if residency else "remote",
-        "is_servable": gateway.catalog.is_servable(version),
+        "is_servable": catalog.is_servable(version),
         "passport": render_passport(version.passport, version.size_bytes, price),
         "created_at": version.created_at_ms // 1000,
         "deleted_at": None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,

@@ -9,16 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
+from server.accounts.identities import Identities
 from server.accounts.tenants import Tenant, TenantLimits
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep
+from server.api.deps import DatabaseDep, EnginesDep, IdentitiesDep, PriceTagsDep
 from server.api.routes.budgets import Dollars, nanousd
 from server.api.routes.usage import GroupBy, Time, render_usage
 from server.billing import budgets
 from server.billing.budgets import Budget
+from server.billing.price_tags import PriceTags
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
 
 router = APIRouter()
 
@@ -50,7 +52,10 @@ class _NewTenant(_Limits):
 
 @router.post("/tenants", status_code=201)
 async def create_tenant(
-    body: Annotated[_NewTenant, json_body(_NewTenant)], gateway: GatewayDep
+    body: Annotated[_NewTenant, json_body(_NewTenant)],
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    price_tags: PriceTagsDep,
 ) -> dict[str, Any]:
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
 
@@ -62,32 +67,36 @@ async def create_tenant(
             _set_monthly_budget(conn, made, body.monthly_budget)
         return made
 
-    return await _write(gateway, create)
+    return await _write(database, identities, price_tags, create)
 
 
 @router.get("/tenants")
-async def list_tenants(gateway: GatewayDep) -> dict[str, Any]:
+async def list_tenants(database: DatabaseDep) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
         limits = _monthly_budgets(conn)
         return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
 
-    return {"object": "list", "data": await gateway.database.read(read), "has_more": False}
+    return {"object": "list", "data": await database.read(read), "has_more": False}
 
 
 @router.get("/tenants/{tenant}")
-async def get_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
+async def get_tenant(tenant: str, database: DatabaseDep) -> dict[str, Any]:
     """By id or by name."""
 
     def read(conn: Connection) -> dict[str, Any]:
         found = tenants.get_tenant(conn, tenant)
         return _tenant(found, _monthly_budgets(conn, found.tenant_id))
 
-    return await gateway.database.read(read)
+    return await database.read(read)
 
 
 @router.patch("/tenants/{tenant}")
 async def change_tenant(
-    tenant: str, body: Annotated[_Changes, json_body(_Changes)], gateway: GatewayDep
+    tenant: str,
+    body: Annotated[_Changes, json_body(_Changes)],
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    price_tags: PriceTagsDep,
 ) -> dict[str, Any]:
     """What is not named stays as it is."""
     named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
@@ -103,60 +112,73 @@ async def change_tenant(
             _set_monthly_budget(conn, found, body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
 
-    return await _write(gateway, change)
+    return await _write(database, identities, price_tags, change)
 
 
 @router.post("/tenants/{tenant}/suspend")
-async def suspend_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _change_status(gateway, tenant, tenants.suspend_tenant)
+async def suspend_tenant(
+    tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
+) -> dict[str, Any]:
+    return await _change_status(database, identities, price_tags, tenant, tenants.suspend_tenant)
 
 
 @router.post("/tenants/{tenant}/resume")
-async def resume_tenant(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _change_status(gateway, tenant, tenants.resume_tenant)
+async def resume_tenant(
+    tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
+) -> dict[str, Any]:
+    return await _change_status(database, identities, price_tags, tenant, tenants.resume_tenant)
 
 
 @router.get("/usage")
 async def get_usage(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
-    return await render_usage(gateway.database, None, start, end, group_by or ["tenant"])
+    return await render_usage(database, None, start, end, group_by or ["tenant"])
 
 
 @router.get("/residency")
-async def residency(gateway: GatewayDep) -> dict[str, Any]:
+async def residency(engines: EnginesDep) -> dict[str, Any]:
     """Where every adapter that an engine knows of is now."""
     data = [
         {"engine": name, **dataclasses.asdict(residency)}
-        for name, residency in gateway.engines.all_residency()
+        for name, residency in engines.all_residency()
     ]
     return {"object": "list", "data": data, "has_more": False}
 
 
 async def _change_status(
-    gateway: Gateway, tenant: str, change: Callable[..., None]
+    database: Database,
+    identities: Identities,
+    price_tags: PriceTags,
+    tenant: str,
+    change: Callable[..., None],
 ) -> dict[str, Any]:
     def write(conn: Connection) -> Tenant:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         change(conn, tenant_id, now_ms=now_ms())
         return tenants.get_tenant(conn, tenant_id)
 
-    return await _write(gateway, write)
+    return await _write(database, identities, price_tags, write)
 
 
-async def _write(gateway: Gateway, write: Callable[[Connection], Tenant]) -> dict[str, Any]:
+async def _write(
+    database: Database,
+    identities: Identities,
+    price_tags: PriceTags,
+    write: Callable[[Connection], Tenant],
+) -> dict[str, Any]:
     """A change that this gateway's next request sees."""
 
     def write_and_show(conn: Connection) -> dict[str, Any]:
         tenant = write(conn)
         return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
 
-    shown = await gateway.database.write(write_and_show)
-    gateway.identities.forget(shown["tenant_id"])
-    gateway.price_tags.forget()  # of another plan, maybe
+    shown = await database.write(write_and_show)
+    identities.forget(shown["tenant_id"])
+    price_tags.forget()  # of another plan, maybe
     return shown
 
 

@@ -4,14 +4,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.api.deps import GatewayDep
+from server.api.deps import AuditorDep
 from server.billing.audit.report import report_body
 
 router = APIRouter()
 
 
 @router.get("/audit")
-async def get_audit(gateway: GatewayDep) -> dict[str, Any]:
+async def get_audit(auditor: AuditorDep) -> dict[str, Any]:
     """`report` is null in a gateway that has done none yet: one of them does it for all."""
-    last = gateway.auditor.last
+    last = auditor.last
     return {"object": "audit", "report": None if last is None else report_body(last)}

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
-from server.api.deps import GatewayDep, TenantAdminKey
+from server.api.deps import DatabaseDep, TenantAdminKey
 from server.api.routes.lists import list_page
 from server.database.database import Database
 
@@ -24,7 +24,7 @@ _Seconds = Annotated[int | None, Query(ge=0, le=_MAX_S)]
 
 @router.get("/audit-log")
 async def get_own(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     identity: TenantAdminKey,
     actor: _Text = None,
     action: _Text = None,
@@ -43,12 +43,12 @@ async def get_own(
         end_ms=_milliseconds(end),
         after=after,
     )
-    return await _page(gateway.database, asked, limit)
+    return await _page(database, asked, limit)
 
 
 @admin_router.get("/audit-log")
 async def get_all(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     tenant: _Text = None,
     actor: _Text = None,
     action: _Text = None,
@@ -60,7 +60,7 @@ async def get_all(
     """tenant: an id or a name; its things only."""
     tenant_id = None
     if tenant is not None:
-        found = await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant))
+        found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))
         tenant_id = found.tenant_id
     asked = Asked(
         tenant_id=tenant_id,
@@ -70,7 +70,7 @@ async def get_all(
         end_ms=_milliseconds(end),
         after=after,
     )
-    return await _page(gateway.database, asked, limit)
+    return await _page(database, asked, limit)
 
 
 async def _page(database: Database, asked: Asked, limit: int) -> dict[str, Any]:

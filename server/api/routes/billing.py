@@ -11,13 +11,14 @@ from sqlalchemy import Connection
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, SignerDep, UsageKey
 from server.billing import credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.signing import Signer
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -49,41 +50,44 @@ class _Correction(BaseModel):
 
 
 @router.get("/balance")
-async def get_balance(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
-    return await _balance(gateway, identity.tenant_id)
+async def get_balance(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+    return await _balance(database, identity.tenant_id)
 
 
 @admin_router.get("/tenants/{tenant}/balance")
-async def get_balance_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _balance(gateway, tenant)
+async def get_balance_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _balance(database, tenant)
 
 
 @admin_router.post("/tenants/{tenant}/credits", status_code=201)
 async def add_credit(
     tenant: str,
     body: Annotated[_Amount, json_body(_Amount)],
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """Give a tenant something."""
-    return await _post_credit(gateway, "credit", tenant, body, idempotency_key)
+    return await _post_credit(database, signer, "credit", tenant, body, idempotency_key)
 
 
 @admin_router.post("/tenants/{tenant}/payments", status_code=201)
 async def add_payment(
     tenant: str,
     body: Annotated[_Amount, json_body(_Amount)],
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """What a tenant has paid, before or after it used anything."""
-    return await _post_credit(gateway, "payment", tenant, body, idempotency_key)
+    return await _post_credit(database, signer, "payment", tenant, body, idempotency_key)
 
 
 @admin_router.post("/corrections", status_code=201)
 async def add_correction(
     body: Annotated[_Correction, json_body(_Correction)],
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> dict[str, Any]:
     """Undo an entry, once, by an entry of its own."""
@@ -91,25 +95,30 @@ async def add_correction(
     def write(conn: Connection) -> Receipt:
         return credits.post_correction(
             conn,
-            gateway.signer,
+            signer,
             body.entry_id,
             memo=body.memo,
             idempotency_key=idempotency_key,
             now_ms=now_ms(),
         )
 
-    return _entry(await gateway.database.write(write))
+    return _entry(await database.write(write))
 
 
 async def _post_credit(
-    gateway: Gateway, kind: CreditKind, tenant: str, body: _Amount, idempotency_key: str
+    database: Database,
+    signer: Signer,
+    kind: CreditKind,
+    tenant: str,
+    body: _Amount,
+    idempotency_key: str,
 ) -> dict[str, Any]:
     amount_nanousd = _amount_nanousd(body)
 
     def write(conn: Connection) -> Receipt:
         return credits.post_credit(
             conn,
-            gateway.signer,
+            signer,
             kind,
             tenants.get_tenant(conn, tenant).tenant_id,
             amount_nanousd,
@@ -118,7 +127,7 @@ async def _post_credit(
             now_ms=now_ms(),
         )
 
-    return _entry(await gateway.database.write(write))
+    return _entry(await database.write(write))
 
 
 def _amount_nanousd(body: _Amount) -> int:
@@ -144,7 +153,7 @@ def _amount_nanousd(body: _Amount) -> int:
     return amount
 
 
-async def _balance(gateway: Gateway, tenant: str) -> dict[str, Any]:
+async def _balance(database: Database, tenant: str) -> dict[str, Any]:
     """tenant: id or name."""
 
     def read(conn: Connection) -> dict[str, Any]:
@@ -158,7 +167,7 @@ async def _balance(gateway: Gateway, tenant: str) -> dict[str, Any]:
             shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
         return shown
 
-    return await gateway.database.read(read)
+    return await database.read(read)
 
 
 def _entry(receipt: Receipt) -> dict[str, Any]:

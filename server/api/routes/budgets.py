@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
@@ -31,22 +31,20 @@ class _Amount(BaseModel):
 
 
 @router.get("/budgets")
-async def list_budgets(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
-    return await gateway.database.read(lambda conn: _list(conn, identity.tenant_id))
+async def list_budgets(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+    return await database.read(lambda conn: _list(conn, identity.tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets")
-async def list_budgets_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await gateway.database.read(
-        lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id)
-    )
+async def list_budgets_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await database.read(lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def get_budget(
-    tenant: str, kind: BudgetKind, enforcement: Enforcement, gateway: GatewayDep
+    tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
 ) -> dict[str, Any]:
-    return await gateway.database.read(lambda conn: _get(conn, tenant, kind, enforcement))
+    return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
 
 
 @admin_router.put("/tenants/{tenant}/budgets/{kind}/{enforcement}")
@@ -55,7 +53,8 @@ async def set_budget(
     kind: BudgetKind,
     enforcement: Enforcement,
     body: Annotated[_Amount, json_body(_Amount)],
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
 ) -> dict[str, Any]:
     """It holds from the next request on, at the other gateways within two seconds."""
 
@@ -69,14 +68,18 @@ async def set_budget(
         budgets.set_budget(conn, budget, now_ms=now_ms())
         return budget.tenant_id, _get(conn, budget.tenant_id, kind, enforcement)
 
-    tenant_id, shown = await gateway.database.write(write)
-    gateway.identities.forget(tenant_id)
+    tenant_id, shown = await database.write(write)
+    identities.forget(tenant_id)
     return shown
 
 
 @admin_router.delete("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def remove_budget(
-    tenant: str, kind: BudgetKind, enforcement: Enforcement, gateway: GatewayDep
+    tenant: str,
+    kind: BudgetKind,
+    enforcement: Enforcement,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
 ) -> dict[str, Any]:
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
@@ -84,7 +87,7 @@ async def remove_budget(
             raise _not_found()
         return tenant_id
 
-    gateway.identities.forget(await gateway.database.write(write))
+    identities.forget(await database.write(write))
     return {"object": "budget.deleted", "deleted": True}
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 
 from server.api import errors
-from server.api.deps import GatewayDep
+from server.api.deps import DatabaseDep, EnginesDep
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
 from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
@@ -15,27 +15,27 @@ router = APIRouter()
 
 
 @router.get("/engines")
-async def engines(gateway: GatewayDep) -> dict[str, Any]:
+async def engines(engines: EnginesDep) -> dict[str, Any]:
     """The pool, as this gateway sees it."""
-    data = [_render(figures) for figures in gateway.engines.figures()]
+    data = [_render(figures) for figures in engines.figures()]
     return {"object": "list", "data": data, "has_more": False}
 
 
 @router.post("/engines/{engine_id}/lost")
 async def lost(
-    gateway: GatewayDep, engine_id: Annotated[str, Path(max_length=64)]
+    database: DatabaseDep, engines: EnginesDep, engine_id: Annotated[str, Path(max_length=64)]
 ) -> dict[str, Any]:
     """Void what an engine held whose journal is gone for good: what ran there is free.
 
     Only holds that have expired: num_open others, of requests that might still run, want the same
     again later.
     """
-    if engine_id in gateway.engines.engine_ids():
+    if engine_id in engines.engine_ids():
         message = f"{engine_id} is there: what it held is settled from its journal."
         raise errors.conflict(message, code="engine_is_there")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE
     while voided == MAX_VOIDED_AT_ONCE:
-        voided, num_open = await gateway.database.write(
+        voided, num_open = await database.write(
             lambda conn: void_lost(conn, engine_id, actor="operator", now_ms=now_ms())
         )
         num_voided += voided

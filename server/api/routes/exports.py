@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey
 from server.api.routes.usage import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import (
@@ -44,7 +44,7 @@ class _NewSchedule(BaseModel):
 
 @router.get("/usage/export")
 async def export_usage(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     identity: UsageKey,
     format: ExportFormat = "csv",
     start: Time = None,
@@ -57,13 +57,13 @@ async def export_usage(
     after, through: go on behind the entry that came last, with the first answer's header.
     """
     return await _export(
-        gateway.database, identity.tenant_id, format, start, end, after=after, through=through
+        database, identity.tenant_id, format, start, end, after=after, through=through
     )
 
 
 @admin_router.get("/usage/export")
 async def export_all(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     tenant: Annotated[str | None, Query(max_length=64)] = None,
     format: ExportFormat = "csv",
     start: Time = None,
@@ -72,7 +72,7 @@ async def export_all(
     through: Number = None,
 ) -> StreamingResponse:
     """Of one tenant, by id or name, or of all, one after the other."""
-    database, tenant_id = gateway.database, None
+    database, tenant_id = database, None
     if tenant is not None:
         tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id
     return await _export(database, tenant_id, format, start, end, after=after, through=through)
@@ -141,22 +141,22 @@ def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
 
 
 @router.get("/usage/exports")
-async def list_schedules(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
-    found = await gateway.database.read(lambda c: schedules.list_of(c, identity.tenant_id))
+async def list_schedules(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+    found = await database.read(lambda c: schedules.list_of(c, identity.tenant_id))
     return {"object": "list", "data": [_schedule(each) for each in found], "has_more": False}
 
 
 @router.put("/usage/exports/{format}")
 async def put_schedule(
     format: ExportFormat,
-    gateway: GatewayDep,
+    database: DatabaseDep,
     identity: UsageKey,
     body: Annotated[_NewSchedule, json_body(_NewSchedule)],
 ) -> dict[str, Any]:
     """What there is of it already stays; the first one begins with the first receipt."""
     await _open_encoder(format)
     return _schedule(
-        await gateway.database.write(
+        await database.write(
             lambda conn: schedules.put_schedule(
                 conn,
                 identity.tenant_id,
@@ -171,10 +171,10 @@ async def put_schedule(
 
 @router.delete("/usage/exports/{format}")
 async def delete_schedule(
-    format: ExportFormat, gateway: GatewayDep, identity: UsageKey
+    format: ExportFormat, database: DatabaseDep, identity: UsageKey
 ) -> dict[str, Any]:
     """Its objects stay."""
-    await gateway.database.write(
+    await database.write(
         lambda conn: schedules.delete_schedule(
             conn, identity.tenant_id, format, now_ms(), actor=identity.actor
         )

@@ -9,12 +9,13 @@ from sqlalchemy import Connection
 
 from server.accounts import keys, tenants
 from server.accounts.auth import Identity
+from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, TenantAdminKey
+from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
 from server.api.routes.lists import list_page
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -67,163 +68,202 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 
 @router.post("/keys", status_code=201)
 async def create_own(
-    gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
+    database: DatabaseDep, pepper: PepperDep, identity: TenantAdminKey, body: _TermsBody
 ) -> dict[str, Any]:
     """Within what the asking key has; the one answer that carries the key itself."""
-    return await _create(gateway, identity.tenant_id, body, identity)
+    return await _create(database, pepper, identity.tenant_id, body, identity)
 
 
 @router.get("/keys")
 async def list_own(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     identity: TenantAdminKey,
     after: _After = None,
     limit: _PageSize = 100,
 ) -> dict[str, Any]:
-    return await _list(gateway, identity.tenant_id, after, limit)
+    return await _list(database, identity.tenant_id, after, limit)
 
 
 @router.get("/keys/{key_id}")
-async def get_own(key_id: str, gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
-    return await _get(gateway, identity.tenant_id, key_id)
+async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _get(database, identity.tenant_id, key_id)
 
 
 @router.patch("/keys/{key_id}")
 async def change_own(
-    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _TermsBody
+    key_id: str,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    identity: TenantAdminKey,
+    body: _TermsBody,
 ) -> dict[str, Any]:
     """What is not named stays as it is."""
-    return await _change(gateway, identity.tenant_id, key_id, body, identity)
+    return await _change(database, identities, identity.tenant_id, key_id, body, identity)
 
 
 @router.post("/keys/{key_id}/rotate", status_code=201)
 async def rotate_own(
-    key_id: str, gateway: GatewayDep, identity: TenantAdminKey, body: _RotationBody
+    key_id: str,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    pepper: PepperDep,
+    identity: TenantAdminKey,
+    body: _RotationBody,
 ) -> dict[str, Any]:
-    return await _rotate(gateway, identity.tenant_id, key_id, body, identity)
+    return await _rotate(database, identities, pepper, identity.tenant_id, key_id, body, identity)
 
 
 @router.delete("/keys/{key_id}")
-async def revoke_own(key_id: str, gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
-    return await _revoke(gateway, identity.tenant_id, key_id, identity)
+async def revoke_own(
+    key_id: str, database: DatabaseDep, identities: IdentitiesDep, identity: TenantAdminKey
+) -> dict[str, Any]:
+    return await _revoke(database, identities, identity.tenant_id, key_id, identity)
 
 
 # ---- the operator ----
 
 
 @admin_router.post("/tenants/{tenant}/keys", status_code=201)
-async def create_key(tenant: str, body: _TermsBody, gateway: GatewayDep) -> dict[str, Any]:
+async def create_key(
+    tenant: str, body: _TermsBody, database: DatabaseDep, pepper: PepperDep
+) -> dict[str, Any]:
     """The one answer that carries the key itself."""
-    return await _create(gateway, await _tenant_id(gateway, tenant), body)
+    return await _create(database, pepper, await _tenant_id(database, tenant), body)
 
 
 @admin_router.get("/tenants/{tenant}/keys")
 async def list_keys(
-    tenant: str, gateway: GatewayDep, after: _After = None, limit: _PageSize = 100
+    tenant: str, database: DatabaseDep, after: _After = None, limit: _PageSize = 100
 ) -> dict[str, Any]:
-    return await _list(gateway, await _tenant_id(gateway, tenant), after, limit)
+    return await _list(database, await _tenant_id(database, tenant), after, limit)
 
 
 @admin_router.get("/tenants/{tenant}/keys/{key_id}")
-async def get_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _get(gateway, await _tenant_id(gateway, tenant), key_id)
+async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _get(database, await _tenant_id(database, tenant), key_id)
 
 
 @admin_router.patch("/tenants/{tenant}/keys/{key_id}")
 async def change_key(
-    tenant: str, key_id: str, body: _TermsBody, gateway: GatewayDep
+    tenant: str, key_id: str, body: _TermsBody, database: DatabaseDep, identities: IdentitiesDep
 ) -> dict[str, Any]:
     """What is not named stays as it is."""
-    return await _change(gateway, await _tenant_id(gateway, tenant), key_id, body)
+    return await _change(database, identities, await _tenant_id(database, tenant), key_id, body)
 
 
 @admin_router.post("/tenants/{tenant}/keys/{key_id}/rotate", status_code=201)
 async def rotate_key(
-    tenant: str, key_id: str, body: _RotationBody, gateway: GatewayDep
+    tenant: str,
+    key_id: str,
+    body: _RotationBody,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    pepper: PepperDep,
 ) -> dict[str, Any]:
-    return await _rotate(gateway, await _tenant_id(gateway, tenant), key_id, body)
+    return await _rotate(
+        database, identities, pepper, await _tenant_id(database, tenant), key_id, body
+    )
 
 
 @admin_router.delete("/tenants/{tenant}/keys/{key_id}")
-async def revoke_key(tenant: str, key_id: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _revoke(gateway, await _tenant_id(gateway, tenant), key_id)
+async def revoke_key(
+    tenant: str, key_id: str, database: DatabaseDep, identities: IdentitiesDep
+) -> dict[str, Any]:
+    return await _revoke(database, identities, await _tenant_id(database, tenant), key_id)
 
 
 # ---- both ----
 
 
-async def _tenant_id(gateway: Gateway, tenant: str) -> str:
+async def _tenant_id(database: Database, tenant: str) -> str:
     """Of an id or a name. Raises TenantNotFound."""
-    found = await gateway.database.read(lambda conn: tenants.get_tenant(conn, tenant))
+    found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))
     return found.tenant_id
 
 
-async def _write(gateway: Gateway, tenant_id: str, write: Callable[[Connection], T]) -> T:
+async def _write(
+    database: Database, identities: Identities, tenant_id: str, write: Callable[[Connection], T]
+) -> T:
     """A change that this gateway's next request sees."""
     try:
-        return await gateway.database.write(write)
+        return await database.write(write)
     finally:
-        gateway.identities.forget(tenant_id)
+        identities.forget(tenant_id)
 
 
 async def _create(
-    gateway: Gateway, tenant_id: str, body: _Terms, by: Identity | None = None
+    database: Database, pepper: str, tenant_id: str, body: _Terms, by: Identity | None = None
 ) -> dict[str, Any]:
     def create(conn: Connection) -> tuple[ApiKey, str]:
         given = {"name": "", **body.given()}
-        return keys.create_key(
-            conn, tenant_id, pepper=gateway.pepper, now_ms=now_ms(), by=by, **given
-        )
+        return keys.create_key(conn, tenant_id, pepper=pepper, now_ms=now_ms(), by=by, **given)
 
-    key, plaintext = await gateway.database.write(create)
+    key, plaintext = await database.write(create)
     return {**_key(key), "api_key": plaintext}
 
 
-async def _list(gateway: Gateway, tenant_id: str, after: str | None, limit: int) -> dict[str, Any]:
-    found = await gateway.database.read(
+async def _list(
+    database: Database, tenant_id: str, after: str | None, limit: int
+) -> dict[str, Any]:
+    found = await database.read(
         lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
     )
     return list_page([_key(key) for key in found], "key_id", limit)
 
 
-async def _get(gateway: Gateway, tenant_id: str, key_id: str) -> dict[str, Any]:
-    return _key(await gateway.database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
+async def _get(database: Database, tenant_id: str, key_id: str) -> dict[str, Any]:
+    return _key(await database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
 
 
 async def _change(
-    gateway: Gateway, tenant_id: str, key_id: str, body: _Terms, by: Identity | None = None
+    database: Database,
+    identities: Identities,
+    tenant_id: str,
+    key_id: str,
+    body: _Terms,
+    by: Identity | None = None,
 ) -> dict[str, Any]:
     def change(conn: Connection) -> ApiKey:
         return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
 
-    return _key(await _write(gateway, tenant_id, change))
+    return _key(await _write(database, identities, tenant_id, change))
 
 
 async def _rotate(
-    gateway: Gateway, tenant_id: str, key_id: str, body: _Rotation, by: Identity | None = None
+    database: Database,
+    identities: Identities,
+    pepper: str,
+    tenant_id: str,
+    key_id: str,
+    body: _Rotation,
+    by: Identity | None = None,
 ) -> dict[str, Any]:
     def rotate(conn: Connection) -> tuple[ApiKey, str]:
         return keys.rotate_key(
             conn,
             tenant_id,
             key_id,
-            gateway.pepper,
+            pepper,
             overlap_s=body.overlap_s,
             now_ms=now_ms(),
             by=by,
         )
 
-    key, plaintext = await _write(gateway, tenant_id, rotate)
+    key, plaintext = await _write(database, identities, tenant_id, rotate)
     return {**_key(key), "api_key": plaintext}
 
 
 async def _revoke(
-    gateway: Gateway, tenant_id: str, key_id: str, by: Identity | None = None
+    database: Database,
+    identities: Identities,
+    tenant_id: str,
+    key_id: str,
+    by: Identity | None = None,
 ) -> dict[str, Any]:
     def revoke(conn: Connection) -> None:
         keys.revoke_key(conn, tenant_id, key_id, now_ms=now_ms(), by=by)
 
-    await _write(gateway, tenant_id, revoke)
+    await _write(database, identities, tenant_id, revoke)
     return {"key_id": key_id, "object": "key.revoked", "revoked": True}
 
 

@@ -8,7 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
 from server.api.bodies import json_body
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep, IdentityDep
+from server.api.deps import (
+    AdaptersReadKey,
+    AdaptersWriteKey,
+    CatalogDep,
+    DatabaseDep,
+    IdentityDep,
+    LimiterDep,
+    LoadDep,
+)
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
     AdapterLimits,
@@ -32,36 +40,39 @@ class _Limits(BaseModel):
 
 
 @router.get("/limits")
-async def get_limits(gateway: GatewayDep, identity: IdentityDep) -> dict[str, Any]:
+async def get_limits(
+    database: DatabaseDep, limiter: LimiterDep, load: LoadDep, identity: IdentityDep
+) -> dict[str, Any]:
     """Of the tenant, of the key that asks, and of the tenant's adapters that have some."""
-    adapters = await gateway.database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
+    adapters = await database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
     names = {adapter_id: name for name, adapter_id, _ in adapters}
     limits = [*identity.limits, *(limit for *_, found in adapters for limit in found)]
-    standings = await gateway.limiter.standings(limits)
+    standings = await limiter.standings(limits)
     return {
         "object": "list",
         "data": [_standing(standing, names) for standing in standings],
         "has_more": False,
-        "limiter_degraded": gateway.limiter.is_degraded,
-        "queue": gateway.load.explain(identity),
+        "limiter_degraded": limiter.is_degraded,
+        "queue": load.explain(identity),
     }
 
 
 @router.get("/adapters/{name}/limits")
 async def get_limits_of_adapter(
-    name: str, gateway: GatewayDep, identity: AdaptersReadKey
+    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
 ) -> dict[str, Any]:
     def read(conn: Connection) -> AdapterLimits:
-        adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         return get_adapter_limits(conn, adapter.adapter_id)
 
-    return _adapter_limits(name, await gateway.database.read(read))
+    return _adapter_limits(name, await database.read(read))
 
 
 @router.put("/adapters/{name}/limits")
 async def set_limits_of_adapter(
     name: str,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Limits, json_body(_Limits)],
 ) -> dict[str, Any]:
@@ -69,10 +80,10 @@ async def set_limits_of_adapter(
     limits = AdapterLimits(**body.model_dump())
 
     def write(conn: Connection) -> None:
-        adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         set_adapter_limits(conn, adapter.adapter_id, limits, now_ms=now_ms(), actor=identity.actor)
 
-    await gateway.database.write(write)
+    await database.write(write)
     return _adapter_limits(name, limits)
 
 

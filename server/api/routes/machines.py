@@ -8,7 +8,7 @@ from importlib.resources import files
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
-from server.api.deps import GatewayDep
+from server.api.deps import DrainDep, EnginesDep, LedgerProbeDep, MetricsDep
 from server.version import VERSION
 
 router = APIRouter(include_in_schema=False)
@@ -43,18 +43,18 @@ def version() -> dict[str, str]:
 
 
 @router.get("/ready")
-async def ready(gateway: GatewayDep) -> JSONResponse:
+async def ready(engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeDep) -> JSONResponse:
     """The engine is up, the ledger can be written, and this process is not about to end."""
-    ledger = await gateway.ledger_probe.is_writable()
+    ledger = await ledger_probe.is_writable()
     parts = {
-        "engine": gateway.engines.is_ready,
+        "engine": engines.is_ready,
         "ledger": ledger,
-        "serving": not gateway.drain.has_begun,
+        "serving": not drain.has_begun,
     }
     body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
     return JSONResponse(body, 200 if all(parts.values()) else 503)
 
 
 @router.get("/metrics")
-def metrics(gateway: GatewayDep) -> Response:
-    return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
+def metrics(metrics: MetricsDep) -> Response:
+    return Response(metrics.render(), media_type="text/plain; version=0.0.4")

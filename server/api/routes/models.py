@@ -8,62 +8,64 @@ from sqlalchemy import Connection
 from registry import grants
 from server.accounts import tenants
 from server.adapters.names import resolve_model
-from server.api.deps import GatewayDep, InferenceKey
-from server.gateway import Gateway
+from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey
+from server.inference.served_base import ServedBase
 
 router = APIRouter()
 
 
 @router.get("/models")
-async def list_models(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
+async def list_models(
+    database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
+) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
         own = [
-            _adapter(
-                gateway, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name
-            )
-            for adapter in gateway.catalog.list_adapters(conn, identity.tenant_id)
-            if adapter.latest and gateway.catalog.is_servable(adapter.latest)
+            _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
+            for adapter in catalog.list_adapters(conn, identity.tenant_id)
+            if adapter.latest and catalog.is_servable(adapter.latest)
         ]
-        shared = grants.list_shared(conn, identity.tenant_id, gateway.base.base_revision)
+        shared = grants.list_shared(conn, identity.tenant_id, base.model.base_revision)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return own + [
-            _adapter(gateway, model, model, adapter.created_at_ms, names[adapter.owner_id])
+            _adapter(base, model, model, adapter.created_at_ms, names[adapter.owner_id])
             for adapter in shared
             for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
         ]
 
-    adapters = await gateway.database.read(read)
-    return {"object": "list", "data": [_base(gateway), *adapters]}
+    adapters = await database.read(read)
+    return {"object": "list", "data": [_base(base), *adapters]}
 
 
 @router.get("/models/{model:path}")
-async def get_model(model: str, gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
+async def get_model(
+    model: str, database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
+) -> dict[str, Any]:
     def read(conn: Connection) -> dict[str, Any]:
-        named = resolve_model(conn, gateway.catalog, identity, model, request_key=model)
+        named = resolve_model(conn, catalog, identity, model, request_key=model)
         if named is None:
-            return _base(gateway)
-        adapter = gateway.catalog.get_adapter(conn, named.owner_id, named.name)
+            return _base(base)
+        adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         name = model.partition("@")[0]
-        return _adapter(gateway, model, name, adapter.created_at_ms, named.owner_name)
+        return _adapter(base, model, name, adapter.created_at_ms, named.owner_name)
 
-    return await gateway.database.read(read)
+    return await database.read(read)
 
 
-def _base(gateway: Gateway) -> dict[str, Any]:
-    base = gateway.base
-    return _model(gateway, base.model_id, base.model_id, base.created_at_s, "chorale", None)
+def _base(base: ServedBase) -> dict[str, Any]:
+    created = base.model.created_at_s
+    return _model(base, base.model_id, base.model_id, created, "chorale", None)
 
 
 def _adapter(
-    gateway: Gateway, model: str, name: str, created_at_ms: int, owner: str
+    base: ServedBase, model: str, name: str, created_at_ms: int, owner: str
 ) -> dict[str, Any]:
     """An adapter's entry.   model: as it was asked for.   name: without version or alias."""
-    base_id = gateway.base.model_id
-    return _model(gateway, model, name, created_at_ms // 1000, owner, base_id)
+    base_id = base.model_id
+    return _model(base, model, name, created_at_ms // 1000, owner, base_id)
 
 
 def _model(
-    gateway: Gateway, model: str, root: str, created: int, owner: str, parent: str | None
+    base: ServedBase, model: str, root: str, created: int, owner: str, parent: str | None
 ) -> dict[str, Any]:
     """root, parent, max_model_len: vLLM's fields; parent is the base that an adapter changes."""
     return {
@@ -73,5 +75,5 @@ def _model(
         "owned_by": owner,
         "root": root,
         "parent": parent,
-        "max_model_len": gateway.max_model_len or None,
+        "max_model_len": base.max_model_len or None,
     }

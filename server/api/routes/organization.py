@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from server.api import errors
-from server.api.deps import GatewayDep, UsageReader
+from server.api.deps import DatabaseDep, UsageReader
 from server.billing.rating import format_usd
 from server.billing.usage import Dimension, UsageSum, Which, sum_entries
 from server.billing.usage_buckets import (
@@ -28,7 +28,7 @@ from server.billing.usage_buckets import (
     cut_page,
 )
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
 
 # Buckets of a page: without a limit, and at most.
 LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -100,7 +100,7 @@ router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
 
 @router.get("/usage/completions")
 async def usage_completions(
-    gateway: GatewayDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
+    database: DatabaseDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
 ) -> dict[str, Any]:
     page = _page(query, *LIMITS[query.bucket_width])
     sums: list[UsageSum] = []
@@ -113,19 +113,19 @@ async def usage_completions(
             models=query.models,
             kinds=("usage",),
         )
-        sums = await _sum(gateway, page, query.bucket_width, groups, which)
+        sums = await _sum(database, page, query.bucket_width, groups, which)
     results = [(total, _completions_result(total, query.group_by)) for total in sums]
     return _render(page, query.bucket_width, results)
 
 
 @router.get("/costs")
 async def costs(
-    gateway: GatewayDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
+    database: DatabaseDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
 ) -> dict[str, Any]:
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
     which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
-    sums = await _sum(gateway, page, query.bucket_width, [*groups, "kind"], which)
+    sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], which)
     results: list[tuple[UsageSum, dict[str, Any]]] = []
     for group in _by_group(sums):
         found = [cost for total in group for cost in costs_of(total)]
@@ -162,10 +162,10 @@ def _projects(reader: str | None, query: _Query) -> Collection[str] | None:
 
 
 async def _sum(
-    gateway: Gateway, page: Page, width: Width, groups: list[Dimension], which: Which
+    database: Database, page: Page, width: Width, groups: list[Dimension], which: Which
 ) -> list[UsageSum]:
     by = (UNIT[width], *groups)
-    return await gateway.database.read(
+    return await database.read(
         lambda conn: sum_entries(conn, page.start_ms, page.end_ms, by, which)
     )
 

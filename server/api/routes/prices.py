@@ -11,7 +11,7 @@ from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep
+from server.api.deps import DatabaseDep, PriceTagsDep
 from server.api.errors import ApiError
 from server.billing import prices
 from server.billing.prices import Price, Scope
@@ -51,12 +51,12 @@ class _NewPrice(PriceFields):
 
 @router.get("/prices")
 async def list_prices(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     scope: Scope | None = None,
     scope_id: Annotated[str | None, Query(max_length=64)] = None,
 ) -> dict[str, Any]:
     """The newest versions first, also those that are not in effect yet."""
-    found = await gateway.database.read(
+    found = await database.read(
         lambda conn: prices.list_prices(conn, MAX_PRICES + 1, scope=scope, scope_id=scope_id)
     )
     data = [_price(price) for price in found[:MAX_PRICES]]
@@ -65,7 +65,9 @@ async def list_prices(
 
 @router.post("/prices", status_code=201)
 async def add_price(
-    body: Annotated[_NewPrice, json_body(_NewPrice)], gateway: GatewayDep
+    body: Annotated[_NewPrice, json_body(_NewPrice)],
+    database: DatabaseDep,
+    price_tags: PriceTagsDep,
 ) -> dict[str, Any]:
     """A new version; what is not named costs what applies there at that time."""
     now = now_ms()
@@ -84,8 +86,8 @@ async def add_price(
             now_ms=now,
         )
 
-    added = await gateway.database.write(write)
-    gateway.price_tags.forget()
+    added = await database.write(write)
+    price_tags.forget()
     return _price(added)
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from sqlalchemy.engine import Connection
 
 from server.api import errors
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
@@ -23,9 +23,9 @@ _RETRY_AFTER_S = 1.0
 
 
 @public_router.get("/receipts/keys")
-async def get_keys(gateway: GatewayDep) -> dict[str, Any]:
+async def get_keys(database: DatabaseDep) -> dict[str, Any]:
     """The newest first. For everybody: who verifies a bill needs no account here."""
-    keys = await gateway.database.read(list_keys)
+    keys = await database.read(list_keys)
     data = [
         {
             "object": "receipt_key",
@@ -41,9 +41,9 @@ async def get_keys(gateway: GatewayDep) -> dict[str, Any]:
 
 # The scope is usage, not inference: receipts say prices, and entries can be asked for by number.
 @router.get("/receipts/{request_id}")
-async def get_receipt(request_id: str, gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
     """By the request's id, by its answer's (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`."""
-    found = await gateway.database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
+    found = await database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
     if found is None:
         raise errors.not_found("There is no such receipt.", code="receipt_not_found")
     receipt, corrections = found

@@ -10,63 +10,65 @@ from sqlalchemy import Connection
 
 from registry import grants, pins
 from registry.adapter_rows import Adapter, lock_tenant
+from registry.catalog import Catalog
 from registry.grants import Grant
 from registry.pins import Pin
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.accounts.tenants import Tenant
 from server.api import errors
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, GatewayDep
+from server.api.deps import AdaptersReadKey, AdaptersWriteKey, CatalogDep, DatabaseDep
 from server.billing.prices import Price, price_for
 from server.billing.rating import hourly_pin_nanousd
 from server.database.clock import now_ms
-from server.gateway import Gateway
 
 router = APIRouter(prefix="/adapters/{name}")
 
 
 @router.get("/grants")
-async def list_grants(name: str, gateway: GatewayDep, identity: AdaptersReadKey) -> dict[str, Any]:
+async def list_grants(
+    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
+) -> dict[str, Any]:
     def read(conn: Connection) -> list[dict[str, Any]]:
-        adapter = gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+        adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         found = grants.list_grants(conn, adapter)
         names = tenants.names_of(conn, [grant.grantee_id for grant in found])
         return [_grant(name, names[grant.grantee_id], grant) for grant in found]
 
-    data = await gateway.database.read(read)
+    data = await database.read(read)
     return {"object": "list", "data": data, "has_more": False}
 
 
 @router.put("/grants/{tenant}")
 async def grant(
-    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """tenant: by name or id."""
 
     def write(conn: Connection) -> dict[str, Any]:
-        adapter = _locked(conn, gateway, identity, name)
+        adapter = _locked(conn, catalog, identity, name)
         grantee = tenants.get_tenant(conn, tenant)
         if grantee.tenant_id == identity.tenant_id:
             raise errors.invalid_request("An adapter is its owner's already.", param="tenant")
         made = grants.grant(conn, adapter, grantee.tenant_id, actor=identity.actor, now_ms=now_ms())
         return _grant(name, grantee.name, made)
 
-    return await gateway.database.write(write)
+    return await database.write(write)
 
 
 @router.delete("/grants/{tenant}")
 async def revoke(
-    name: str, tenant: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> dict[str, Any]:
     """Whether it was granted or not."""
 
     def write(conn: Connection) -> Tenant:
-        adapter = _locked(conn, gateway, identity, name)
+        adapter = _locked(conn, catalog, identity, name)
         grantee = tenants.get_tenant(conn, tenant)
         grants.revoke(conn, adapter, grantee.tenant_id, actor=identity.actor, now_ms=now_ms())
         return grantee
 
-    grantee = await gateway.database.write(write)
+    grantee = await database.write(write)
     return {
         "object": "adapter.grant.revoked",
         "adapter": name,
@@ -77,29 +79,33 @@ async def revoke(
 
 
 @router.put("/pin")
-async def pin(name: str, gateway: GatewayDep, identity: AdaptersWriteKey) -> dict[str, Any]:
+async def pin(
+    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
     """Keep what `latest` means on the device, from now on and wherever it moves."""
 
     def write(conn: Connection) -> dict[str, Any]:
-        adapter = _locked(conn, gateway, identity, name)
+        adapter = _locked(conn, catalog, identity, name)
         made = pins.pin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
         price = price_for(
             conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter.adapter_id
         )
         return _pin(made, price)
 
-    return {"id": name, "object": "adapter.pin", **await gateway.database.write(write)}
+    return {"id": name, "object": "adapter.pin", **await database.write(write)}
 
 
 @router.delete("/pin")
-async def unpin(name: str, gateway: GatewayDep, identity: AdaptersWriteKey) -> dict[str, Any]:
+async def unpin(
+    name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
+) -> dict[str, Any]:
     """Whether it was pinned or not."""
 
     def write(conn: Connection) -> None:
-        adapter = _locked(conn, gateway, identity, name)
+        adapter = _locked(conn, catalog, identity, name)
         pins.unpin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
 
-    await gateway.database.write(write)
+    await database.write(write)
     return {"id": name, "object": "adapter.pin.removed", "removed": True}
 
 
@@ -111,10 +117,10 @@ def render_pins(
     return {adapter_id: _pin(pin, prices[adapter_id]) for adapter_id, pin in pinned.items()}
 
 
-def _locked(conn: Connection, gateway: Gateway, identity: Identity, name: str) -> Adapter:
+def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -> Adapter:
     """The caller's own adapter, which nobody changes until the transaction ends."""
     lock_tenant(conn, identity.tenant_id)
-    return gateway.catalog.get_adapter(conn, identity.tenant_id, name)
+    return catalog.get_adapter(conn, identity.tenant_id, name)
 
 
 def _pin(pin: Pin, price: Price) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep
+from server.api.deps import DatabaseDep
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.routes.usage import parse_range
 from server.billing.prices import Scope, get_price
@@ -51,7 +51,7 @@ class _Simulation(BaseModel):
 
 @router.post("/billing/simulate")
 async def simulate_billing(
-    body: Annotated[_Simulation, json_body(_Simulation)], gateway: GatewayDep
+    body: Annotated[_Simulation, json_body(_Simulation)], database: DatabaseDep
 ) -> dict[str, Any]:
     """Nothing is written. What no price is named for costs what it did."""
     if (body.price_version is None) == (body.book is None):
@@ -62,10 +62,10 @@ async def simulate_billing(
         tenant_id = tenants.get_tenant(conn, body.tenant).tenant_id if body.tenant else None
         return _book(conn, body), tenant_id
 
-    book, tenant_id = await gateway.database.read(look_up)
+    book, tenant_id = await database.read(look_up)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            lines = await simulate(gateway.database, book, start_ms, end_ms, tenant_id)
+            lines = await simulate(database, book, start_ms, end_ms, tenant_id)
     except TimeoutError:
         raise errors.invalid_request(
             f"This takes more than {TIMEOUT_S:g} s; ask for it by tenant.", param="tenant"

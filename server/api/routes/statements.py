@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, StatementsDep, UsageKey
 from server.billing import statements
 from server.billing.rating import format_usd
 from server.billing.statements import OpenPeriod, PeriodNotOver, Statement
@@ -35,7 +35,7 @@ class _Issue(BaseModel):
 
 
 @router.get("/statements")
-async def list_statements(gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+async def list_statements(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
     """The newest month first: open ones, then those that are issued."""
     tenant_id = identity.tenant_id
 
@@ -44,14 +44,14 @@ async def list_statements(gateway: GatewayDep, identity: UsageKey) -> dict[str, 
         unissued = [statements.open_period(conn, tenant_id, period) for period in periods]
         return unissued, statements.list_statements(conn, tenant_id, MAX_LISTED + 1)
 
-    unissued, issued = await gateway.database.read(read)
+    unissued, issued = await database.read(read)
     data = [_open_summary(period) for period in reversed(unissued)]
     data += [_summary(statement) for statement in issued[:MAX_LISTED]]
     return {"object": "list", "data": data, "has_more": len(issued) > MAX_LISTED}
 
 
 @router.get("/statements/{period}")
-async def get_statement(period: str, gateway: GatewayDep, identity: UsageKey) -> dict[str, Any]:
+async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
     """Signed once it is issued; of an open month the figures so far."""
     _check_period(period)
 
@@ -59,7 +59,7 @@ async def get_statement(period: str, gateway: GatewayDep, identity: UsageKey) ->
         found = statements.get_statement(conn, identity.tenant_id, period)
         return found or statements.open_period(conn, identity.tenant_id, period)
 
-    found = await gateway.database.read(read)
+    found = await database.read(read)
     if isinstance(found, OpenPeriod):
         return {"object": "statement", "status": "open", "statement": _open_figures(found)}
     return {
@@ -73,7 +73,7 @@ async def get_statement(period: str, gateway: GatewayDep, identity: UsageKey) ->
 
 @admin_router.post("/statements")
 async def issue_statements(
-    body: Annotated[_Issue, json_body(_Issue)], gateway: GatewayDep
+    body: Annotated[_Issue, json_body(_Issue)], database: DatabaseDep, issuing: StatementsDep
 ) -> dict[str, Any]:
     """Issue those of a month that is over, without waiting for its last requests to settle."""
     _check_period(body.period)
@@ -82,12 +82,10 @@ async def issue_statements(
         tenant_id = body.tenant and tenants.get_tenant(conn, body.tenant).tenant_id
         return statements.tenants_with(conn, body.period, tenant_id, MAX_ISSUED + 1)
 
-    tenant_ids = await gateway.database.read(read)
+    tenant_ids = await database.read(read)
     try:
         issued = [
-            await asyncio.to_thread(
-                gateway.statements.issue, tenant_id, body.period, actor="operator"
-            )
+            await asyncio.to_thread(issuing.issue, tenant_id, body.period, actor="operator")
             for tenant_id in tenant_ids[:MAX_ISSUED]
         ]
     except PeriodNotOver as error:

@@ -9,21 +9,32 @@ from typing import Any
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
+from registry.catalog import Catalog
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
-from server.api import errors
 from server.api.bodies import BodyDep
-from server.api.deps import GatewayDep, InferenceKey
+from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey, LimiterDep
 from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.request_objects import parse_body, parse_object, read_object
-from server.gateway import Gateway
-from server.inference import admission, prompts
+from server.database.database import Database
+from server.inference import prompts
+from server.inference.admission import count_request
+from server.inference.errors import unknown_token_id
+from server.inference.served_base import ServedBase
+from server.limits.rules import Limiter
 
 router = APIRouter()
 
 
 @router.post("/tokenize")
-async def tokenize(gateway: GatewayDep, identity: InferenceKey, body: BodyDep) -> dict[str, Any]:
+async def tokenize(
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    limiter: LimiterDep,
+    base: BaseDep,
+    identity: InferenceKey,
+    body: BodyDep,
+) -> dict[str, Any]:
     """The token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
@@ -31,55 +42,64 @@ async def tokenize(gateway: GatewayDep, identity: InferenceKey, body: BodyDep) -
         asked = parse_object(values, TextToTokenize)
     else:
         asked = parse_object(values, ChatToTokenize)
-    await _begin(gateway, identity, asked.model)
+    await _begin(database, catalog, limiter, identity, asked.model)
     # On a thread, as a long prompt's: nobody waits for a token here.
-    token_ids = await asyncio.to_thread(_encode, gateway, asked)
-    text_of = gateway.tokenizer.token_text
+    token_ids = await asyncio.to_thread(_encode, base, asked)
+    text_of = base.tokenizer.token_text
     return {
         "count": len(token_ids),
-        "max_model_len": gateway.max_model_len or None,
+        "max_model_len": base.max_model_len or None,
         "tokens": token_ids,
         "token_strs": [text_of(i) for i in token_ids] if asked.return_token_strs else None,
     }
 
 
 @router.post("/detokenize")
-async def detokenize(gateway: GatewayDep, identity: InferenceKey, body: BodyDep) -> dict[str, Any]:
+async def detokenize(
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    limiter: LimiterDep,
+    base: BaseDep,
+    identity: InferenceKey,
+    body: BodyDep,
+) -> dict[str, Any]:
     """The text of token ids, special tokens written out."""
     asked = parse_body(body, TokensToDecode)
-    await _begin(gateway, identity, asked.model)
+    await _begin(database, catalog, limiter, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
-        if token_id >= gateway.vocabulary_size:
-            raise errors.unknown_token_id(gateway.vocabulary_size, param=f"tokens[{place}]")
-    return {"prompt": await asyncio.to_thread(gateway.tokenizer.decode, asked.tokens)}
+        if token_id >= base.vocabulary_size:
+            raise unknown_token_id(base.vocabulary_size, param=f"tokens[{place}]")
+    return {"prompt": await asyncio.to_thread(base.tokenizer.decode, asked.tokens)}
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(gateway: GatewayDep, identity: InferenceKey) -> dict[str, Any]:
+async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> dict[str, Any]:
     """The tokenizer's special tokens, and the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "vocab_size": gateway.vocabulary_size,
-        "model_max_length": gateway.max_model_len or None,
+        "vocab_size": base.vocabulary_size,
+        "model_max_length": base.max_model_len or None,
         **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")),
-        **gateway.tokenizer.description,
+        **base.tokenizer.description,
     }
 
 
-async def _begin(gateway: Gateway, identity: Identity, model: str | None) -> None:
+async def _begin(
+    database: Database, catalog: Catalog, limiter: Limiter, identity: Identity, model: str | None
+) -> None:
     """Charge the request, and see whether the model is there: all have the base's tokenizer."""
-    await admission.count_request(gateway, identity)
-    if model is None or model == gateway.catalog.base.model_id:
+    await count_request(limiter, identity)
+    if model is None or model == catalog.base.model_id:
         return
 
     def read(conn: Connection) -> None:
-        resolve_model(conn, gateway.catalog, identity, model, request_key=model)
+        resolve_model(conn, catalog, identity, model, request_key=model)
 
-    await gateway.database.read(read)
+    await database.read(read)
 
 
-def _encode(gateway: Gateway, asked: TextToTokenize | ChatToTokenize) -> list[int]:
+def _encode(base: ServedBase, asked: TextToTokenize | ChatToTokenize) -> list[int]:
     if isinstance(asked, ChatToTokenize):
         asked.check_end()
-        return prompts.encode_chat(gateway.tokenizer, asked)
-    return gateway.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        return prompts.encode_chat(base.tokenizer, asked.for_template())
+    return base.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
 from registry.adapter_rows import Version
+from registry.catalog import Catalog
 from registry.errors import StorageError
 from registry.presigned import OfferedFile
 from registry.proofs import ended
@@ -33,14 +34,27 @@ from registry.upload_rows import (
     Upload,
     UploadFile,
 )
+from registry.uploads import Uploads
+from server.adapters.errors import uploads_busy
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import AdaptersWriteKey, GatewayDep
+from server.api.deps import (
+    AdaptersWriteKey,
+    CatalogDep,
+    CompletionsDep,
+    DatabaseDep,
+    EnginesDep,
+    ProverDep,
+    SpoolDep,
+    UploadsDep,
+    WorkDirDep,
+)
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of, render_passport, render_version
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
+from server.pool.engines import Engines
 
 router = APIRouter()
 
@@ -95,14 +109,17 @@ class _Part:
 @router.post("/adapters/{name}/uploads", status_code=201)
 async def create_upload(
     name: str,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> dict[str, Any]:
     """A session for two files; complete at once where they were uploaded before."""
-    known = await _known(gateway, identity.tenant_id, name, body.specs())
-    upload = await gateway.database.write(
-        lambda conn: gateway.uploads.create_upload(
+    known = await _known(database, engines, uploads, identity.tenant_id, name, body.specs())
+    upload = await database.write(
+        lambda conn: uploads.create_upload(
             conn,
             identity.tenant_id,
             identity.key_id,
@@ -111,72 +128,89 @@ async def create_upload(
             alias=body.alias,
             transfer=body.transfer,
             known=known,
-            limits=limits_of(gateway, identity),
+            limits=limits_of(uploads, identity),
         )
     )
-    return await _opened(gateway, upload)
+    return await _opened(database, catalog, engines, uploads, upload)
 
 
 @router.post("/adapters:validate", status_code=201)
 async def create_dry_run(
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> dict[str, Any]:
     """A session whose completion answers with the passport, and leaves nothing."""
-    upload = await gateway.database.write(
-        lambda conn: gateway.uploads.create_dry_run(
+    upload = await database.write(
+        lambda conn: uploads.create_dry_run(
             conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
         )
     )
-    return await _opened(gateway, upload)
+    return await _opened(database, catalog, engines, uploads, upload)
 
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
 async def prove_again(
     name: str,
     version: int,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    prover: ProverDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Proof, json_body(_Proof)],
 ) -> dict[str, Any]:
     """A version for another base model becomes one for this, if it proves itself on it."""
-    upload = await gateway.database.write(
+    upload = await database.write(
         lambda conn: prove_version_again(
-            gateway.uploads,
+            uploads,
             conn,
             identity.tenant_id,
             identity.key_id,
             name,
             version,
             body.alias,
-            limits=limits_of(gateway, identity),
+            limits=limits_of(uploads, identity),
         )
     )
-    gateway.prover.wake()
-    return await _rendered(gateway, upload)
+    prover.wake()
+    return await _rendered(database, catalog, engines, uploads, upload)
 
 
 @router.delete("/uploads/{upload_id}")
 async def cancel_upload(
-    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    upload_id: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
     """End an open upload now; what it sent is deleted."""
-    upload = await gateway.database.write(
-        lambda conn: gateway.uploads.cancel_upload(conn, identity.tenant_id, upload_id)
+    upload = await database.write(
+        lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
     )
-    await asyncio.to_thread(discard, gateway.uploads, gateway.database.begin, upload)
-    return await _rendered(gateway, upload)
+    await asyncio.to_thread(discard, uploads, database.begin, upload)
+    return await _rendered(database, catalog, engines, uploads, upload)
 
 
 @router.get("/uploads/{upload_id}")
 async def get_upload(
-    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    upload_id: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    identity: AdaptersWriteKey,
 ) -> dict[str, Any]:
-    upload = await gateway.database.read(
-        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
+    upload = await database.read(
+        lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
-    return await _rendered(gateway, upload)
+    return await _rendered(database, catalog, engines, uploads, upload)
 
 
 @router.put("/uploads/{upload_id}/files/{filename}")
@@ -184,25 +218,28 @@ async def put_part(
     upload_id: str,
     filename: str,
     request: Request,
-    gateway: GatewayDep,
+    database: DatabaseDep,
+    uploads: UploadsDep,
+    spool: SpoolDep,
+    work_dir: WorkDirDep,
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> dict[str, Any]:
     """The next part of a file, by Content-Range, or a whole small file without one."""
     # Before the first byte: what is refused anyway takes no place.
-    upload = await gateway.database.read(
-        lambda conn: gateway.uploads.get_upload(conn, identity.tenant_id, upload_id)
+    upload = await database.read(
+        lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
-    gateway.uploads.check_takes_parts(upload)
+    uploads.check_takes_parts(upload)
     with (
-        gateway.spool.place(identity.tenant_id),
-        tempfile.TemporaryDirectory(prefix="part-", dir=gateway.work_dir) as folder,
+        spool.place(identity.tenant_id),
+        tempfile.TemporaryDirectory(prefix="part-", dir=work_dir) as folder,
     ):
-        part = await _receive(request, Path(folder) / "part", gateway.uploads.limits.part_bytes)
+        part = await _receive(request, Path(folder) / "part", uploads.limits.part_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
-            gateway.uploads.put_part,
-            gateway.database.begin,
+            uploads.put_part,
+            database.begin,
             identity.tenant_id,
             upload_id,
             filename,
@@ -223,32 +260,42 @@ async def put_part(
 
 @router.post("/uploads/{upload_id}/complete")
 async def complete_upload(
-    upload_id: str, gateway: GatewayDep, identity: AdaptersWriteKey
+    upload_id: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    engines: EnginesDep,
+    uploads: UploadsDep,
+    completions: CompletionsDep,
+    prover: ProverDep,
+    identity: AdaptersWriteKey,
 ) -> JSONResponse:
     """Check, store, prove, publish; asked again it joins what runs, or gives how it ended.
 
     200 when that is done, 202 while an engine has yet to prove it: ask again.
     """
-    upload = await gateway.completions.complete(identity.tenant_id, upload_id)
-    upload = ended(await gateway.prover.wait_proved(upload, _PROOF_WAIT_S))
-    body = await _rendered(gateway, upload)
+    upload = await completions.complete(identity.tenant_id, upload_id)
+    upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
+    body = await _rendered(database, catalog, engines, uploads, upload)
     if upload.state == COMPLETE:
         return JSONResponse(body)
     return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
 
 
 async def _known(
-    gateway: Gateway, tenant_id: str, name: str, files: dict[str, FileSpec]
+    database: Database,
+    engines: Engines,
+    uploads: Uploads,
+    tenant_id: str,
+    name: str,
+    files: dict[str, FileSpec],
 ) -> Version | None:
     """The version that came from these files; None also where its object is not what it was."""
-    known = await gateway.database.read(
-        lambda conn: gateway.uploads.find_known(conn, tenant_id, name, files)
-    )
+    known = await database.read(lambda conn: uploads.find_known(conn, tenant_id, name, files))
     if known is None:
         return None
-    residency = gateway.engines.residency(known.object_key)
+    residency = engines.residency(known.object_key)
     is_sound = residency is None or residency.tier != "failed"
-    if is_sound and await asyncio.to_thread(gateway.uploads.has_object, known):
+    if is_sound and await asyncio.to_thread(uploads.has_object, known):
         return known
     return None
 
@@ -274,7 +321,7 @@ async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
     except TimeoutError:
         raise errors.part_timeout(_PART_TIMEOUT_S) from None
     except OSError:
-        raise errors.uploads_busy("There is no room for the part; send it again.") from None
+        raise uploads_busy("There is no room for the part; send it again.") from None
     return _Part(path, size_bytes, hasher.hexdigest())
 
 
@@ -296,32 +343,34 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
     return first, total
 
 
-async def _opened(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+async def _opened(
+    database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
+) -> dict[str, Any]:
     """A new upload; where the store cannot offer its parts, none is left behind."""
     try:
-        return await _rendered(gateway, upload)
+        return await _rendered(database, catalog, engines, uploads, upload)
     except StorageError:
-        await gateway.database.write(
-            lambda conn: gateway.uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
+        await database.write(
+            lambda conn: uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
         )
         raise
 
 
-async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
+async def _rendered(
+    database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
+) -> dict[str, Any]:
     """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
     offered: dict[str, OfferedFile] = {}
     if upload.state == OPEN and upload.transfer == PRESIGNED:
-        offered = await asyncio.to_thread(
-            gateway.uploads.offer_files, gateway.database.begin, upload
-        )
+        offered = await asyncio.to_thread(uploads.offer_files, database.begin, upload)
 
     def read(conn: Connection) -> tuple[Version | None, Price]:
-        version = gateway.uploads.get_version(conn, upload)
+        version = uploads.get_version(conn, upload)
         adapter_id = version.adapter_id if version else None
         tenant_id = upload.tenant_id
         return version, price_for(conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id)
 
-    version, price = await gateway.database.read(read)
+    version, price = await database.read(read)
     passport = upload.built["passport"] if upload.built else None
     fault = {"code": upload.error_code, "param": upload.error_param, "message": upload.error}
     return {
@@ -337,7 +386,7 @@ async def _rendered(gateway: Gateway, upload: Upload) -> dict[str, Any]:
         "expires_at": upload.expires_at_ms // 1000,
         "error": fault if upload.error else None,
         "passport": render_passport(passport, passport["size_bytes"], price) if passport else None,
-        "version": render_version(gateway, version, price) if version else None,
+        "version": render_version(catalog, engines, version, price) if version else None,
     }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 
 from server.api import errors
-from server.api.deps import GatewayDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey
 from server.billing.rating import format_usd
 from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
 from server.database.clock import now_ms
@@ -24,13 +24,13 @@ Time = Annotated[str | None, Query(max_length=64)]
 
 @router.get("/usage")
 async def get_usage(
-    gateway: GatewayDep,
+    database: DatabaseDep,
     identity: UsageKey,
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
 ) -> dict[str, Any]:
-    return await render_usage(gateway.database, identity.tenant_id, start, end, group_by or [])
+    return await render_usage(database, identity.tenant_id, start, end, group_by or [])
 
 
 async def render_usage(

@@ -9,9 +9,9 @@ from sqlalchemy import Connection
 from server.accounts import tenants
 from server.api import errors
 from server.api.bodies import json_body
-from server.api.deps import GatewayDep, TenantAdminKey
+from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRulesDep
 from server.database.clock import now_ms
-from server.gateway import Gateway
+from server.database.database import Database
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
@@ -31,63 +31,75 @@ Body = Annotated[_NewWebhook, json_body(_NewWebhook)]
 
 
 @router.put("/webhook")
-async def set_webhook(gateway: GatewayDep, identity: TenantAdminKey, body: Body) -> dict[str, Any]:
+async def set_webhook(
+    database: DatabaseDep,
+    pepper: PepperDep,
+    webhook_rules: WebhookRulesDep,
+    identity: TenantAdminKey,
+    body: Body,
+) -> dict[str, Any]:
     """The first answer carries the secret; another URL keeps it."""
-    return await _set(gateway, identity.tenant_id, body.url, identity.actor)
+    return await _set(database, pepper, webhook_rules, identity.tenant_id, body.url, identity.actor)
 
 
 @router.get("/webhook")
-async def get_webhook(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
-    return await _get(gateway, identity.tenant_id)
+async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _get(database, identity.tenant_id)
 
 
 @router.delete("/webhook")
-async def remove_webhook(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
-    return await _remove(gateway, identity.tenant_id, identity.actor)
+async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+    return await _remove(database, identity.tenant_id, identity.actor)
 
 
 @router.post("/webhook/test", status_code=202)
-async def send_test(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
     """An event that is about nothing, delivered within seconds."""
-    return await _test(gateway, identity.tenant_id)
+    return await _test(database, identity.tenant_id)
 
 
 @router.get("/webhook/events")
-async def list_events(gateway: GatewayDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
     """The newest first, with how their delivery stands."""
-    return await _events(gateway, identity.tenant_id)
+    return await _events(database, identity.tenant_id)
 
 
 @admin_router.put("/tenants/{tenant}/webhook")
-async def set_webhook_of(tenant: str, body: Body, gateway: GatewayDep) -> dict[str, Any]:
-    return await _set(gateway, tenant, body.url, "operator")
+async def set_webhook_of(
+    tenant: str,
+    body: Body,
+    database: DatabaseDep,
+    pepper: PepperDep,
+    webhook_rules: WebhookRulesDep,
+) -> dict[str, Any]:
+    return await _set(database, pepper, webhook_rules, tenant, body.url, "operator")
 
 
 @admin_router.get("/tenants/{tenant}/webhook")
-async def get_webhook_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _get(gateway, tenant)
+async def get_webhook_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _get(database, tenant)
 
 
 @admin_router.delete("/tenants/{tenant}/webhook")
-async def remove_webhook_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _remove(gateway, tenant, "operator")
+async def remove_webhook_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _remove(database, tenant, "operator")
 
 
 @admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
-async def send_test_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _test(gateway, tenant)
+async def send_test_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _test(database, tenant)
 
 
 @admin_router.get("/tenants/{tenant}/webhook/events")
-async def list_events_of(tenant: str, gateway: GatewayDep) -> dict[str, Any]:
-    return await _events(gateway, tenant)
+async def list_events_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+    return await _events(database, tenant)
 
 
-async def _set(gateway: Gateway, tenant: str, url: str, actor: str) -> dict[str, Any]:
-    settings = gateway.settings
-    rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
+async def _set(
+    database: Database, pepper: str, webhook_rules: UrlRules, tenant: str, url: str, actor: str
+) -> dict[str, Any]:
     try:
-        check_url(url, rules)
+        check_url(url, webhook_rules)
     except BadWebhookUrl as error:
         raise errors.invalid_request(str(error), param="url") from None
 
@@ -95,25 +107,25 @@ async def _set(gateway: Gateway, tenant: str, url: str, actor: str) -> dict[str,
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         return events.set_webhook(conn, tenant_id, url, now_ms=now_ms(), actor=actor)
 
-    webhook, is_new = await gateway.database.write(write)
-    secret = events.secret_of(gateway.pepper, webhook.webhook_id)
+    webhook, is_new = await database.write(write)
+    secret = events.secret_of(pepper, webhook.webhook_id)
     return _webhook(webhook) | ({"secret": secret} if is_new else {})
 
 
-async def _get(gateway: Gateway, tenant: str) -> dict[str, Any]:
-    return _webhook(await gateway.database.read(lambda conn: _find(conn, tenant)))
+async def _get(database: Database, tenant: str) -> dict[str, Any]:
+    return _webhook(await database.read(lambda conn: _find(conn, tenant)))
 
 
-async def _remove(gateway: Gateway, tenant: str, actor: str) -> dict[str, Any]:
+async def _remove(database: Database, tenant: str, actor: str) -> dict[str, Any]:
     def write(conn: Connection) -> None:
         tenant_id = _find(conn, tenant).tenant_id
         events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=actor)
 
-    await gateway.database.write(write)
+    await database.write(write)
     return {"object": "webhook.deleted", "deleted": True}
 
 
-async def _test(gateway: Gateway, tenant: str) -> dict[str, Any]:
+async def _test(database: Database, tenant: str) -> dict[str, Any]:
     def write(conn: Connection) -> Event:
         webhook = _find(conn, tenant)
         if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
@@ -126,15 +138,15 @@ async def _test(gateway: Gateway, tenant: str) -> dict[str, Any]:
         events.insert_event(conn, event)
         return event
 
-    return _event(await gateway.database.write(write))
+    return _event(await database.write(write))
 
 
-async def _events(gateway: Gateway, tenant: str) -> dict[str, Any]:
+async def _events(database: Database, tenant: str) -> dict[str, Any]:
     def read(conn: Connection) -> list[Event]:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         return events.list_events(conn, tenant_id, MAX_EVENTS + 1)
 
-    found = await gateway.database.read(read)
+    found = await database.read(read)
     data = [_event(event) for event in found[:MAX_EVENTS]]
     return {"object": "list", "data": data, "has_more": len(found) > MAX_EVENTS}
 

@@ -1,11 +1,11 @@
 """The gateway's own audit: the ledger's sums, every hour and after a start."""
 
 import logging
+from collections.abc import Callable
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.api.metrics import Metrics
 from server.billing.audit.report import Finding, Report
 from server.billing.audit.run import audit_sums
 from server.billing.ledger import record_incident
@@ -23,12 +23,17 @@ _MAX_INCIDENTS = 100
 
 
 class Auditor:
-    """A chore. last: its newest report, for the operator; None in a gateway that has done none."""
+    """A chore. last: its newest report, for the operator; None in a gateway that has done none.
 
-    def __init__(self, database: Database, settler: Settler, metrics: Metrics) -> None:
+    note_report: told of every report, for the metrics.
+    """
+
+    def __init__(
+        self, database: Database, settler: Settler, note_report: Callable[[Report], None]
+    ) -> None:
         self._database = database
         self._settler = settler
-        self._metrics = metrics
+        self._note_report = note_report
         self.last: Report | None = None
 
     async def turn(self) -> None:
@@ -36,7 +41,7 @@ class Auditor:
         await self._settler.wait_settled(_SETTLE_WAIT_S)
         report = await self._database.read(audit_sums)
         self.last = report
-        self._metrics.note_audit(report)
+        self._note_report(report)
         for finding in report.findings:
             logger.error("audit: %s: %s", finding.subject, finding.detail)
         found = report.findings[:_MAX_INCIDENTS]

@@ -10,11 +10,11 @@ import sqlalchemy as sa
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.audit.sums import integer_sum, signed_amount
 from server.billing.receipts.check import statement_faults
-from server.billing.receipts.receipt import rfc3339
 from server.billing.receipts.rows import PAGE_SIZE, iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.statement_figures import StatementFigures
 from server.billing.tables import entries, statements
+from server.text.times import rfc3339
 
 Row = sa.Row[Any]
 

@@ -4,12 +4,10 @@ Its fields are the columns of every export, so a row can be checked by whoever h
 arithmetic of that check, without a database: canonical form, hash, chain, price.
 """
 
-import functools
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
 Value = int | str | bool | None
@@ -72,20 +70,6 @@ def canonical(receipt: Receipt) -> bytes:
 
 def sha256_of(receipt: Receipt) -> str:
     return hashlib.sha256(canonical(receipt)).hexdigest()
-
-
-def rfc3339(at_ms: int | None) -> str | None:
-    """UTC, to the millisecond."""
-    if at_ms is None:
-        return None
-    seconds, ms = divmod(at_ms, 1000)
-    return f"{_to_the_second(seconds)}.{ms:03d}Z"
-
-
-@functools.lru_cache(maxsize=4096)
-def _to_the_second(seconds: int) -> str:
-    # Neighbours in the ledger share their seconds; formatting each was 6 % of posting.
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
 
 
 def tenant_account(tenant_id: str) -> str:

@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.rating import format_usd
-from server.billing.receipts.receipt import Receipt, rfc3339, tenant_account
+from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.tables import entries, kept_events, price_versions, usage_events
+from server.text.times import rfc3339
 
 _SAME = (
     "entry_id", "kind", "tenant_id", "tenant_name", "debit_account", "credit_account",

@@ -4,7 +4,7 @@ import stat
 import pytest
 
 from server.accounts.admin_key import AdminKey
-from server.launch.secrets import replace_secret
+from server.launch.secrets import load_admin_key, replace_secret
 
 
 class Clock:
@@ -17,7 +17,7 @@ class Clock:
 
 def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
     monkeypatch.delenv("CHORALE_ADMIN_KEY", raising=False)
-    first, again = AdminKey.load(tmp_path), AdminKey.load(tmp_path)
+    first, again = load_admin_key(tmp_path), load_admin_key(tmp_path)
     assert (first.is_new, again.is_new) == (True, False)
     assert first.key == again.key == (tmp_path / "admin.key").read_text().strip()
     assert stat.S_IMODE((tmp_path / "admin.key").stat().st_mode) == 0o600
@@ -25,10 +25,10 @@ def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
 
 def test_a_given_admin_key_is_written_nowhere_and_wins(tmp_path, monkeypatch):
     monkeypatch.setenv("CHORALE_ADMIN_KEY", "given")
-    assert AdminKey.load(tmp_path).key == "given"
+    assert load_admin_key(tmp_path).key == "given"
     assert not list(tmp_path.iterdir())
     (tmp_path / "admin.key").write_text("from the file")
-    assert AdminKey.load(tmp_path).is_it("given")
+    assert load_admin_key(tmp_path).is_it("given")
 
 
 def test_a_running_gateway_takes_a_new_key_from_the_file_within_a_second(tmp_path):

@@ -9,8 +9,8 @@ from server.accounts.auth import (
     TenantSuspended,
     authenticate,
     parse_key,
-    record_key_use,
 )
+from server.accounts.key_uses import record_key_uses
 from server.accounts.keys import DEFAULT_SCOPES, KeyNotFound, create_key, list_keys, revoke_key
 from server.accounts.tables import api_keys
 from server.accounts.tenants import (
@@ -144,7 +144,7 @@ def test_last_use_never_moves_back(database):
     tenant = make_tenant(database)
     key, _ = make_key(database, tenant)
     for at_ms in (NOW_MS + 5, NOW_MS + 3):
-        database.write_sync(lambda c, at_ms=at_ms: record_key_use(c, {key.key_id: at_ms}))
+        database.write_sync(lambda c, at_ms=at_ms: record_key_uses(c, {key.key_id: at_ms}))
     [listed] = database.read_sync(lambda c: list_keys(c, tenant.tenant_id))
     assert listed.last_used_at_ms == NOW_MS + 5
 

@@ -9,8 +9,13 @@ from server.accounts.auth import InvalidApiKey, TenantSuspended, digest
 from server.accounts.identities import Identities
 from server.accounts.keys import change_key, revoke_key, rotate_key
 from server.accounts.tenants import TenantLimits, set_limits, suspend_tenant
+from server.billing.budgets import HAS_HARD_BUDGET
 from server.database.expiring_cache import TTL_S
 from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
+
+
+def make_identities(database, **options):
+    return Identities(database, PEPPER, has_hard_budget=HAS_HARD_BUDGET, **options)
 
 
 class Clock:
@@ -61,7 +66,13 @@ def tenant(database):
 def gateways(counting, clock):
     """Here and there."""
     made = (
-        Identities(counting, PEPPER, now_ms=clock.now_ms, monotonic=clock.monotonic)
+        Identities(
+            counting,
+            PEPPER,
+            has_hard_budget=HAS_HARD_BUDGET,
+            now_ms=clock.now_ms,
+            monotonic=clock.monotonic,
+        )
         for _ in range(2)
     )
     return tuple(made)
@@ -217,7 +228,13 @@ def test_unknown_keys_and_suspended_tenants_are_asked_for_each_time(
 def test_no_more_are_remembered_than_the_limit_and_none_in_the_clear(database, counting, clock):
     tenants = [make_tenant(database, f"t{number}") for number in range(3)]
     plaintexts = [make_key(database, tenant)[1] for tenant in tenants]
-    gateway = Identities(counting, PEPPER, monotonic=clock.monotonic, max_identities=2)
+    gateway = Identities(
+        counting,
+        PEPPER,
+        has_hard_budget=HAS_HARD_BUDGET,
+        monotonic=clock.monotonic,
+        max_identities=2,
+    )
 
     async def run():
         for plaintext in plaintexts:

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from server.adapters.upload_completion import MAX_RUNNING, MAX_WAITING, Completions
-from server.api.errors import ApiError
+from server.api.foreign_errors import from_fault
+from server.faults import Fault
 
 
 class Checks:
@@ -112,9 +113,10 @@ def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
         completions = Completions(checks.complete)
         asked = ask(completions, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
         await settled()
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(Fault) as caught:
             await completions.complete("b", "up_b")
-        assert (caught.value.status, caught.value.headers["retry-after"]) == (503, "2")
+        told = from_fault(caught.value)
+        assert (told.status, told.headers["retry-after"]) == (503, "2")
         checks.go.set()
         await asyncio.gather(*asked)
         assert await completions.complete("b", "up_b") == "up_b"

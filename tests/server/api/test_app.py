@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 
 from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
+from server.api.gateway import Gateway
 from server.api.routes import machines
-from server.gateway import Gateway
 from server.launch.settings import Settings
 
 OPEN = {"/", "/health", "/ready", "/metrics", "/version"}

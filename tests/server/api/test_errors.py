@@ -5,9 +5,13 @@ import pytest
 from registry import errors as registry_errors
 from registry.errors import RegistryError
 from server.accounts import auth, tenants
+from server.adapters.errors import uploads_busy
 from server.api import errors, foreign_errors
 from server.api.errors import ApiError, error_body
+from server.api.foreign_errors import from_fault as told
 from server.database.database import DatabaseError, LedgerUnavailable
+from server.faults import Fault
+from server.inference import errors as of_inference
 from server.limits.rules import Limit, RateLimited, Standing
 
 EVERY_KEY = {"message", "type", "param", "code"}
@@ -22,6 +26,7 @@ def make(cls):
     error = cls.__new__(cls)
     Exception.__init__(error, "it failed")
     error.param = getattr(cls, "param", None)
+    error.code, error.retry_after_s, error.scope = None, None, None
     error.received_bytes = 7  # of an offset mismatch, which passes it on
     return error
 
@@ -32,26 +37,29 @@ def make(cls):
         (errors.invalid_api_key(), 401, "invalid_request_error", "invalid_api_key"),
         (errors.insufficient_permissions("usage"), 403, "permission_error",
          "insufficient_permissions"),
-        (errors.model_not_found("m"), 404, "invalid_request_error", "model_not_found"),
         (errors.request_too_large(1), 413, "invalid_request_error", "request_too_large"),
-        (errors.context_length_exceeded(limit=1, asked=2), 400, "invalid_request_error",
+        (told(of_inference.context_length_exceeded(limit=1, asked=2, param="prompt")), 400,
+         "invalid_request_error",
          "context_length_exceeded"),
         (errors.rate_limited("slow", retry_after_s=1.2), 429, "rate_limit_error",
          "rate_limit_exceeded"),
         (errors.insufficient_quota("spent"), 429, "insufficient_quota", "insufficient_quota"),
-        (errors.overloaded(), 503, "overloaded_error", None),
-        (errors.first_token_timeout(30), 503, "overloaded_error", "first_token_timeout"),
-        (errors.metering_unavailable(), 503, "service_unavailable", "metering_unavailable"),
-        (errors.engine_unavailable(), 503, "service_unavailable", "engine_unavailable"),
+        (told(of_inference.overloaded()), 503, "overloaded_error", None),
+        (told(of_inference.first_token_timeout(30)), 503, "overloaded_error",
+         "first_token_timeout"),
+        (told(of_inference.metering_unavailable()), 503, "service_unavailable",
+         "metering_unavailable"),
+        (told(of_inference.engine_unavailable()), 503, "service_unavailable", "engine_unavailable"),
         (errors.unsupported_parameter("tools"), 400, "invalid_request_error",
          "unsupported_parameter"),
         (errors.internal_error(), 500, "server_error", "internal_error"),
-        (errors.adapter_loading(), 503, "service_unavailable", "adapter_loading"),
-        (errors.adapter_missing(), 502, "server_error", "adapter_missing"),
-        (errors.adapter_corrupt(), 502, "server_error", "adapter_corrupt"),
-        (errors.adapter_incompatible(), 400, "invalid_request_error", "adapter_incompatible"),
-        (errors.adapter_too_large(), 400, "invalid_request_error", "adapter_too_large"),
-        (errors.adapter_not_invoked(param="prompt"), 400, "invalid_request_error",
+        (told(of_inference.adapter_loading()), 503, "service_unavailable", "adapter_loading"),
+        (told(of_inference.adapter_missing()), 502, "server_error", "adapter_missing"),
+        (told(of_inference.adapter_corrupt()), 502, "server_error", "adapter_corrupt"),
+        (told(of_inference.adapter_incompatible()), 400, "invalid_request_error",
+         "adapter_incompatible"),
+        (told(of_inference.adapter_too_large()), 400, "invalid_request_error", "adapter_too_large"),
+        (told(of_inference.adapter_not_invoked(param="prompt")), 400, "invalid_request_error",
          "adapter_not_invoked"),
     ],
 )  # fmt: skip
@@ -64,13 +72,13 @@ def test_each_situation_has_its_status_and_all_four_keys(error, status, type, co
 
 def test_every_503_and_429_says_when_to_come_back_or_not_to():
     for error in (
-        errors.overloaded(),
-        errors.first_token_timeout(30),
-        errors.metering_unavailable(),
-        errors.engine_unavailable(),
-        errors.adapter_loading(),
+        told(of_inference.overloaded()),
+        told(of_inference.first_token_timeout(30)),
+        told(of_inference.metering_unavailable()),
+        told(of_inference.engine_unavailable()),
+        told(of_inference.adapter_loading()),
         errors.rate_limited("slow", retry_after_s=0.2),
-        errors.uploads_busy("full"),
+        told(uploads_busy("full")),
     ):
         assert int(error.headers["retry-after"]) >= 1
         assert int(error.headers["retry-after-ms"]) >= 1
@@ -82,15 +90,20 @@ def test_every_503_and_429_says_when_to_come_back_or_not_to():
     assert quota.headers == {"x-should-retry": "false"}
 
 
-@pytest.mark.parametrize(("engine_says", "told"), [(None, 5), (0, 1), (0.2, 1), (1.2, 2), (30, 30)])
-def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, told):
-    headers = errors.adapter_loading(engine_says).headers
-    assert headers["retry-after"] == str(told)
+@pytest.mark.parametrize(
+    ("engine_says", "retry_after_s"), [(None, 5), (0, 1), (0.2, 1), (1.2, 2), (30, 30)]
+)
+def test_a_loading_adapter_is_asked_for_again_when_the_engine_says(engine_says, retry_after_s):
+    headers = told(of_inference.adapter_loading(engine_says)).headers
+    assert headers["retry-after"] == str(retry_after_s)
     assert int(headers["retry-after-ms"]) >= 1000
 
 
 def test_an_adapter_that_will_not_come_is_not_asked_for_again():
-    for error in (errors.adapter_missing(), errors.adapter_corrupt()):
+    for error in (
+        told(of_inference.adapter_missing()),
+        told(of_inference.adapter_corrupt()),
+    ):
         assert error.headers == {"x-should-retry": "false"}
 
 
@@ -142,13 +155,10 @@ def test_no_error_of_another_module_is_without_a_status():
         assert isinstance(foreign_errors.from_auth(make(cls)), ApiError)
     for cls in subclasses(tenants.TenantError) - {tenants.TenantError}:
         assert isinstance(foreign_errors.from_tenants(make(cls)), ApiError)
+    for cls in subclasses(Fault) - {Fault}:
+        assert isinstance(told(make(cls)), ApiError)
     for cls in subclasses(DatabaseError):
         assert foreign_errors.from_database(make(cls)).status == 503
-
-
-def test_an_unknown_model_and_a_foreign_one_get_the_same_body():
-    foreign = foreign_errors.from_registry(registry_errors.ModelNotFound(model="m"))
-    assert error_body(foreign) == error_body(errors.model_not_found("m"))
 
 
 def test_the_worlds_faults_do_not_tell_where_things_are():

@@ -47,7 +47,7 @@ from server.pool.running import RunningRequest
 from server.webhooks import events
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
-from tests.server.in_process import ADMIN_KEY, FakeEngines, InProcess, User
+from tests.server.in_process import ADMIN_KEY, FakeEngines, InProcess, User, with_engines
 
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 
@@ -249,7 +249,7 @@ def fill(world: World) -> None:
 
 def insert_rows(conn: sa.Connection, world: World) -> None:
     tenant_id = world.acme.tenant_id
-    revision = world.product.gateway.base.base_revision
+    revision = world.product.gateway.base.model.base_revision
     for name, number in itertools.product(SUBJECTS["name"], (1, 2, 3, 4)):
         # 3 is for a base that is no longer served.
         base_revision = "0" * 64 if number == 3 else revision
@@ -303,7 +303,7 @@ def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
 def open_world(folder: Path, *users: User) -> World:
     """users: who have keys already; else they are made."""
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    product.gateway = replace(product.gateway, engines=Engines())
+    product.gateway = with_engines(product.gateway, Engines())
     if users:
         users = tuple(replace(user, product=product) for user in users)
     else:

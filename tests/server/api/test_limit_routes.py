@@ -25,7 +25,7 @@ from server.pool.engines import Engines
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price
-from tests.server.in_process import FakeEngines, InProcess, User
+from tests.server.in_process import FakeEngines, InProcess, User, with_engines
 
 _numbers = itertools.count()
 
@@ -52,7 +52,7 @@ def user_of(product: InProcess, *, key: dict[str, int] | None = None, **limits: 
 
 def with_adapter(user: User, name: str = "pirate", **limits: int) -> User:
     database = user.product.gateway.database
-    base = user.product.gateway.base.base_revision
+    base = user.product.gateway.base.model.base_revision
     database.write_sync(lambda c: add_version(c, user.tenant_id, name, base_revision=base))
     if limits:
         assert user.call("PUT", f"/v1/adapters/{name}/limits", limits).status_code == 200
@@ -336,7 +336,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
 
     user = user_of(product, tokens_per_minute=1000)
     settings = product.gateway.settings.model_copy(update={"cached_token_weight": weight})
-    gateway = replace(product.gateway, engines=CachingEngines(), settings=settings)
+    gateway = with_engines(product.gateway, CachingEngines(), settings=settings)
     here = replace(product, gateway=gateway, _app=None)
     assert replace(user, product=here).complete("base").status_code == 200
     assert limits_of(user)["tokens", "tenant"]["used"] == counted

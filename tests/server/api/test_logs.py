@@ -6,16 +6,16 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from server.api.app import create_app
-from server.api.logs import LogHandler, LogWriter
 from server.database.database import DEFAULT_FILE
-from tests.server.in_process import FakeEngines, InProcess, User
+from server.logs import LogHandler, LogWriter
+from tests.server.in_process import FakeEngines, InProcess, User, with_engines
 
 MARK = "zebra"
 PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"
@@ -83,7 +83,7 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
             raise KeyError(PROMPT)
 
     user = logged.product.user("acme")
-    gateway = replace(logged.product.gateway, engines=Broken())
+    gateway = with_engines(logged.product.gateway, Broken())
     broken = InProcess(gateway, Broken(), create_app(gateway, logged.lines.append))
     assert User(broken, "", "", user.api_key).complete("base").status_code == 500
     line = logged.last()

@@ -1,6 +1,8 @@
 """Requests in OpenAI's shape: what is not served is refused by name, never ignored."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 from engine.messages import SamplingParams
 from server.api.errors import ApiError
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
+from server.faults import Invalid
+from server.inference.prompts import tokenize
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 TEXT_PART = {"type": "text", "text": "Hello."}
@@ -119,12 +123,12 @@ def test_what_is_not_served_is_refused_by_its_path(change, path):
     ],
 )
 def test_a_prompt_is_a_text_or_token_ids_or_a_list_of_either(prompt, prompts):
-    assert parse(TEXT | {"prompt": prompt}, CompletionRequest).prompts == prompts
+    assert parse(TEXT | {"prompt": prompt}, CompletionRequest).asked_prompts == prompts
 
 
 def test_an_echo_has_as_many_logprobs_as_the_answer():
     def asked(**fields):
-        return parse(TEXT | fields, CompletionRequest).sampling(0)
+        return parse(TEXT | fields, CompletionRequest).for_model().sampling
 
     assert asked(echo=True, logprobs=3).prompt_logprobs == 3
     assert asked(echo=True, logprobs=3, prompt_logprobs=5).prompt_logprobs == 5
@@ -216,21 +220,21 @@ def test_every_sampling_parameter_reaches_the_engine():
     }  # fmt: skip
     wanted = SamplingParams(
         **values | {"stop_token_ids": (5,), "allowed_token_ids": (3, 4)},
-        max_tokens=9, stop=(b"END",), logprobs=4,
+        max_tokens=0, stop=(b"END",), logprobs=4,
         logit_bias=((50, -100.0), (0, 1.5)),
     )  # fmt: skip
     given = values | {"stop": "END", "logit_bias": {"50": -100, "0": 1.5}}
     chat = parse(HELLO | given | {"logprobs": True, "top_logprobs": 4})
-    assert chat.sampling(9) == wanted
-    assert parse(TEXT | given | {"logprobs": 4}, CompletionRequest).sampling(9) == wanted
+    assert chat.for_model().sampling == wanted
+    assert parse(TEXT | given | {"logprobs": 4}, CompletionRequest).for_model().sampling == wanted
 
 
 def test_what_is_not_asked_for_changes_nothing():
-    assert parse(HELLO).sampling(9) == SamplingParams(max_tokens=9)
-    assert parse(TEXT, CompletionRequest).sampling(9) == SamplingParams(max_tokens=9)
-    assert parse(HELLO | {"top_k": -1}).sampling(9).top_k == 0
-    assert parse(HELLO | {"logprobs": True}).sampling(9).logprobs == 0
-    assert parse(TEXT | {"logprobs": 0}, CompletionRequest).sampling(9).logprobs == 0
+    assert parse(HELLO).for_model().sampling == SamplingParams(max_tokens=0)
+    assert parse(TEXT, CompletionRequest).for_model().sampling == SamplingParams(max_tokens=0)
+    assert parse(HELLO | {"top_k": -1}).for_model().sampling.top_k == 0
+    assert parse(HELLO | {"logprobs": True}).for_model().sampling.logprobs == 0
+    assert parse(TEXT | {"logprobs": 0}, CompletionRequest).for_model().sampling.logprobs == 0
 
 
 @pytest.mark.parametrize(
@@ -242,16 +246,20 @@ def test_what_is_not_asked_for_changes_nothing():
     ],
 )
 def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
-    asked = parse(HELLO | {"logit_bias": {"99": 1}, "stop_token_ids": [99]})
-    asked.check_token_ids(100)
-    with pytest.raises(ApiError) as error:
-        parse(HELLO | change).check_token_ids(100)
-    assert (error.value.status, error.value.param) == (400, place)
+    base = SimpleNamespace(tokenizer=None, vocabulary_size=100, max_model_len=512)
+    prompt = {"prompt": [7]}
+    asked = parse(
+        TEXT | prompt | {"logit_bias": {"99": 1}, "stop_token_ids": [99]}, CompletionRequest
+    )
+    assert asyncio.run(tokenize(base, asked.for_model())) == [[7]]
+    with pytest.raises(Invalid) as error:
+        asyncio.run(tokenize(base, parse(TEXT | prompt | change, CompletionRequest).for_model()))
+    assert error.value.param == place
 
 
 def test_the_flexible_tier_waits_and_every_other_does_not():
     tiers = {tier: parse(HELLO | {"service_tier": tier}) for tier in ("auto", "default", "flex")}
-    assert {tier: asked.priority for tier, asked in tiers.items()} == {
+    assert {tier: asked.for_model().priority for tier, asked in tiers.items()} == {
         "auto": 0, "default": 0, "flex": 1,
     }  # fmt: skip
     assert [asked.served_tier for asked in tiers.values()] == ["default", "default", "flex"]

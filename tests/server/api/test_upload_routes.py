@@ -16,10 +16,10 @@ from registry.proof import Proof
 from server.adapters.proving import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.app import create_app
+from server.api.gateway import Gateway
 from server.api.routes import uploads as routes
 from server.billing.prices import DEFAULT_PRICES
 from server.billing.rating import monthly_storage_nanousd
-from server.gateway import Gateway
 from tests.registry.factories import PresignedFolder
 from tests.server.in_process import InProcess, User
 

@@ -495,7 +495,7 @@ def make_auditor(
 ) -> tuple[Auditor, Metrics]:
     engines, settler = SimpleNamespace(figures=list, num_deaths=0), Settler(first)
     metrics = Metrics(engines, settler)
-    return Auditor(database, settler, metrics), metrics
+    return Auditor(database, settler, metrics.note_audit), metrics
 
 
 def test_the_gateway_audits_when_what_lay_in_the_journals_is_posted(ledger_of):

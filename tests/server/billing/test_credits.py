@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.tables import audit_log
-from server.api.errors import ApiError
+from server.api.foreign_errors import from_fault
 from server.billing import credits, holds, ledger
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, tenant_accounts
+from server.faults import Fault
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
 from tests.server.in_process import InProcess, User
 
@@ -64,7 +65,7 @@ def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database,
                 case "fail":
                     ledger.mark_failed(conn, SIGNER, f"r{chosen}", NOW_MS)
                 case "correct":
-                    with contextlib.suppress(ApiError):  # of what cannot be corrected
+                    with contextlib.suppress(Fault):  # of what cannot be corrected
                         correct(conn, chosen, f"key{number}")
                 case "hold":
                     hold = make_hold(price, f"open{number}")
@@ -90,14 +91,17 @@ def test_one_key_posts_one_entry(database):
     assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 10
     others = {"amount": 11}, {"kind": "payment"}, {"memo": "bye"}, {"tenant_id": "ten_2"}
     for other in others:
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(Fault) as refused:
             database.write_sync(
                 lambda c, other=other: credit(c, "k", **{"memo": "welcome"} | other)
             )
-        assert (refused.value.status, refused.value.code) == (422, "idempotency_key_reused")
-    with pytest.raises(ApiError) as refused:
+        assert (from_fault(refused.value).status, refused.value.code) == (
+            422,
+            "idempotency_key_reused",
+        )
+    with pytest.raises(Fault) as refused:
         database.write_sync(lambda c: correct(c, first["entry_id"], "k", memo="welcome"))
-    assert refused.value.status == 422
+    assert from_fault(refused.value).status == 422
 
 
 def test_one_key_of_many_at_once_posts_one_entry(postgres_database):
@@ -120,9 +124,9 @@ def test_an_entry_is_corrected_once(database):
         lambda c: use(c, price, 2, finish_reason="error", stop_cause="engine_failure")
     )
     for entry_id, status in ((used, 409), (undone["entry_id"], 400), (free, 400), (99, 404)):
-        with pytest.raises(ApiError) as refused:
+        with pytest.raises(Fault) as refused:
             database.write_sync(lambda c, entry_id=entry_id: correct(c, entry_id, "other"))
-        assert refused.value.status == status
+        assert from_fault(refused.value).status == status
     # A failure that is heard of late finds it undone.
     assert database.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r1", NOW_MS)) is None
 

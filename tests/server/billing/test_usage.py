@@ -9,15 +9,17 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.api.errors import ApiError
+from server.api.foreign_errors import from_fault
 from server.api.routes.usage import parse_range
 from server.billing import ledger, usage
 from server.billing.entries import Draft, post_entries
 from server.billing.rating import kept_amount
-from server.billing.receipts.receipt import rfc3339, tenant_account
+from server.billing.receipts.receipt import tenant_account
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, kept_events, tenant_accounts, usage_rollups
 from server.billing.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
+from server.faults import Fault
+from server.text.times import rfc3339
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
@@ -280,9 +282,9 @@ def test_what_is_undone_is_no_longer_charged_but_stays_counted(database):
 def test_too_many_groups_are_refused_not_cut_off(database, monkeypatch):
     monkeypatch.setattr(usage, "MAX_GROUPS", 2)
     post_usage(database, make_price(database), {"model": "a"}, {"model": "b"}, {"model": "c"})
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(Fault) as caught:
         sums(database, "ten_1", ("model",))
-    assert (caught.value.status, caught.value.param) == (400, "group_by")
+    assert (from_fault(caught.value).status, caught.value.param) == (400, "group_by")
 
 
 def test_a_time_may_be_larger_than_any_column(database):

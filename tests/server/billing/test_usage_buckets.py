@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.errors import ApiError
+from server.api.foreign_errors import from_fault
 from server.billing.usage import UsageSum
 from server.billing.usage_buckets import WIDTH_S, Cost, costs_of, cut_page
+from server.faults import Fault
 
 DAY = 86_400
 MIDNIGHT = 1_769_990_400
@@ -75,9 +76,9 @@ def cursor(place, end):
     ],
 )
 def test_a_cursor_of_another_query_is_refused(page):
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(Fault) as caught:
         cut_page("1d", MIDNIGHT, MIDNIGHT + 2 * DAY, 7, page)
-    assert (caught.value.status, caught.value.param) == (400, "page")
+    assert (from_fault(caught.value).status, caught.value.param) == (400, "page")
 
 
 def test_the_items_of_a_request_are_the_whole_of_it():

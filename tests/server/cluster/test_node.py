@@ -12,17 +12,18 @@ import demo
 from engine.config import EngineConfig
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
-from server.cluster.config import PlacerConfig
 from server.cluster.node import Node, NodeNotReady, prepare
-from server.cluster.pool import EngineTemplate, Pool
+from server.cluster.pool import Pool
 from server.launch import plan
-from server.launch.plan import ModelNotFound, RayMissing, settle_settings
-from server.launch.secrets import Secrets
+from server.launch.engine_template import EngineTemplate
+from server.launch.errors import ModelNotFound, RayMissing
+from server.launch.placer_config import PlacerConfig
+from server.launch.plan import settle_settings
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
 
 MODEL = Path(demo.__file__).parent / "model"
-KEYS = PoolKeys.of(Secrets("1" * 64, "2" * 64))
+KEYS = PoolKeys.of("1" * 64)
 
 
 @pytest.fixture
@@ -159,13 +160,13 @@ def test_an_engine_takes_gpus_where_it_will_run_on_them(config):
         ("cpu", True, on_cpu), ("auto", False, on_cpu), ("auto", True, on_gpu),
         ("cuda", False, on_gpu),
     ):  # fmt: skip
-        pool = dataclasses.replace(config, device=device).pool(has_gpus=has_gpus)
+        pool = Pool.of_config(dataclasses.replace(config, device=device), has_gpus=has_gpus)
         assert {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus} == expected
     assert (config.least, config.most) == (2, 5)
 
 
 def test_gateways_of_one_pool_keep_their_journals_in_one_place(config):
-    pool = config.pool(has_gpus=False)
+    pool = Pool.of_config(config, has_gpus=False)
     assert pool.refusal(Pool.of(pool.as_dict())) is None
     for change in ({"pool_dir": "/elsewhere"}, {"base_revision": "another"}):
         (name,) = change

@@ -1,12 +1,11 @@
 """A request is cancelled at any gateway, by its own tenant, as long as it runs."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.billing.holds import resolve
 from server.database.database import Database
-from server.inference import cancels
 from server.inference.cancels import note_cancel, noted_cancels
 from server.pool.running import RunningRequest
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
@@ -51,8 +50,7 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
     gateways = []
     for name in ("asked", "runs", "idle"):
         product = InProcess.build(tmp_path / name, url)
-        product.engines = AbortedEngines()
-        product.gateway = replace(product.gateway, engines=product.engines)
+        product.use(AbortedEngines())
         gateways.append(product)
     asked, runs, idle = gateways
     database = asked.gateway.database
@@ -62,11 +60,11 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
     run_here(idle, "r3")
 
     async def run() -> None:
-        assert not await cancels.cancel(asked.gateway, "ten_2", "r1")
-        assert await cancels.cancel(asked.gateway, "ten_1", "r1")
+        assert not await asked.gateway.cancels.cancel("ten_2", "r1")
+        assert await asked.gateway.cancels.cancel("ten_1", "r1")
         for product in gateways:
-            await cancels.look(product.gateway)
-        await cancels.look(runs.gateway)
+            await product.gateway.cancels.look()
+        await runs.gateway.cancels.look()
 
     asyncio.run(run())
     assert (asked.engines.aborted, idle.engines.aborted) == ([], [])
@@ -77,13 +75,12 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
 
 def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_path: Path) -> None:
     product = InProcess.build(tmp_path, f"sqlite:///{migrated_sqlite}")
-    product.engines = AbortedEngines()
-    product.gateway = replace(product.gateway, engines=product.engines)
+    product.use(AbortedEngines())
     run_here(product, "r1")
-    assert asyncio.run(cancels.cancel(product.gateway, "ten_1", "r1"))
-    assert not asyncio.run(cancels.cancel(product.gateway, "ten_2", "r1"))
-    assert not asyncio.run(cancels.cancel(product.gateway, "ten_1", "r2"))
+    assert asyncio.run(product.gateway.cancels.cancel("ten_1", "r1"))
+    assert not asyncio.run(product.gateway.cancels.cancel("ten_2", "r1"))
+    assert not asyncio.run(product.gateway.cancels.cancel("ten_1", "r2"))
     assert product.engines.aborted == ["r1"]
-    asyncio.run(cancels.look(product.gateway))
+    asyncio.run(product.gateway.cancels.look())
     assert product.engines.aborted == ["r1", "r1"], "the engine may not have had it the first time"
     product.close()

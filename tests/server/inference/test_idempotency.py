@@ -20,8 +20,10 @@ from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
 from server.accounts.keys import create_key
 from server.api import recordings
+from server.api.foreign_errors import from_fault
 from server.billing.tables import holds
 from server.database.database import Database, LedgerUnavailable
+from server.faults import Fault
 from server.inference import idempotency
 from server.inference.idempotency import (
     KEPT_MS,
@@ -127,9 +129,9 @@ def test_a_tenant_has_so_many_keys_and_no_more(sqlite_database: Database, monkey
     keys = IdempotencyKeys(sqlite_database, claim_ms=CLAIM_MS)
     for number in range(2):
         assert asyncio.run(keys.claim(make_claim(str(number)))) is None
-    with pytest.raises(idempotency.errors.ApiError) as refused:
+    with pytest.raises(Fault) as refused:
         asyncio.run(keys.claim(make_claim("2")))
-    assert refused.value.status == 429
+    assert from_fault(refused.value).status == 429
     assert num_keys(sqlite_database) == 2
     assert asyncio.run(keys.claim(make_claim("2", tenant="ten_2"))) is None
 
@@ -269,8 +271,7 @@ def shared_product(migrated_sqlite: Path, tmp_path_factory) -> Iterator[InProces
 def product(shared_product: InProcess, monkeypatch) -> InProcess:
     """The same gateway for all, with an engine of its own."""
     engines = SteppedEngines(welcome=make_welcome())
-    object.__setattr__(shared_product.gateway, "engines", engines)
-    shared_product.engines = engines
+    shared_product.use(engines)
     return shared_product
 
 

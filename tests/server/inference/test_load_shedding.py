@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.api.errors import ApiError
-from server.inference.load_shedding import Load
+from server.api.foreign_errors import from_fault
+from server.faults import Fault
+from server.inference.load_shedding import LoadShedder
 from server.pool.running import Running, RunningRequest
 
 
@@ -32,7 +33,7 @@ class World:
         self.running = Running()
         given = {"max_queued": 10, "max_wait_s": 5.0, "default_share": 1.0} | options
         max_queued = given.pop("max_queued")
-        self.load = Load(
+        self.load = LoadShedder(
             self.running, clock=self.clock, max_queued=lambda: int(max_queued), **given
         )  # type: ignore[arg-type]
         self.count = 0
@@ -51,10 +52,10 @@ class World:
 
     def refusal(
         self, caller: Caller | None = None, priority: int = 0, num_answers: int = 1
-    ) -> ApiError | None:
+    ) -> Fault | None:
         try:
             self.load.check(caller or Caller(), priority, num_answers)
-        except ApiError as error:
+        except Fault as error:
             return error
         return None
 
@@ -77,8 +78,9 @@ def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> No
     world.add()
     refused = world.refusal()
     assert refused is not None
-    assert (refused.status, refused.type) == (503, "overloaded_error")
-    assert refused.headers["retry-after"] == "1"
+    told = from_fault(refused)
+    assert (told.status, told.type) == (503, "overloaded_error")
+    assert from_fault(refused).headers["retry-after"] == "1"
 
 
 def test_requests_that_can_wait_are_shed_first() -> None:
@@ -107,7 +109,7 @@ def test_the_wait_for_a_list_of_prompts_is_that_of_its_answers() -> None:
     world.load.add(listed)
     refused = world.refusal(Caller(max_queue_share=0.1))
     assert refused is not None
-    assert float(refused.headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
+    assert float(from_fault(refused).headers["retry-after-ms"]) == pytest.approx(2000, rel=0.01)
     for index in range(20):
         world.clock.now += 0.1
         world.load.begin(listed, index)
@@ -133,7 +135,8 @@ def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
     world.add()
     refused = world.refusal(share)
     assert refused is not None
-    assert (refused.status, refused.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
+    told = from_fault(refused)
+    assert (told.status, told.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
     assert world.refusal(Caller("ten_2", 0.25)) is None
     world.load.begin(begun, 0)
     assert world.refusal(share) is None, "who has begun waits no more"
@@ -166,7 +169,7 @@ def test_while_draining_nobody_is_admitted_and_told_to_try_elsewhere() -> None:
     world.load.is_draining = True
     refused = world.refusal()
     assert refused is not None
-    assert (refused.status, refused.code) == (503, "draining")
+    assert (from_fault(refused).status, refused.code) == (503, "draining")
 
 
 @given(

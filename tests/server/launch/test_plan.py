@@ -13,16 +13,15 @@ import pytest
 import demo
 from engine.config import EngineConfig
 from engine.wire import read_vocabulary
-from server.launch.plan import (
+from server.launch.errors import (
     AddressInUse,
     DataDirTooLong,
     ModelNotFound,
     ModelNotServed,
     TooFewGpus,
-    find_model,
-    prepare,
-    settle_settings,
 )
+from server.launch.model_folder import find_model
+from server.launch.plan import prepare, settle_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor, SupervisorConfig

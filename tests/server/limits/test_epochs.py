@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from registry.tables import metadata
+from server.billing.holds import open_requests
 from server.billing.tables import holds
 from server.limits.epochs import ALIVE_MS, Epoch, Epochs, StaleEpoch, check
 from server.limits.redis_calls import StateUnavailable
@@ -102,7 +103,9 @@ class Fleet:
 
     def make_gateway(self):
         redis = FailingRedis(self)
-        epochs = Epochs(self.database, f"g{next(self.numbers)}", clock=lambda conn: self.now)
+        epochs = Epochs(
+            self.database, f"g{next(self.numbers)}", open_requests, clock=lambda conn: self.now
+        )
         limiter = SharedLimiter(
             "test",
             redis,

@@ -6,13 +6,14 @@ import threading
 import pytest
 import sqlalchemy as sa
 
+from server.billing.holds import open_requests
 from server.database.database import Database
 from server.limits.epochs import Epoch, Epochs, StaleEpoch, check
 from server.limits.tables import gateways
 
 
 def test_the_first_to_write_the_next_epoch_wins(database):
-    first, second = Epochs(database, "a"), Epochs(database, "b")
+    first, second = Epochs(database, "a", open_requests), Epochs(database, "b", open_requests)
 
     async def play():
         await first.beat()
@@ -35,7 +36,7 @@ def test_the_first_to_write_the_next_epoch_wins(database):
 
 
 def test_a_hold_of_another_epoch_is_refused_and_one_without_an_epoch_is_not(database):
-    epochs = Epochs(database, "a")
+    epochs = Epochs(database, "a", open_requests)
 
     async def play():
         await epochs.begin(Epoch(1, "redis", 1, 0))
@@ -50,7 +51,7 @@ def test_a_hold_of_another_epoch_is_refused_and_one_without_an_epoch_is_not(data
 
 def test_the_epoch_cannot_move_under_a_hold_that_is_being_written(empty_postgres, tmp_path):
     database = Database(empty_postgres(), data_dir=tmp_path)
-    epochs = Epochs(database, "a")
+    epochs = Epochs(database, "a", open_requests)
     asyncio.run(epochs.begin(Epoch(1, "redis", 1, 0)))
     moved = threading.Thread(target=lambda: asyncio.run(epochs.begin(Epoch(2, "redis", 1, 0))))
     with database.begin() as holding, database.begin() as holding_too:

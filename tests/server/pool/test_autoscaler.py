@@ -284,18 +284,19 @@ def test_who_waits_beside_free_seats_and_free_room_waits_for_an_adapter():
     assert pool_figures([full]).num_waiting == 2
 
 
-def make_gateway(data_dir, engines, **figures):
-    return SimpleNamespace(
-        settings=SimpleNamespace(
-            data_dir=data_dir, engines=1, most_engines=engines, slo_first_token_s=SLO_S
-        ),
-        first_tokens=SimpleNamespace(percentile_s=lambda share: figures.get("first_token_s")),
-        engines=SimpleNamespace(figures=lambda: [make_engine()]),
+def scale(data_dir, *, most, first_token_s=None):
+    return run(
+        SimpleNamespace(figures=lambda: [make_engine()]),
+        SimpleNamespace(percentile_s=lambda share: first_token_s),
+        data_dir,
+        least=1,
+        most=most,
+        slo_first_token_s=SLO_S,
     )
 
 
 def test_a_pool_of_a_fixed_size_is_left_alone(tmp_path):
-    asyncio.run(run(make_gateway(tmp_path, engines=1)))
+    asyncio.run(scale(tmp_path, most=1))
     assert read_wanted(wanted_path(tmp_path)) is None
 
 
@@ -308,7 +309,7 @@ def test_a_gateway_that_starts_goes_on_with_what_was_wanted(tmp_path, before):
         path.write_text("{")
 
     async def start_and_stop():
-        task = asyncio.create_task(run(make_gateway(tmp_path, engines=4)))
+        task = asyncio.create_task(scale(tmp_path, most=4))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -4,14 +4,13 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.launch.secrets import Secrets
 from server.pool.keys import PoolKeys
 
 peppers = st.binary(min_size=32, max_size=32).map(bytes.hex)
 
 
 def keys_of(pepper):
-    return PoolKeys.of(Secrets(pepper, "2" * 64))
+    return PoolKeys.of(pepper)
 
 
 @given(peppers)
@@ -38,7 +37,7 @@ def test_one_pepper_gives_one_pool_and_another_shares_nothing_with_it(two):
 
 
 def test_the_receipts_key_has_no_part_in_it():
-    assert PoolKeys.of(Secrets("1" * 64, "2" * 64)) == PoolKeys.of(Secrets("1" * 64, "3" * 64))
+    assert PoolKeys.of("1" * 64) == PoolKeys.of("1" * 64)
 
 
 def test_keys_stay_the_same_from_release_to_release():

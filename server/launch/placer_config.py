@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from server.cluster.pool import EngineTemplate, Kind, Pool
+from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
 
@@ -80,18 +80,6 @@ class PlacerConfig:
     @property
     def engine_template(self) -> EngineTemplate:
         return EngineTemplate(**self.template)
-
-    def pool(self, *, has_gpus: bool) -> Pool:
-        """has_gpus: of the cluster, for where the device is chosen by what there is."""
-        on_gpus = self.device == "cuda" or (self.device == "auto" and has_gpus)
-        return Pool(
-            pool_id=self.pool_id,
-            pool_dir=self.pool_dir,
-            base_revision=self.engine_template.base_revision,
-            template_id=self.engine_template.template_id,
-            num_cpus=1 if on_gpus else self.num_cpus,
-            num_gpus=self.num_gpus if on_gpus else 0,
-        )
 
 
 def placer_command(config_path: Path) -> tuple[str, ...]:

@@ -1,0 +1,7 @@
+"""Why an upload has to wait."""
+
+from server.faults import Unavailable
+
+
+def uploads_busy(message: str) -> Unavailable:
+    return Unavailable(message, code="uploads_busy", retry_after_s=2.0)

@@ -1,0 +1,134 @@
+"""What one gateway process holds: made at its start (`server.assembly`), taken apart by `deps`.
+
+Only `app`, which starts and ends the parts, and `deps`, which hands single parts to endpoints, know
+this class. Everything else takes the parts that it uses.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from registry.catalog import Catalog
+from registry.uploads import Uploads
+from server.accounts.admin_key import AdminKey
+from server.accounts.identities import Identities
+from server.accounts.key_uses import KeyUses
+from server.adapters.proving import Prover
+from server.adapters.spool import Spool
+from server.adapters.upload_completion import Completions
+from server.api.metrics import Metrics
+from server.api.recordings import Recorder
+from server.api.serving import Serving
+from server.billing.audit.auditor import Auditor
+from server.billing.failures import Failures
+from server.billing.ledger_probe import LedgerProbe
+from server.billing.price_tags import PriceTags
+from server.billing.receipts.signing import Signer
+from server.billing.settler import Settler
+from server.billing.statements import Statements
+from server.database.chores import Chores
+from server.database.database import Database
+from server.database.leases import Leases
+from server.inference.admission import Admission, Timeouts
+from server.inference.cancels import Cancels
+from server.inference.drain import Drain
+from server.inference.generation import Generation
+from server.inference.idempotency import IdempotencyKeys
+from server.inference.load_shedding import LoadShedder
+from server.inference.served_base import ServedBase
+from server.inference.token_leases import TokenLeases
+from server.launch.settings import Settings
+from server.limits.learned import LearnedTokens
+from server.limits.rules import Limiter
+from server.pool.first_tokens import FirstTokens
+from server.pool.running import Running
+from server.webhooks.urls import UrlRules
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The parts, one field a job.
+
+    work_dir: where uploads lie while they are received, built and proved; empty at start.
+    """
+
+    settings: Settings
+    database: Database
+    pepper: str = field(repr=False)
+    work_dir: Path
+    base: ServedBase
+    metrics: Metrics
+    # Who asks, and what they may take.
+    admin_key: AdminKey
+    identities: Identities
+    key_uses: KeyUses
+    limiter: Limiter
+    # Adapters.
+    catalog: Catalog
+    uploads: Uploads
+    completions: Completions
+    prover: Prover
+    # Money.
+    price_tags: PriceTags
+    signer: Signer
+    settler: Settler
+    failures: Failures
+    statements: Statements
+    auditor: Auditor
+    ledger_probe: LedgerProbe
+    # Requests under way.
+    running: Running
+    load: LoadShedder
+    idempotency: IdempotencyKeys
+    recorder: Recorder
+    token_leases: TokenLeases
+    drain: Drain
+    # Work that one of all gateways does.
+    leases: Leases
+    chores: Chores
+    spool: Spool = field(default_factory=Spool)
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
+    learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
+
+    @functools.cached_property
+    def serving(self) -> Serving:
+        """What answers the requests for completions."""
+        settings = self.settings
+        admission = Admission(
+            base=self.base,
+            catalog=self.catalog,
+            database=self.database,
+            price_tags=self.price_tags,
+            limiter=self.limiter,
+            load=self.load,
+            learned_tokens=self.learned_tokens,
+            timeouts=Timeouts(
+                first_token_s=settings.first_token_timeout_s,
+                request_s=settings.request_timeout_s,
+                hold_lifetime_s=settings.hold_lifetime_s,
+            ),
+        )
+        generation = Generation(
+            engines=self.base.engines,
+            database=self.database,
+            limiter=self.limiter,
+            load=self.load,
+            learned_tokens=self.learned_tokens,
+            first_tokens=self.first_tokens,
+            failures=self.failures,
+            hold_lifetime_s=settings.hold_lifetime_s,
+            cached_token_weight=settings.cached_token_weight,
+            observe_first_token=self.metrics.time_to_first_token.observe,
+            count_move=self.metrics.moves.inc,
+        )
+        return Serving(
+            admission, generation, self.idempotency, self.recorder, settings.request_timeout_s
+        )
+
+    @functools.cached_property
+    def cancels(self) -> Cancels:
+        return Cancels(self.database, self.base.engines, self.running)
+
+    @property
+    def webhook_rules(self) -> UrlRules:
+        return UrlRules(self.settings.webhook_allow_http, self.settings.webhook_allow_private)

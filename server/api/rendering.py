@@ -1,0 +1,115 @@
+"""A request's outputs in OpenAI's shapes: one whole answer, or server-sent events."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from engine.messages import RequestOutput
+from server.api import answers, errors
+from server.api.answers import Answer, Choice, Part, ShownPrompt
+from server.api.foreign_errors import from_fault
+from server.api.logprobs import PromptLogprobs
+from server.api.openai import ChatRequest, CompletionRequest
+from server.faults import Fault
+from server.inference.admission import Admitted
+from server.inference.generation import Generation, cost_nanousd
+from server.inference.served_base import ServedBase
+from server.text.tokenizer import Detokenizer
+
+Asked = ChatRequest | CompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """An admitted request, the shape that it came in, and what makes its outputs."""
+
+    generation: Generation
+    base: ServedBase
+    asked: Asked
+    admitted: Admitted
+
+    async def whole(self) -> tuple[dict[str, object], str | None]:
+        """The complete answer, and the digest of the adapter that was applied. Raises Fault."""
+        answer, choices = self._answer(), self._choices()
+        parts = [Part() for _ in choices]
+        async with (
+            self.generation.unpaid_if_broken(self.admitted),
+            aclosing(self.generation.outputs(self.admitted)) as stream,
+        ):
+            async for output in stream:
+                parts[output.index].append(choices[output.index].take(output))
+        body = answer.whole(
+            [choice.whole(part) for choice, part in zip(choices, parts, strict=True)],
+            self._usage(output),
+        )
+        if answer.is_chat and choices[0].listed_prompt is not None:
+            body["prompt_logprobs"] = choices[0].listed_prompt
+        return body, output.adapter_digest
+
+    async def events(
+        self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events; a fault on the way is one error event, and the end."""
+        answer, choices = self._answer(), self._choices()
+        # With include_usage every chunk carries the key: null until the last one.
+        usage: dict[str, object] = {"usage": None} if self.asked.includes_usage else {}
+        output = first
+        async with self.generation.unpaid_if_broken(self.admitted), aclosing(rest):
+            try:
+                while True:
+                    choice = choices[output.index]
+                    part = choice.take(output)
+                    if not output.is_of_prompt:
+                        if self.asked.counts_usage:
+                            usage = {"usage": answers.counts(output)}
+                        yield answers.event(answer.chunk(choice.chunk(part)) | usage)
+                    if output.is_last:
+                        break
+                    output = await anext(rest)
+            except Fault as fault:
+                yield answers.event(errors.error_body(from_fault(fault)))
+                return
+        if self.asked.includes_usage:
+            yield answers.event(answer.usage_chunk(self._usage(output)))
+        yield answers.DONE
+
+    def _answer(self) -> Answer:
+        return Answer.of(
+            self.admitted.message.request_id,
+            self.asked.model,
+            isinstance(self.asked, ChatRequest),
+            self.base.model.base_revision,
+            self.asked.served_tier,
+        )
+
+    def _choices(self) -> list[Choice]:
+        """A Choice for each answer: n for the first prompt, then n for the next."""
+        vocabulary, is_chat = self.base.tokenizer.vocabulary, isinstance(self.asked, ChatRequest)
+        shown = [
+            _shown(self.asked, number, ids, vocabulary)
+            for number, ids in enumerate(self.admitted.message.prompts)
+        ]
+        of_answers = [prompt for prompt in shown for _ in range(self.asked.n)]
+        return [Choice(i, vocabulary, is_chat, prompt) for i, prompt in enumerate(of_answers)]
+
+    def _usage(self, final: RequestOutput) -> dict[str, object]:
+        """The engine's counts and what they cost under the price that was held."""
+        cost = cost_nanousd(self.admitted, final)
+        return answers.usage(final, cost, self.admitted.price.price_version)
+
+
+def _shown(
+    asked: Asked, number: int, token_ids: Sequence[int], vocabulary: Sequence[bytes]
+) -> ShownPrompt:
+    """What answers show of a prompt. An echo is the text that was sent; where token ids were sent,
+    or some were cut off, it is the text of the tokens.
+    """
+    echo, num_echoed = "", None
+    if isinstance(asked, CompletionRequest) and asked.echo:
+        sent, num_echoed = asked.asked_prompts[number], asked.logprobs
+        is_whole = isinstance(sent, str) and asked.truncate_prompt_tokens is None
+        echo = str(sent) if is_whole else Detokenizer(vocabulary).push(token_ids, final=True)
+    logprobs = None
+    if asked.num_prompt_logprobs is not None:
+        logprobs = PromptLogprobs(vocabulary, token_ids, num_echoed, asked.prompt_logprobs)
+    return ShownPrompt(echo, token_ids if asked.return_token_ids else None, logprobs)

@@ -1,0 +1,177 @@
+"""Why a request is not served, or not to its end: a function for each situation makes the fault.
+
+Nothing is billed for any of them, but for an answer that was cut off by its deadline.
+"""
+
+from server.faults import (
+    Conflict,
+    Damaged,
+    Invalid,
+    Limited,
+    Overloaded,
+    QuotaExceeded,
+    TimedOut,
+    Unavailable,
+)
+
+_ADAPTER_RETRY_S = 5.0
+
+
+# ---- the request itself ----
+
+
+def unknown_token_id(vocabulary_size: int, *, param: str) -> Invalid:
+    return Invalid(f"Token ids must be below {vocabulary_size}.", param=param)
+
+
+def context_length_exceeded(*, limit: int, asked: int, param: str) -> Invalid:
+    message = (
+        f"This model's maximum context length is {limit} tokens; "
+        f"the request needs {asked}. Shorten the prompt or lower max_tokens."
+    )
+    return Invalid(message, param=param, code="context_length_exceeded")
+
+
+def request_quarantined() -> Invalid:
+    message = "The engine died twice while serving exactly this request; change it."
+    return Invalid(message, code="request_quarantined")
+
+
+# ---- limits, and room ----
+
+
+def budget_exhausted(message: str) -> QuotaExceeded:
+    return QuotaExceeded(message)
+
+
+def queue_share_exceeded(waiting: int, asked: int, limit: int, *, retry_after_s: float) -> Limited:
+    message = (
+        f"{waiting} of your answers wait for their first token and this request asks for {asked} "
+        f"more; the limit is {limit}. "
+        "Try again when some have begun."
+    )
+    return Limited(message, retry_after_s=retry_after_s, scope="queue;tenant")
+
+
+def overloaded(retry_after_s: float = 1.0) -> Overloaded:
+    message = "The engine is overloaded. Try again shortly."
+    return Overloaded(message, retry_after_s=retry_after_s)
+
+
+def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> Overloaded:
+    message = f"No token came within {timeout_s:g} s: too many are waiting. Nothing was billed."
+    return Overloaded(message, code="first_token_timeout", retry_after_s=retry_after_s)
+
+
+def draining(retry_after_s: float = 1.0) -> Unavailable:
+    message = "This server is about to stop and takes no new requests; another one will."
+    return Unavailable(message, code="draining", retry_after_s=retry_after_s)
+
+
+def engine_unavailable(retry_after_s: float = 1.0) -> Unavailable:
+    message = "The engine is not available; it is being restarted. Nothing was billed."
+    return Unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)
+
+
+def metering_unavailable(retry_after_s: float = 1.0) -> Unavailable:
+    message = "Usage cannot be recorded right now, so the request was not served."
+    return Unavailable(message, code="metering_unavailable", retry_after_s=retry_after_s)
+
+
+def request_timeout(timeout_s: float) -> TimedOut:
+    message = f"The request did not finish within {timeout_s:g} s."
+    return TimedOut(message, code="request_timeout")
+
+
+# ---- adapters that cannot be served ----
+
+
+def adapter_loading(retry_after_s: float | None = None) -> Unavailable:
+    """An adapter is still on its way. retry_after_s: None where the engine cannot say."""
+    message = (
+        "The adapter is not loaded yet. Send the request again after the time in Retry-After. "
+        "Nothing was billed."
+    )
+    wait_s = _ADAPTER_RETRY_S if retry_after_s is None else max(1.0, retry_after_s)
+    return Unavailable(message, code="adapter_loading", retry_after_s=wait_s)
+
+
+def adapter_missing() -> Damaged:
+    message = "The adapter's files are gone from the store; upload it again. Nothing was billed."
+    return Damaged(message, code="adapter_missing")
+
+
+def adapter_corrupt() -> Damaged:
+    message = (
+        "The adapter's files in the store are not those that were uploaded; upload it again. "
+        "Nothing was billed."
+    )
+    return Damaged(message, code="adapter_corrupt")
+
+
+def adapter_incompatible() -> Invalid:
+    message = (
+        "The adapter does not fit the base model that is served, in shape or in number format; "
+        "train it on this base model and upload it again. Nothing was billed."
+    )
+    return Invalid(message, param="model", code="adapter_incompatible")
+
+
+def adapter_too_large() -> Invalid:
+    message = (
+        "The adapter is larger than what this server has room for; upload one of a lower rank "
+        "or with fewer target modules. Nothing was billed."
+    )
+    return Invalid(message, param="model", code="adapter_too_large")
+
+
+def adapter_not_invoked(*, param: str) -> Invalid:
+    message = (
+        "The prompt does not contain the adapter's invocation tokens (alora_invocation_tokens); "
+        "add them, or ask the base model. Nothing was billed."
+    )
+    return Invalid(message, param=param, code="adapter_not_invoked")
+
+
+# ---- Idempotency-Key, see server.inference.idempotency ----
+
+
+class IdempotencyKeyInUse(Conflict):
+    """The same request is under way; sent again a little later it gets its answer."""
+
+    default_code = "idempotency_key_in_use"
+
+    def __init__(self) -> None:
+        message = (
+            "A request with this Idempotency-Key is under way; send it again to get its answer."
+        )
+        super().__init__(message, retry_after_s=1.0)
+
+
+class IdempotencyKeyMismatch(Conflict):
+    default_code = "idempotency_key_mismatch"
+
+    def __init__(self) -> None:
+        message = (
+            "This Idempotency-Key was used with another body; use a new key for a new request."
+        )
+        super().__init__(message)
+
+
+class IdempotentAnswerTooLong(Conflict):
+    default_code = "idempotent_answer_too_long"
+
+    def __init__(self, request_id: str) -> None:
+        message = (
+            "The request with this Idempotency-Key has run; its answer was too long to be kept. "
+            f"What it cost is at GET /v1/receipts/{request_id}."
+        )
+        super().__init__(message)
+
+
+def too_many_idempotency_keys(limit: int) -> Limited:
+    message = (
+        f"{limit} Idempotency-Keys of your account are kept, each for a day. Send this request "
+        "without one, or wait until some have gone."
+    )
+    return Limited(message, retry_after_s=60.0)

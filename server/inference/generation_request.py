@@ -1,0 +1,58 @@
+"""What is asked of a model, whatever shape it came in: the request that is admitted and generated.
+
+A new endpoint parses its own shape and makes one of these.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.messages import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages for the model's template, each with `role` and `content`, maybe `name`.
+
+    continues: the answer goes on with the last message.   begins: the assistant's turn is begun.
+    """
+
+    messages: Sequence[Mapping[str, str]]
+    continues: bool = False
+    begins: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """Prompts, and how they are to be answered.
+
+    prompts: a chat, or prompts that are each a text or its token ids.
+    sampling: as the engine wants it; max_tokens is not set yet, n counts answers to one prompt.
+    max_tokens: completion tokens of each answer; None for all that the context leaves.
+    truncate_prompt_tokens: how many of a prompt's last tokens are kept, -1 for as many as the
+    context has room for, None for all.
+    request_key: requests with the same one get the same version of a weighted alias.
+    named_token_ids: {parameter: token id} of every token id that the parameters name.
+    """
+
+    model: str
+    prompts: Chat | Sequence[str | list[int]]
+    sampling: SamplingParams
+    max_tokens: int | None
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    request_key: str | None = None
+    named_token_ids: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prompt_param(self) -> str:
+        """The parameter that prompts come in."""
+        return "messages" if isinstance(self.prompts, Chat) else "prompt"
+
+    @property
+    def num_prompts(self) -> int:
+        return 1 if isinstance(self.prompts, Chat) else len(self.prompts)
+
+    @property
+    def num_answers(self) -> int:
+        """How many answers the request gets, to all of its prompts together."""
+        return self.sampling.n * self.num_prompts

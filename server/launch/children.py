@@ -1,0 +1,57 @@
+"""The processes that engines need, on this machine or on a node of a cluster.
+
+Each is given no more of the environment than it needs.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from server.launch.supervisor import ChildSpec
+
+# Of the environment, what only some of the processes may see.
+STORE_CREDENTIALS = ("AWS_",)
+CLUSTER = ("RAY_",)
+GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
+
+
+def fetcher_child(
+    *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
+) -> ChildSpec:
+    """With the store's credentials, of all there is in the environment."""
+    command = (
+        sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
+        "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
+    )  # fmt: skip
+    return ChildSpec("fetcher", command, environment(without=(*GATEWAY_ONLY, *CLUSTER)))
+
+
+def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
+    """Without credentials."""
+    command = (sys.executable, "-m", module, str(config_path))
+    own = environment(without=(*GATEWAY_ONLY, *STORE_CREDENTIALS, *CLUSTER))
+    own["OMP_NUM_THREADS"] = str(threads)
+    return ChildSpec(name, command, own, stage=1)
+
+
+def environment(without: tuple[str, ...]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(without)}
+
+
+def base_revision_of(path: Path) -> str | None:
+    """Of an engine's configuration; None where there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads(path.read_text())["base_revision"])
+    return None
+
+
+def write_private(path: Path, content: dict[str, Any]) -> None:
+    """JSON that may hold keys and passwords, with mode 0600."""
+    draft = path.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file, indent=2)
+    draft.rename(path)

@@ -1,0 +1,66 @@
+"""What every engine of a pool on a cluster is started with."""
+
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["engine", "retired"]
+"""What an actor runs in an engine's folder: the engine, or what is left of one that has left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTemplate:
+    """What all engines of a pool are started with; a file in the pool's folder, mode 0600.
+
+    model: a folder, or a hub id.   config: the fields of engine.config.EngineConfig but for those
+    that a node gives.   modules: `python -m` what, by kind.   stop_timeout_s: SIGTERM to SIGKILL.
+    """
+
+    model: str
+    model_id: str
+    base_revision: str
+    config: dict[str, Any]
+    storage: str
+    disk_cache_bytes: int
+    max_fetches: int
+    threads: int
+    stop_timeout_s: float
+    modules: dict[Kind, str]
+
+    @property
+    def template_id(self) -> str:
+        """Another for engines that are started with anything else."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    @staticmethod
+    def path(pool_dir: Path) -> Path:
+        return pool_dir / "pool" / "template.json"
+
+    @staticmethod
+    def vocabulary_path(pool_dir: Path) -> Path:
+        return pool_dir / "pool" / "vocabulary"
+
+    def publish(self, pool_dir: Path) -> None:
+        """It, and the vocabulary that it names, for all nodes to read."""
+        path = self.path(pool_dir)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        vocabulary = Path(self.config["vocabulary_path"]).read_bytes()
+        _write_private(self.vocabulary_path(pool_dir), vocabulary)
+        _write_private(path, json.dumps(asdict(self), indent=2).encode())
+
+    @classmethod
+    def read(cls, pool_dir: Path) -> "EngineTemplate":
+        """Raises OSError."""
+        return cls(**json.loads(cls.path(pool_dir).read_text()))
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    # Several gateways may write at once, each a draft of its own.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    draft.rename(path)

@@ -1,0 +1,53 @@
+"""Why `chorale serve` does not start.
+
+ServeError
+├── ModelNotFound         neither a folder nor a model that the hub would give
+├── ModelNotServed        it is there, and cannot be served as it is
+├── TooFewGpus            for so many engines
+├── RayMissing            engines are to run on a cluster, and its package is not installed
+├── AddressInUse          something else listens there
+└── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
+"""
+
+from pathlib import Path
+
+
+class ServeError(Exception):
+    """Why nothing was started; str() is for the operator."""
+
+
+class ModelNotFound(ServeError):
+    def __init__(self, model: str, reason: str) -> None:
+        self.model = model
+        super().__init__(f"There is no model {model!r}: {reason}.")
+
+
+class ModelNotServed(ServeError):
+    pass
+
+
+class TooFewGpus(ServeError):
+    def __init__(self, num_engines: int, size: int, num_gpus: int) -> None:
+        self.num_needed, self.num_gpus = num_engines * size, num_gpus
+        super().__init__(
+            f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
+            " here; choose fewer --engines and --max-engines, or --device cpu."
+        )
+
+
+class RayMissing(ServeError):
+    def __init__(self) -> None:
+        super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
+
+
+class AddressInUse(ServeError):
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        self.host, self.port = host, port
+        super().__init__(f"Cannot listen on {host}:{port} ({reason}); choose another --port.")
+
+
+class DataDirTooLong(ServeError):
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(
+            f"The path {data_dir} is too long for the sockets in it; choose a shorter --data-dir."
+        )

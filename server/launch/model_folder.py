@@ -1,0 +1,28 @@
+"""The folder of a base model: one that is here, or downloaded from the hub."""
+
+import re
+from pathlib import Path
+
+from server.launch.errors import ModelNotFound
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+
+
+def find_model(model: str) -> Path:
+    """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not _HUB_ID.fullmatch(model):
+        raise ModelNotFound(model, "no such folder, and no hub id either")
+    # Only here: its import takes longer than all the rest of a start from a folder.
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        first_line = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = f"no such folder, and the hub does not give it ({first_line})"
+        raise ModelNotFound(model, reason) from error
