@@ -23,6 +23,7 @@ from engine.segments import Tables
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import StoredWeights, load_config
 from lora.arena import Arena
+from lora.batch import DeviceTables
 from lora.filling import SlabFiller
 from lora.layout import Layout
 from lora.loader import ThreadLoader
@@ -229,7 +230,7 @@ def _refuse_wishes(config: EngineConfig) -> None:
 
 def _adapters(
     config: EngineConfig, form: PackedForm, backend: Backend, group: RankGroup | None
-) -> AdapterManager:
+) -> AdapterManager[DeviceTables]:
     assert config.host_cache_bytes is not None, "not resolved yet"
     loader = ThreadLoader(
         Path(config.adapter_cache_dir),

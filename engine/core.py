@@ -29,8 +29,8 @@ from engine.messages import (
 from engine.records import EndRecord, JournalRecords, ResidencyItem
 from engine.request import RequestGroup
 from engine.scheduler import Scheduler
-from lora.manager import Place
 from lora.residency_meter import Stay
+from lora.tier_map import AdapterLocation
 
 FromGateway = (
     AddRequest
@@ -186,11 +186,11 @@ class EngineCore:
 
     def take_residency(self) -> list[Residency]:
         """Adapters that moved since the last call."""
-        return [_residency(move) for move in self.adapters.take_moves()]
+        return [_residency(move) for move in self.adapters.tiers.take_moves()]
 
     def all_residency(self) -> list[Residency]:
         """Where every adapter is now, for a gateway that has just come."""
-        return [_residency(place) for place in self.adapters.places()]
+        return [_residency(location) for location in self.adapters.tiers.locations()]
 
     def take_stats(self) -> EngineStats:
         """The figures of now; the largest batch is searched for anew."""
@@ -339,12 +339,11 @@ def _item(stay: Stay, duration_ms: int) -> ResidencyItem:
     )
 
 
-def _residency(place: Place) -> Residency:
-    adapter, tier, size_bytes, error = place
+def _residency(location: AdapterLocation) -> Residency:
     return Residency(
-        object_key=adapter.object_key,
-        digest=adapter.digest,
-        tier=tier,
-        size_bytes=size_bytes,
-        error=error,
+        object_key=location.adapter.object_key,
+        digest=location.adapter.digest,
+        tier=location.tier,
+        size_bytes=location.size_bytes,
+        error=location.error,
     )

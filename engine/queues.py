@@ -17,7 +17,7 @@ class Queues:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv: KVCache, adapters: AdapterManager, policy: Policy
+        self, config: SchedulerConfig, kv: KVCache, adapters: AdapterManager[object], policy: Policy
     ) -> None:
         self.config = config
         self.kv = kv

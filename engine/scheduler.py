@@ -58,7 +58,7 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         layout: Layout,
-        adapters: AdapterManager,
+        adapters: AdapterManager[object],
         vocabulary: Sequence[bytes],
         eos_token_ids: Sequence[int],
         swap: SwapSpace | None = None,

@@ -1,7 +1,7 @@
 """One adapter as the manager knows it: which tier it is in, who waits for it, who uses it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from lora.errors import Failure
 from lora.eviction import Claim
@@ -78,7 +78,6 @@ class Entry:
     num_slabs: int = 0
     invocation_tokens: tuple[int, ...] | None = None
     slabs: list[int] = field(default_factory=list)
-    tables: Any = None
     failure: Failure | None = None
     num_failures: int = 0
     num_lost: int = 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lora.errors import Failure
-from lora.loads import Loaded
+from lora.loads import Fetched
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
 
@@ -52,7 +52,7 @@ class FetchClient:
         self,
         path: Path,
         form: PackedForm,
-        done: Callable[[Loaded | BaseException], None],
+        done: Callable[[Fetched | BaseException], None],
         timeout_s: float,
     ) -> None:
         self.path = path
@@ -120,9 +120,8 @@ class FetchClient:
             return  # given up in the meantime
         failure = Failure(answer["kind"], answer["error"]) if answer["kind"] else None
         self.done(
-            Loaded(
+            Fetched(
                 order.ref.object_key,
-                "disk",
                 failure=failure,
                 was_there=answer["was_there"],
                 seconds=answer["seconds"],
@@ -144,7 +143,7 @@ class FetchClient:
             self._send({"op": "drop", "order": number})
 
     def _report(self, number: int, failure: Failure) -> None:
-        self.done(Loaded(self._orders.pop(number).ref.object_key, "disk", failure=failure))
+        self.done(Fetched(self._orders.pop(number).ref.object_key, failure))
 
     def _send_order(self, number: int) -> None:
         order = self._orders[number]

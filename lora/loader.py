@@ -13,18 +13,19 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
 from lora.batch import DeviceTables
 from lora.device import Device
 from lora.disk_cache import packed_path
+from lora.entry import Packed
 from lora.errors import AdapterError, Failure
 from lora.fetch_client import FetchClient
 from lora.filling import SlabFiller
 from lora.host import PackedAdapter
-from lora.loads import Loaded
+from lora.loads import Loaded, Placed, Read
 from lora.packed import PackedForm
 from lora.shard import Shard
 from registry.ref import AdapterRef
@@ -81,7 +82,7 @@ class ThreadLoader:
         self._others = others
         shard = Shard(0, others.size if others else 1)
         self._filler = SlabFiller(form, arena, device, shard, host_cache_bytes)
-        self._done: queue.SimpleQueue[Loaded | BaseException] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Loaded[DeviceTables] | BaseException] = queue.SimpleQueue()
         self._work: queue.SimpleQueue[AdapterRef | _Placing] = queue.SimpleQueue()
         self._client = FetchClient(fetcher, form, self._done.put, timeout_s)
         threading.Thread(target=self._run, name="adapter-loader", daemon=True).start()
@@ -97,13 +98,15 @@ class ThreadLoader:
     def load(self, ref: AdapterRef) -> None:
         self._work.put(ref)
 
-    def place(self, ref: AdapterRef, packed: PackedAdapter, slabs: list[int]) -> None:
+    def place(self, ref: AdapterRef, packed: Packed, slabs: list[int]) -> None:
+        assert isinstance(packed, PackedAdapter), "another loader read it"
         self._work.put(_Placing(ref, packed, slabs))
 
-    def release(self, packed: PackedAdapter) -> None:
+    def release(self, packed: Packed) -> None:
+        assert isinstance(packed, PackedAdapter), "another loader read it"
         self._filler.release(packed)
 
-    def poll(self) -> list[Loaded]:
+    def poll(self) -> list[Loaded[DeviceTables]]:
         """What has been done. Raises what ended a thread here: nothing would load any more."""
         done = []
         with contextlib.suppress(queue.Empty):
@@ -141,7 +144,7 @@ class ThreadLoader:
             while True:
                 yield self._work.get_nowait()
 
-    def _load(self, ref: AdapterRef) -> Loaded:
+    def _load(self, ref: AdapterRef) -> Read:
         started = time.monotonic()
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
@@ -149,17 +152,17 @@ class ThreadLoader:
             with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
                 os.utime(path)  # the fetcher evicts what is used less first
         except FileNotFoundError as error:
-            return _failed(ref, "host", Failure("evicted", str(error)))
+            return Read(ref.object_key, Failure("evicted", str(error)))
         except AdapterError as error:
             path.unlink(missing_ok=True)
-            return _failed(ref, "host", error.failure)
+            return Read(ref.object_key, error.failure)
         except (OSError, MemoryError, RuntimeError) as error:
             # RuntimeError is what torch raises when there is no memory.
-            return _failed(ref, "host", Failure("unavailable", str(error)))
+            return Read(ref.object_key, Failure("unavailable", str(error)))
         seconds = time.monotonic() - started
-        return Loaded(ref.object_key, "host", packed, seconds=seconds, size_bytes=packed.host_bytes)
+        return Read(ref.object_key, packed, seconds, packed.host_bytes)
 
-    def _place(self, placing: _Placing) -> Loaded:
+    def _place(self, placing: _Placing) -> Placed[DeviceTables]:
         started = time.monotonic()
         ref, packed, slabs = placing.ref, placing.packed, placing.slabs
         assert packed.digest == ref.digest, "another adapter's weights"
@@ -167,17 +170,15 @@ class ThreadLoader:
         try:
             tables = self._fill(packed, slabs)
         except FileNotFoundError as error:
-            return _failed(ref, "device", Failure("evicted", str(error)))
+            return Placed(ref.object_key, Failure("evicted", str(error)))
         except AdapterError as error:
             if error.failure.kind == "lost":
                 packed.path.unlink(missing_ok=True)
-            return _failed(ref, "device", error.failure)
+            return Placed(ref.object_key, error.failure)
         except OSError as error:
-            return _failed(ref, "device", Failure("unavailable", str(error)))
+            return Placed(ref.object_key, Failure("unavailable", str(error)))
         seconds = time.monotonic() - started
-        return Loaded(
-            ref.object_key, "device", tables, seconds=seconds, size_bytes=packed.size_bytes
-        )
+        return Placed(ref.object_key, tables, seconds, packed.size_bytes)
 
     def _fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
         """As SlabFiller's, on every rank."""
@@ -191,7 +192,3 @@ class ThreadLoader:
         if failure is not None:
             raise AdapterError(failure.kind, failure.error)
         return replace(tables, number=number)
-
-
-def _failed(ref: AdapterRef, stage: Literal["host", "device"], failure: Failure) -> Loaded:
-    return Loaded(ref.object_key, stage, failure=failure)

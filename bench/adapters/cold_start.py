@@ -21,10 +21,11 @@ from bench.adapters.tiers import Tiers, fetching, packed_form
 from bench.experiment import Experiment
 from bench.in_process import EngineFactory
 from bench.report import ratio, rounded
+from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
 from lora.host import read_packed
 from lora.loader import ThreadLoader
-from lora.loads import Loaded
+from lora.loads import Loaded, Read
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
 
@@ -107,7 +108,9 @@ class _Way:
         self._wait()
         fetched = time.perf_counter()
         self._loader.load(self.ref)
-        packed = self._wait().value
+        loaded = self._wait()
+        assert isinstance(loaded, Read)
+        packed = loaded.outcome
         slabs = list(range(packed.num_slabs))
         self._loader.place(self.ref, packed, slabs)
         self._wait()
@@ -118,7 +121,7 @@ class _Way:
         self._wait()
         return fetched - start, placed - fetched, time.perf_counter() - read
 
-    def _wait(self) -> Loaded:
+    def _wait(self) -> Loaded[DeviceTables]:
         until = time.monotonic() + _LONGEST_S
         while time.monotonic() < until:
             for done in self._loader.poll():

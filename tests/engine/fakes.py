@@ -30,7 +30,7 @@ from lora.arena import Arena
 from lora.errors import Failure
 from lora.host_region import HostRegion
 from lora.layout import Layout, ModelShape
-from lora.loads import Loaded
+from lora.loads import Fetched, Loaded, Placed, Read
 from lora.manager import AdapterManager
 from registry.ref import AdapterRef
 
@@ -40,6 +40,10 @@ SHAPE = ModelShape(
     num_layers=2, hidden_size=64, intermediate_size=128, num_heads=4, num_kv_heads=2, head_dim=16
 )
 LAYOUT = Layout.of(SHAPE, itemsize=4)
+
+
+TIERS = {Fetched: "disk", Read: "host", Placed: "device"}
+"""Where an adapter is by what the loader reports of it."""
 
 
 class FakeClock:
@@ -225,7 +229,8 @@ class FakePacked:
 class FakeLoader:
     """Every stage is done by the time of the next poll, or when `finish` says so.
 
-    slabs: how many an adapter takes, by object key.   failures: by (object key, stage).
+    slabs: how many an adapter takes, by object key.   failures: by (object key, the tier that it
+    does not reach).
     invocation_tokens: of aLoRAs, by object key.   region: that what is read takes slabs of.
     """
 
@@ -236,8 +241,8 @@ class FakeLoader:
         self.slabs: dict[str, int] = {}
         self.failures: dict[tuple[str, str], Failure] = {}
         self.invocation_tokens: dict[str, tuple[int, ...]] = {}
-        self.under_way: list[Loaded] = []
-        self.done: list[Loaded] = []
+        self.under_way: list[Loaded[object]] = []
+        self.done: list[Loaded[object]] = []
         self.fetched: list[str] = []  # object keys
         self.on_place: Callable[[Sequence[int]], None] = lambda slabs: None
 
@@ -247,14 +252,14 @@ class FakeLoader:
 
     def fetch(self, ref: AdapterRef) -> None:
         self.fetched.append(ref.object_key)
-        self._begin(Loaded(ref.object_key, "disk", host_bytes=ref.size_bytes))
+        self._begin(Fetched(ref.object_key, host_bytes=ref.size_bytes))
 
     def drop(self, key: str) -> None:
         """What has not come yet is not going to."""
         for number, loaded in enumerate(self.under_way):
-            if (loaded.key, loaded.stage) == (key, "disk"):
+            if loaded.key == key and isinstance(loaded, Fetched):
                 dropped = Failure("dropped", "nobody waits for it")
-                self.under_way[number] = Loaded(key, "disk", failure=dropped)
+                self.under_way[number] = Fetched(key, dropped)
 
     def load(self, ref: AdapterRef) -> None:
         key = ref.object_key
@@ -265,12 +270,12 @@ class FakeLoader:
             places = self.region.take(packed.num_slabs)
             assert places is not None, "no slabs for what the host cache expects"
             packed = replace(packed, places=places)
-        self._begin(Loaded(ref.object_key, "host", packed))
+        self._begin(Read(ref.object_key, packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
         assert len(slabs) == packed.num_slabs
         self.on_place(slabs)
-        self._begin(Loaded(ref.object_key, "device", f"tables of {ref.digest}"))
+        self._begin(Placed(ref.object_key, f"tables of {ref.digest}"))
 
     def release(self, packed: FakePacked) -> None:
         if self.region is not None:
@@ -280,14 +285,14 @@ class FakeLoader:
         self.done += self.under_way[:count]
         del self.under_way[:count]
 
-    def poll(self) -> list[Loaded]:
+    def poll(self) -> list[Loaded[object]]:
         done, self.done = self.done, []
         return done
 
-    def _begin(self, loaded: Loaded) -> None:
+    def _begin(self, loaded: Loaded[object]) -> None:
         loaded = replace(loaded, seconds=1e-3, size_bytes=1000)
-        if failure := self.failures.get((loaded.key, loaded.stage)):
-            loaded = Loaded(loaded.key, loaded.stage, failure=failure)
+        if failure := self.failures.get((loaded.key, TIERS[type(loaded)])):
+            loaded = type(loaded)(loaded.key, failure)
         (self.done if self.at_once else self.under_way).append(loaded)
 
 

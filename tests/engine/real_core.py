@@ -19,7 +19,7 @@ from kernels.cpu.plain import PlainKernels
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.layout import Layout
-from lora.loads import Loaded
+from lora.loads import Placed, Read
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
 from lora.shard import Shard
@@ -48,7 +48,7 @@ class MemoryLoader(FakeLoader):
     def load(self, ref):
         shard = Shard(0, self.form.layout.num_shards)
         packed = packed_adapter(self.objects[ref.digest], self.form, self.folder, shard)
-        self.done.append(Loaded(ref.object_key, "host", packed))
+        self.done.append(Read(ref.object_key, packed))
 
     def place(self, ref, packed, slabs):
         packed.copy_to(self.slabs_memory, slabs)
@@ -57,7 +57,7 @@ class MemoryLoader(FakeLoader):
             number = self.others.begin_placing(packed.digest, slabs)
             assert self.others.end_placing(number) is None
             tables = replace(tables, number=number)
-        self.done.append(Loaded(ref.object_key, "device", tables))
+        self.done.append(Placed(ref.object_key, tables))
 
 
 def build_core(

@@ -23,7 +23,7 @@ from lora.device import Device
 from lora.disk_cache import packed_path
 from lora.errors import Failure
 from lora.loader import ThreadLoader
-from lora.loads import Loaded
+from lora.loads import Fetched
 from lora.manager import AdapterManager
 from lora.packed import PackedForm, slabs_bytes
 from lora.packing import pack
@@ -57,9 +57,7 @@ class DiskLoader(ThreadLoader):
         is_there = path.exists()
         failure = None if is_there else Failure("missing", "no such file")
         host_bytes = slabs_bytes(path) if is_there else 0
-        self._done.put(
-            Loaded(ref.object_key, "disk", failure=failure, was_there=True, host_bytes=host_bytes)
-        )
+        self._done.put(Fetched(ref.object_key, failure, was_there=True, host_bytes=host_bytes))
 
 
 def make_disk_engine(

@@ -14,6 +14,7 @@ from lora.disk_cache import packed_path
 from lora.fetch_client import ANSWER_MARGIN_S, FetchClient
 from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
+from lora.loads import Fetched, Placed, Read
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
 from tests.engine.gpu.fake_device import FakeDevice
@@ -94,20 +95,23 @@ def test_an_adapter_comes_from_the_store_into_slabs(tiers):
     tiers.arena.zero_()
     loader.fetch(ref)
     fetched = next_loaded(loader)
-    assert (fetched.key, fetched.stage, fetched.failure) == (ref.object_key, "disk", None)
+    assert isinstance(fetched, Fetched)
+    assert (fetched.key, fetched.failure) == (ref.object_key, None)
     assert (fetched.was_there, fetched.size_bytes) == (False, ref.size_bytes)
     assert fetched.seconds > 0
     assert fetched.used_bytes >= tiers.path(ref).stat().st_size
     loader.load(ref)
     loaded = next_loaded(loader)
-    packed = loaded.value
-    assert (loaded.stage, loaded.size_bytes) == ("host", 0), "straight from the file, later"
+    packed = loaded.outcome
+    assert isinstance(loaded, Read)
+    assert loaded.size_bytes == 0, "straight from the file, later"
     slabs = list(range(7, 7 + packed.num_slabs))
     loader.place(ref, packed, slabs)
     placed = next_loaded(loader)
-    assert (placed.stage, placed.size_bytes) == ("device", packed.size_bytes)
-    assert placed.value.digest == ref.digest
-    assert placed.value.base_revision == FORM.base_revision
+    assert isinstance(placed, Placed)
+    assert placed.size_bytes == packed.size_bytes
+    assert placed.outcome.digest == ref.digest
+    assert placed.outcome.base_revision == FORM.base_revision
     end = 7 + packed.num_slabs
     whole = read_packed(tiers.path(ref), ref.digest, FORM)
     assert torch.equal(tiers.arena[7:end], whole.slabs)
@@ -154,11 +158,11 @@ def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(
     try:
         ref = tiers.on_disk(1)
         tiers.loader.load(ref)
-        packed = next_loaded(tiers.loader).value
+        packed = next_loaded(tiers.loader).outcome
         assert packed.host_bytes == packed.size_bytes
         slabs = list(range(40, 40 + packed.num_slabs))
         tiers.loader.place(ref, packed, slabs)
-        tables = next_loaded(tiers.loader).value
+        tables = next_loaded(tiers.loader).outcome
     finally:
         tiers.fetcher.kill()
     assert torch.equal(tiers.arena[slabs], packed.slabs[list(packed.places)])
@@ -195,10 +199,10 @@ def test_placings_go_before_loads_and_loads_in_their_order(tiers):
         loader.place(refs[0], packed, list(range(packed.num_slabs)))
     done = []
     wait_for(lambda: done.extend(loader.poll()) or len(done) == 5)
-    assert [(d.key, d.stage) for d in done] == [
-        ("held", "host"),
-        (refs[0].object_key, "device"),
-        *((ref.object_key, "host") for ref in refs),
+    assert [(d.key, type(d)) for d in done] == [
+        ("held", Read),
+        (refs[0].object_key, Placed),
+        *((ref.object_key, Read) for ref in refs),
     ]
 
 
@@ -228,7 +232,7 @@ def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
     tiers.loader.fetch(ref)
     assert next_loaded(tiers.loader).was_there is False
     tiers.loader.load(ref)
-    assert next_loaded(tiers.loader).value.digest == ref.digest
+    assert next_loaded(tiers.loader).outcome.digest == ref.digest
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
@@ -236,7 +240,7 @@ def test_slabs_that_are_damaged_on_their_way_are_lost_and_leave_nothing_behind(t
     """What lay in the slabs may be KV next: what is not finite there would stay."""
     ref = tiers.on_disk(26)
     tiers.loader.load(ref)
-    packed = next_loaded(tiers.loader).value
+    packed = next_loaded(tiers.loader).outcome
     data = bytearray(tiers.path(ref).read_bytes())
     data[-1] ^= 1
     tiers.path(ref).unlink()
@@ -246,7 +250,8 @@ def test_slabs_that_are_damaged_on_their_way_are_lost_and_leave_nothing_behind(t
     tiers.loader.place(ref, packed, list(range(packed.num_slabs)))
     placed = next_loaded(tiers.loader)
     kind = "evicted" if damage == "gone" else "lost"
-    assert (placed.stage, placed.failure.kind) == ("device", kind)
+    assert isinstance(placed, Placed)
+    assert placed.failure.kind == kind
     assert (tiers.arena[: packed.num_slabs] == (7 if damage == "gone" else 0)).all()
     assert (tiers.arena[packed.num_slabs :] == 7).all()
     assert not tiers.path(ref).exists()

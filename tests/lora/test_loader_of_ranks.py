@@ -8,6 +8,7 @@ import torch
 from lora.errors import Failure
 from lora.layout import Layout
 from lora.loader import ThreadLoader
+from lora.loads import Placed
 from lora.packed import PackedForm
 from lora.shard import Shard
 from tests.lora.factories import SHAPE, make_object, make_ref, wait_for
@@ -69,8 +70,8 @@ def test_an_adapter_is_there_when_every_rank_has_its_shard(shared):
     assert shared.loader.poll() == [], "this rank has its own; the other one does not"
     shared.others.may_answer.set()
     (placed,) = wait_for(shared.loader.poll)
-    assert (placed.stage, placed.failure) == ("device", None)
-    assert (placed.value.digest, placed.value.number) == (shared.ref.digest, 1)
+    assert isinstance(placed, Placed)
+    assert (placed.outcome.digest, placed.outcome.number) == (shared.ref.digest, 1)
     assert shared.others.placings == [(shared.ref.digest, shared.slabs)]
     assert torch.equal(shared.arena[shared.slabs], shared.packed.slabs)
 
@@ -81,7 +82,7 @@ def test_what_another_rank_could_not_read_is_this_adapters_failure(shared, kind)
     shared.others.may_answer.set()
     shared.place()
     (placed,) = wait_for(shared.loader.poll)
-    assert (placed.failure.kind, placed.value) == (kind, None)
+    assert placed.outcome == shared.others.answer
     # What is damaged for one is fetched anew for all.
     assert shared.packed.path.exists() == (kind != "lost")
 

@@ -18,7 +18,7 @@ def test_an_adapter_passes_every_tier_on_its_way():
         finish(manager, loader)
     manager.place(ref.object_key)
     finish(manager, loader)
-    tiers = [tier for _, tier, _, _ in manager.take_moves()]
+    tiers = [move.tier for move in manager.tiers.take_moves()]
     assert tiers == ["fetching", "disk", "host", "loading", "device"]
 
 

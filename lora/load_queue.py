@@ -1,0 +1,127 @@
+"""Adapters that wait for one kind of move between tiers, and whose turn is next."""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lora.entry import Entry, Urgency, Waiter
+
+_MOST_STALE = 64
+
+
+@dataclass(slots=True)
+class _Turn:
+    """An adapter in line: for which tenant, and how urgent it was when it was last looked at."""
+
+    entry: Entry
+    tenant_id: str
+    urgency: Urgency
+
+
+class LoadQueue:
+    """Adapters that wait for one kind of move. Who waits for an adapter decides when its turn is:
+    the higher class, then the tenant with the fewest moves under way, then who came first.
+
+    max_under_way: begun and not done.
+    """
+
+    def __init__(self, max_under_way: int) -> None:
+        self.max_under_way = max_under_way
+        self._waiting: dict[str, _Turn] = {}
+        # By tenant, a heap of (urgency, key); what is no adapter's turn any more is skipped.
+        self._lines: dict[str, list[tuple[Urgency, str]]] = {}
+        self._under_way: dict[str, str] = {}  # key -> the tenant it counts for
+        self._num_by_tenant: Counter[str] = Counter()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._waiting or key in self._under_way
+
+    def is_waiting(self, key: str) -> bool:
+        return key in self._waiting
+
+    def is_under_way(self, key: str) -> bool:
+        return key in self._under_way
+
+    def add(self, entry: Entry) -> None:
+        """Its turn will come. A second time changes nothing."""
+        if entry.key not in self:
+            self._stand(entry, entry.urgency)
+
+    def hasten(self, entry: Entry, waiter: Waiter) -> None:
+        """One more waits for it: for another tenant perhaps, or more urgently."""
+        if (turn := self._waiting.get(entry.key)) is not None:
+            urgency = min(turn.urgency, waiter.urgency)
+            if (urgency, entry.claim.tenant_id) != (turn.urgency, turn.tenant_id):
+                self._stand(entry, urgency)
+
+    def discard(self, key: str) -> None:
+        """Nobody wants it any more; what is under way stays."""
+        self._waiting.pop(key, None)
+
+    def start_next(self, may_start: Callable[[Entry], bool]) -> Entry | None:
+        """The most urgent one, now under way; None if none waits, may start, or there are enough
+        under way.
+        """
+        if len(self._under_way) >= self.max_under_way:
+            return None
+        turn = min(self._heads(), key=self._rank, default=None)
+        if turn is None or not may_start(turn.entry):
+            return None
+        del self._waiting[turn.entry.key]
+        self._under_way[turn.entry.key] = turn.tenant_id
+        self._num_by_tenant[turn.tenant_id] += 1
+        return turn.entry
+
+    def done(self, key: str) -> None:
+        tenant_id = self._under_way.pop(key)
+        self._num_by_tenant[tenant_id] -= 1
+        if not self._num_by_tenant[tenant_id]:
+            del self._num_by_tenant[tenant_id]
+
+    def check_integrity(self) -> None:
+        assert not self._waiting.keys() & self._under_way.keys()
+        assert len(self._under_way) <= self.max_under_way
+        assert self._num_by_tenant == Counter(self._under_way.values())
+        for key, turn in self._waiting.items():
+            assert (turn.urgency, key) in self._lines[turn.tenant_id], "it stands nowhere"
+
+    def _stand(self, entry: Entry, urgency: Urgency) -> None:
+        turn = self._waiting[entry.key] = _Turn(entry, entry.claim.tenant_id, urgency)
+        line = self._lines.setdefault(turn.tenant_id, [])
+        heapq.heappush(line, (urgency, entry.key))
+        if len(line) > 2 * len(self._waiting) + _MOST_STALE:
+            line[:] = [stand for stand in line if self._is_current(turn.tenant_id, *stand)]
+            heapq.heapify(line)
+
+    def _is_current(self, tenant_id: str, urgency: Urgency, key: str) -> bool:
+        turn = self._waiting.get(key)
+        return turn is not None and (turn.tenant_id, turn.urgency) == (tenant_id, urgency)
+
+    def _heads(self) -> list[_Turn]:
+        """The first of every tenant's line."""
+        heads = []
+        for tenant_id in list(self._lines):
+            if (head := self._head(tenant_id)) is not None:
+                heads.append(head)
+            else:
+                del self._lines[tenant_id]
+        return heads
+
+    def _head(self, tenant_id: str) -> _Turn | None:
+        line = self._lines[tenant_id]
+        while line:
+            urgency, key = line[0]
+            if not self._is_current(tenant_id, urgency, key):
+                heapq.heappop(line)
+                continue
+            turn = self._waiting[key]
+            if (now := turn.entry.urgency) == urgency:
+                return turn
+            turn.urgency = now  # who was first has left
+            heapq.heapreplace(line, (now, key))
+        return None
+
+    def _rank(self, turn: _Turn) -> tuple[int, int, int]:
+        priority, arrival = turn.urgency
+        return priority, self._num_by_tenant[turn.tenant_id], arrival

@@ -1,0 +1,147 @@
+"""Which tier every adapter is in, what it holds of the arena, and which ones lie idle there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lora.arena import Arena
+from lora.entry import Entry, Tier
+from lora.eviction import Claim, Source
+from lora.residency_meter import ResidencyMeter
+from lora.tier_counts import TierCounts
+from registry.ref import AdapterRef
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLocation:
+    """Which tier an adapter is in.
+
+    size_bytes: that it takes in the arena, once that is known.   error: why it cannot be had.
+    """
+
+    adapter: AdapterRef
+    tier: Tier
+    size_bytes: int
+    error: str | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> "AdapterLocation":
+        size_bytes = entry.packed_bytes or entry.ref.size_bytes
+        error = entry.failure.error if entry.failure and entry.tier == "failed" else None
+        return cls(entry.ref, entry.tier, size_bytes, error)
+
+
+class TierMap:
+    """The entries of all adapters, in order of use, oldest first; every change of tier, of users
+    and of pins goes through here, so that log, meter and the arena's order of idle things are true.
+
+    source: evicts what the arena wants room from.   max_entries: adapters remembered; the oldest
+    that nobody wants is forgotten.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        counts: TierCounts,
+        meter: ResidencyMeter,
+        source: Source,
+        max_entries: int,
+    ) -> None:
+        self.arena = arena
+        self.entries: dict[str, Entry] = {}
+        self.max_entries = max_entries
+        self.num_slabs = 0
+        self._counts = counts
+        self._meter = meter
+        self._source = source
+        self._moves: list[AdapterLocation] = []
+
+    def touch(self, ref: AdapterRef, tenant_id: str, may_forget: Callable[[Entry], bool]) -> Entry:
+        """The entry of `ref`, now the most recently used; a new one is kept for this tenant.
+
+        may_forget: of an entry that nobody wants; what is in line for a move stays.
+        """
+        entry = self.entries.pop(ref.object_key, None)
+        if entry is None:
+            entry = Entry(ref, Claim(tenant_id))
+            if len(self.entries) >= self.max_entries:
+                self._forget_oldest(may_forget)
+        self.entries[entry.key] = entry
+        return entry
+
+    def move(self, entry: Entry, tier: Tier) -> None:
+        entry.tier = tier
+        self._moves.append(AdapterLocation.of(entry))
+        self._meter.note(entry)
+        self._note_idle(entry)
+
+    def set_pinned(self, entry: Entry, is_pinned: bool) -> None:
+        if entry.is_pinned != is_pinned:
+            entry.is_pinned = is_pinned
+            self._meter.note(entry)
+            self._note_idle(entry)
+
+    def acquire(self, entry: Entry) -> None:
+        """One more request holds it: it stays in the arena until released."""
+        entry.users += 1
+        self._note_idle(entry)
+
+    def release(self, entry: Entry) -> None:
+        assert entry.users > 0, "released more often than acquired"
+        entry.users -= 1
+        self._note_idle(entry)
+
+    def take_slabs(self, entry: Entry, num_slabs: int) -> None:
+        """Slabs of the arena for a new placement. Raises ArenaFull."""
+        entry.slabs = self.arena.allocate(num_slabs, entry.key)
+        entry.generation += 1
+        entry.num_hits = 0
+        self.num_slabs += len(entry.slabs)
+
+    def give_back_slabs(self, entry: Entry) -> None:
+        self.arena.retire(entry.slabs)
+        self.num_slabs -= len(entry.slabs)
+        entry.slabs = []
+        self.arena.idle.adapter_left(entry.key)
+
+    def locations(self) -> list[AdapterLocation]:
+        """Where every adapter is now."""
+        return [AdapterLocation.of(entry) for entry in self.entries.values()]
+
+    def take_moves(self) -> list[AdapterLocation]:
+        """Every move since the last call, oldest first."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def check_integrity(self) -> None:
+        assert self.num_slabs == sum(len(entry.slabs) for entry in self.entries.values())
+        for key, entry in self.entries.items():
+            assert entry.key == key
+            assert entry.users >= 0
+            assert bool(entry.slabs) == (entry.tier in ("loading", "device"))
+            assert bool(entry.slabs) or entry.users <= len(entry.waiters), "in use, and not there"
+            assert self.arena.owned_by(key) == len(entry.slabs)
+            assert entry.packed is not None or entry.tier not in ("host", "loading")
+            assert (key in self.arena.idle) == entry.is_idle
+
+    def _forget_oldest(self, may_forget: Callable[[Entry], bool]) -> None:
+        for key, entry in self.entries.items():
+            is_far = entry.tier in ("remote", "disk", "failed")
+            if is_far and not entry.is_wanted and may_forget(entry):
+                del self.entries[key]
+                self._meter.forget(key)
+                return
+
+    def _note_idle(self, entry: Entry) -> None:
+        """Keep the arena's order right after any change of tier, users or pins."""
+        is_known = entry.key in self.arena.idle
+        if entry.is_idle and not is_known:
+            self.arena.idle.add(
+                self._source,
+                entry.key,
+                entry.claim,
+                num_slabs=len(entry.slabs),
+                num_hits=entry.num_hits,
+                reload_s=self._counts.reload_s(entry),
+            )
+        elif not entry.is_idle and is_known:
+            self.arena.idle.take(entry.key)
