@@ -5,6 +5,8 @@ may use adapters that are there. One that was passed `max_skips` times for want 
 more, so that room comes together as the running ones end.
 """
 
+from collections.abc import Iterable
+
 from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
@@ -41,13 +43,25 @@ class Admission:
         self._ranks = None
         ready = [request for request in self.queues.waiting if self._is_ready(request)]
         order = self.queues.policy.order(ready)
-        is_full = not all(map(self._start_or_skip, order))
+        is_full = self._start_until_full(order)
         if is_full and any(request.block_ids for request in ready):
             # Who has blocks already takes room from nobody, and what others wait for.
-            all(self._start_or_skip(request) for request in order if request.block_ids)
+            self._start_until_full(request for request in order if request.block_ids)
         for passed in self._short_of_room:
             passed.num_skips += sum(_is_behind(request, passed) for request in self._started)
         return self._hopeless
+
+    def _start_until_full(self, order: Iterable[Request]) -> bool:
+        """Start or skip one after the other, until there is no room for one; whether that was so.
+
+        What an iterator still has behind that one is left in it.
+        """
+        is_full = False
+        for request in order:
+            is_full = not self._start_or_skip(request)
+            if is_full:
+                break
+        return is_full
 
     def _start_or_skip(self, request: Request) -> bool:
         """False if there is no room for it, so that nobody behind it may start."""
