@@ -1,4 +1,9 @@
-"""Requests in the engine: mutable, written by the scheduler only."""
+"""Requests in the engine: mutable records that the scheduler and its parts share.
+
+The scheduler writes what is launched and computed, `engine.admission` and `engine.queues` write
+turns, adapters and charges, `engine.kv_cache` writes blocks, `engine.outputs` writes tokens and
+ends. Nobody else writes here.
+"""
 
 from collections import deque
 from collections.abc import Sequence
