@@ -19,6 +19,7 @@ import numpy.typing as npt
 from engine.messages import (
     CANARY,
     AddRequest,
+    Priority,
     ProofResult,
     ProveAdapter,
     RequestOutput,
@@ -41,7 +42,6 @@ _BUSY_SHARE = 0.1
 _NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
 """Of the base model's own rounding, on other prompts and more of them; in nats."""
 _DEADLINE_S = 600.0
-_BATCH = 1
 
 # What the store may still mend; everything else is the adapter's own fault.
 # A full disk ends them as an engine's failure, or, unwritten, without a cause.
@@ -345,5 +345,5 @@ def _request(prompt: tuple[int, ...], adapter: AdapterRef | None, num_tokens: in
         first_token_timeout_s=_DEADLINE_S,
         adapter=adapter,
         cache_salt=CANARY,
-        priority=_BATCH,
+        priority=Priority.BATCH,
     )

@@ -11,6 +11,7 @@ wire.
 """
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 from registry.proof import Proof
@@ -75,6 +76,13 @@ class SamplingParams:
         )
 
 
+class Priority(IntEnum):
+    """The class of a request: the lower number goes first."""
+
+    INTERACTIVE = 0
+    BATCH = 1
+
+
 # ---- gateway to engine ----
 
 
@@ -94,7 +102,7 @@ class AddRequest:
     engine stops at the last one.
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: the same, while no token has been generated.
-    weight: the tenant's share.   priority: 0 interactive, 1 batch.
+    weight: the tenant's share.   priority: a Priority, as its number.
     """
 
     request_id: str
@@ -107,7 +115,7 @@ class AddRequest:
     adapter: AdapterRef | None = None
     cache_salt: str = ""
     weight: float = 1.0
-    priority: int = 0
+    priority: int = Priority.INTERACTIVE
     more_prompts: tuple[tuple[int, ...], ...] = ()
 
     @property
