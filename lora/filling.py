@@ -48,7 +48,7 @@ class SlabFiller:
     def release(self, packed: PackedAdapter) -> None:
         """Its host memory may hold another adapter. From any thread, without a wait."""
         if self._region is not None:
-            self._region.give_back(packed.places)
+            self._region.give_back(packed.region_slabs)
 
     def fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
         """The adapter in these slabs, all of it: steps may use it from now on. Raises as `read`."""
@@ -69,8 +69,8 @@ class _Copies:
         self._device = device
         self._stream = device.stream()
         # An adapter's tables at most: an address for each tile, and a scale for each projection.
-        places = layout.shape.num_layers * len(PROJECTIONS)
-        self._tables = device.pinned(places * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
+        num_sites = layout.shape.num_layers * len(PROJECTIONS)
+        self._tables = device.pinned(num_sites * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
         self._num_used = 0
 
     def begin(self, target: torch.Tensor, source: torch.Tensor) -> None:

@@ -26,8 +26,8 @@ _READ_BYTES = 8 << 20
 class PackedAdapter:
     """What a packed file says, and where the slabs are that it holds of this rank's shard.
 
-    slabs: [slabs, slab_bytes] uint8 of host memory, where the adapter's lie at `places`; None where
-    the arena is host memory itself: then they go there straight from the file.
+    slabs: [slabs, slab_bytes] uint8 of host memory, where the adapter has `region_slabs`, in order;
+    None where the arena is host memory itself: then they go there straight from the file.
     slabs_start: bytes into the file.   checksum: sha256 of the slabs, hex.
     scales: [layers, projections] float32.
     """
@@ -39,7 +39,7 @@ class PackedAdapter:
     slabs_start: int
     checksum: str
     slabs: torch.Tensor | None = None
-    places: tuple[int, ...] = ()
+    region_slabs: tuple[int, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -69,7 +69,7 @@ class PackedAdapter:
     @property
     def host_bytes(self) -> int:
         """In host memory outside it."""
-        return len(self.places) * self.header.slab_bytes
+        return len(self.region_slabs) * self.header.slab_bytes
 
     def copy_to(self, arena: torch.Tensor, slab_ids: list[int], copy: Copy = Tensor.copy_) -> None:
         """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
@@ -81,8 +81,8 @@ class PackedAdapter:
         if self.slabs is None:
             self.read_to(_runs_of(arena, slab_ids))
             return
-        for start, end in _runs(slab_ids, self.places):
-            target, source = slab_ids[start], self.places[start]
+        for start, end in _runs(slab_ids, self.region_slabs):
+            target, source = slab_ids[start], self.region_slabs[start]
             length = end - start
             copy(arena[target : target + length], self.slabs[source : source + length])
 
@@ -102,7 +102,7 @@ class PackedAdapter:
             raise AdapterError("lost", f"the slabs of the packed file of {self.digest} are damaged")
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
-        """[layers, projections, tiles] int32 addresses for slabs with places; -1 is no tile."""
+        """[layers, projections, tiles] int32 addresses for slabs of these ids; -1 is no tile."""
         depth = max(tile.index for tile in self.tiles) + 1
         addresses = [-1] * (layout.shape.num_layers * len(PROJECTIONS) * depth)
         for tile in self.tiles:
@@ -147,14 +147,14 @@ def read_packed(
     if region is None:
         shape = (packed.num_slabs, packed.header.slab_bytes)
         region = HostRegion(torch.empty(shape, dtype=torch.uint8))
-    if (places := region.take(packed.num_slabs)) is None:
+    if (region_slabs := region.take(packed.num_slabs)) is None:
         raise AdapterError("lost", f"the packed file of {digest} has grown since it was fetched")
     try:
-        packed.read_to(_runs_of(region.memory, places))
+        packed.read_to(_runs_of(region.memory, region_slabs))
     except BaseException:
-        region.give_back(places)
+        region.give_back(region_slabs)
         raise
-    return replace(packed, slabs=region.memory, places=places)
+    return replace(packed, slabs=region.memory, region_slabs=region_slabs)
 
 
 def _runs_of(memory: torch.Tensor, slab_ids: Sequence[int]) -> list[torch.Tensor]:

@@ -129,7 +129,7 @@ class StepBuilder:
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
         num_prefill_items = num_tokens // self.limits.prefill_queries + rows
         largest = StepShape(num_tokens, rows, DECODE_BLOCK_ROWS, num_prefill_items)
-        return aligned(_Places(largest, self.limits).blocks_start + rows * self._max_blocks)
+        return aligned(_IntFields(largest, self.limits).blocks_start + rows * self._max_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -159,16 +159,16 @@ class StepBuilder:
         memory: Ints,
         previous: Mapping[tuple[str, int], int],
     ) -> StepPlan:
-        places = _Places(shape, self.limits)
+        fields = _IntFields(shape, self.limits)
         due = [number for number, row in enumerate(rows) if row.sampling is not None]
-        places.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
-        self._put_tokens(rows, firsts, memory, places, previous)
-        self._put_attention(rows, firsts, memory, places)
+        fields.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
+        self._put_tokens(rows, firsts, memory, fields, previous)
+        self._put_attention(rows, firsts, memory, fields)
         if shape.has_lora:
-            _put_lora(segments, firsts[-1], shape, memory, places)
+            _put_lora(segments, firsts[-1], shape, memory, fields)
         return StepPlan(
             shape=shape,
-            num_ints=aligned(self._put_blocks(rows, memory, places)),
+            num_ints=aligned(self._put_blocks(rows, memory, fields)),
             due=due,
             sources=[_source(rows[number], previous) for number in due],
             segments=segments,
@@ -178,10 +178,10 @@ class StepBuilder:
 
     def views(self, shape: StepShape, block: torch.Tensor) -> StepInputs:
         """A step of this shape, as it lies in `block` on the device."""
-        places = _Places(shape, self.limits)
+        fields = _IntFields(shape, self.limits)
 
         def field(name: str) -> torch.Tensor:
-            return block[places.of(name)]
+            return block[fields.of(name)]
 
         def pairs(name: str) -> torch.Tensor:
             ints = field(name)
@@ -197,7 +197,7 @@ class StepBuilder:
                 query_starts=field("query_starts"),
                 seq_lens=field("seq_lens"),
                 block_starts=field("block_starts"),
-                blocks=block[places.blocks_start :][: shape.num_rows * self._max_blocks],
+                blocks=block[fields.blocks_start :][: shape.num_rows * self._max_blocks],
                 decode_items=pairs("decode_items"),
                 num_decode_items=field("num_decode_items"),
                 decode_ranges=pairs("decode_ranges"),
@@ -240,7 +240,7 @@ class StepBuilder:
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
         memory: Ints,
-        places: "_Places",
+        fields: "_IntFields",
         previous: Mapping[tuple[str, int], int],
     ) -> None:
         size = self.layout.block_size
@@ -253,17 +253,21 @@ class StepBuilder:
             own = range(row.start, row.start + len(row.token_ids))
             positions += own
             slots += [row.block_ids[p // size] * size + p % size for p in own]
-        places.put(memory, "input_ids", [token for row in rows for token in row.token_ids])
-        places.put(memory, "sources", sources, padding=-1)
-        places.put(memory, "positions", positions)
-        places.put(memory, "slots", slots, padding=-1)
+        fields.put(memory, "input_ids", [token for row in rows for token in row.token_ids])
+        fields.put(memory, "sources", sources, padding=-1)
+        fields.put(memory, "positions", positions)
+        fields.put(memory, "slots", slots, padding=-1)
 
     def _put_attention(
-        self, rows: Sequence[ScheduledRow], firsts: Sequence[int], memory: Ints, places: "_Places"
+        self,
+        rows: Sequence[ScheduledRow],
+        firsts: Sequence[int],
+        memory: Ints,
+        fields: "_IntFields",
     ) -> None:
         """Who attends to what."""
-        parts: list[list[tuple[int, int]]] = [[] for _ in memory[places.of("num_decode_items")]]
-        part_rows = -(-len(memory[places.of("seq_lens")]) // len(parts))
+        parts: list[list[tuple[int, int]]] = [[] for _ in memory[fields.of("num_decode_items")]]
+        part_rows = -(-len(memory[fields.of("seq_lens")]) // len(parts))
         prefills: list[tuple[int, int]] = []
         ranges = []
         for number, row in enumerate(rows):
@@ -275,46 +279,46 @@ class StepBuilder:
                 tiles = -(-len(row.token_ids) // self.limits.prefill_queries)
                 prefills += [(number, tile) for tile in range(tiles)]
             ranges.append((first, len(decodes)) if len(decodes) > first else (0, 0))
-        places.put(memory, "query_starts", firsts, padding=firsts[-1])
-        places.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
-        places.put(memory, "decode_ranges", ranges)
-        rooms = memory[places.of("decode_items")].reshape(len(parts), -1)
+        fields.put(memory, "query_starts", firsts, padding=firsts[-1])
+        fields.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
+        fields.put(memory, "decode_ranges", ranges)
+        rooms = memory[fields.of("decode_items")].reshape(len(parts), -1)
         for room, decodes in zip(rooms, parts, strict=True):
             room[: 2 * len(decodes)] = np.asarray(decodes, dtype=np.int32).reshape(-1)
-        places.put(memory, "num_decode_items", [len(decodes) for decodes in parts])
-        places.put_some(memory, "prefill_items", prefills)
-        places.put(memory, "num_prefill_items", len(prefills))
+        fields.put(memory, "num_decode_items", [len(decodes) for decodes in parts])
+        fields.put_some(memory, "prefill_items", prefills)
+        fields.put(memory, "num_prefill_items", len(prefills))
 
     def _splits(self, seq_len: int) -> range:
         """Of a decode's keys, those that its widest window reaches."""
         window = self.limits.sliding_window or seq_len
         return range(max(0, seq_len - window) // SPLIT_KEYS, -(-seq_len // SPLIT_KEYS))
 
-    def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, places: "_Places") -> int:
+    def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields") -> int:
         """Every row's blocks, one after the other; where they end."""
         starts, at = [], 0
         for row in rows:
             needed = self.layout.num_blocks(row.start + len(row.token_ids))
-            begin = places.blocks_start + at
+            begin = fields.blocks_start + at
             memory[begin : begin + needed] = row.block_ids[:needed]
             starts.append(at)
             at += needed
-        places.put(memory, "block_starts", starts)
-        return places.blocks_start + at
+        fields.put(memory, "block_starts", starts)
+        return fields.blocks_start + at
 
 
-class _Places:
-    """Where the numbers of one shape lie. The rows' blocks come last: there may be many, or few."""
+class _IntFields:
+    """Where the ints of one shape lie. The rows' blocks come last: there may be many, or few."""
 
     def __init__(self, shape: StepShape, limits: StepLimits) -> None:
-        self._places: dict[str, slice] = {}
+        self._slices: dict[str, slice] = {}
         self.blocks_start = 0
         for name, size in _sizes(shape, limits).items():
-            self._places[name] = slice(self.blocks_start, self.blocks_start + size)
+            self._slices[name] = slice(self.blocks_start, self.blocks_start + size)
             self.blocks_start = aligned(self.blocks_start + size)
 
     def of(self, name: str) -> slice:
-        return self._places[name]
+        return self._slices[name]
 
     def put(self, memory: Ints, name: str, values: npt.ArrayLike, padding: int = 0) -> None:
         """Fill a place with `values`, and what is left of it with `padding`."""
@@ -361,7 +365,7 @@ def _decode_parts(num_rows: int, limits: StepLimits) -> tuple[int, int]:
 
 
 def _put_lora(
-    segments: Sequence[Segment], num_tokens: int, shape: StepShape, memory: Ints, places: _Places
+    segments: Sequence[Segment], num_tokens: int, shape: StepShape, memory: Ints, fields: _IntFields
 ) -> None:
     blocks: list[tuple[int, ...]] = []
     pairs: list[tuple[int, int]] = []
@@ -374,9 +378,9 @@ def _put_lora(
             pairs += [(len(blocks), pair) for pair in range(tables.num_pairs)]
             table, scales = tables.tile_table, tables.scales
             blocks.append((*tokens, table.shape[2], table.data_ptr(), scales.data_ptr()))
-    places.put_some(memory, "lora_blocks", np.array(blocks, dtype=BLOCK).view(np.int32))
-    places.put_some(memory, "lora_pairs", pairs)
-    places.put(memory, "lora_counts", (len(blocks), len(pairs)))
+    fields.put_some(memory, "lora_blocks", np.array(blocks, dtype=BLOCK).view(np.int32))
+    fields.put_some(memory, "lora_pairs", pairs)
+    fields.put(memory, "lora_counts", (len(blocks), len(pairs)))
 
 
 def _with_base(

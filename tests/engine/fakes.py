@@ -219,7 +219,7 @@ class FakePacked:
     num_slabs: int
     size_bytes: int
     invocation_tokens: tuple[int, ...] | None = None
-    places: tuple[int, ...] = ()
+    region_slabs: tuple[int, ...] = ()
 
     @property
     def host_bytes(self) -> int:
@@ -267,9 +267,9 @@ class FakeLoader:
             ref.digest, self.slabs.get(key, 1), ref.size_bytes, self.invocation_tokens.get(key)
         )
         if self.region is not None and (key, "host") not in self.failures:
-            places = self.region.take(packed.num_slabs)
-            assert places is not None, "no slabs for what the host cache expects"
-            packed = replace(packed, places=places)
+            taken = self.region.take(packed.num_slabs)
+            assert taken is not None, "no slabs for what the host cache expects"
+            packed = replace(packed, region_slabs=taken)
         self._begin(Read(ref.object_key, packed))
 
     def place(self, ref: AdapterRef, packed: FakePacked, slabs: list[int]) -> None:
@@ -279,7 +279,7 @@ class FakeLoader:
 
     def release(self, packed: FakePacked) -> None:
         if self.region is not None:
-            self.region.give_back(packed.places)
+            self.region.give_back(packed.region_slabs)
 
     def finish(self, count: int = 1) -> None:
         self.done += self.under_way[:count]

@@ -131,7 +131,7 @@ def test_scattered_slabs_get_each_its_own_bytes(tiers, tmp_path, slabs, is_in_me
         places = (1, 2, 3, 0, 7, 8)
         region = torch.zeros(9, FORM.layout.slab_bytes, dtype=torch.uint8)
         region[torch.tensor(places)] = source
-        packed = replace(packed, slabs=region, places=places)
+        packed = replace(packed, slabs=region, region_slabs=places)
     tiers.arena.zero_()
     tiers.loader.place(ref, packed, slabs)
     assert next_loaded(tiers.loader).failure is None
@@ -165,7 +165,7 @@ def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(
         tables = next_loaded(tiers.loader).outcome
     finally:
         tiers.fetcher.kill()
-    assert torch.equal(tiers.arena[slabs], packed.slabs[list(packed.places)])
+    assert torch.equal(tiers.arena[slabs], packed.slabs[list(packed.region_slabs)])
     assert torch.equal(tables.tile_table, packed.tile_table(FORM.layout, slabs))
     assert torch.equal(tables.scales, packed.scales)
     assert tables.digest == ref.digest

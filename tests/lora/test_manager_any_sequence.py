@@ -152,7 +152,7 @@ class DeviceManagerMachine(ManagerMachine):
     @invariant()
     def as_much_of_the_host_is_taken_as_is_counted(self):
         manager = self.manager
-        held = [e.packed.places for e in manager.entries.values() if e.packed is not None]
+        held = [e.packed.region_slabs for e in manager.entries.values() if e.packed is not None]
         slabs = [slab for places in held for slab in places]
         assert len(slabs) == len(set(slabs))
         assert 1000 * len(slabs) <= manager.host_bytes <= 3999
