@@ -30,11 +30,12 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
 from lora.errors import AdapterError, Failure
+from lora.fetch_lines import AnswerLine, EngineLine, FetchLine
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
 from registry.storage_url import open_storage
@@ -66,7 +67,7 @@ class Order:
     future: Future[None] | None = None
 
     @classmethod
-    def of(cls, line: dict[str, Any]) -> "Order":
+    def of(cls, line: FetchLine) -> "Order":
         """Raises KeyError, TypeError, ValueError."""
         digest, size_bytes = line["digest"], int(line["size_bytes"])
         if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
@@ -76,7 +77,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchResult:
     """size_bytes: that were downloaded.   seconds: of the download and the packing.
     slabs_bytes: of the packed file's slabs.
     """
@@ -96,14 +97,14 @@ class Fetcher:
         self.cache = cache
         self.pool = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
-    def fetch(self, order: Order, form: PackedForm) -> Fetched:
+    def fetch(self, order: Order, form: PackedForm) -> FetchResult:
         """What went wrong is in the answer."""
         started = time.monotonic()
         path = packed_path(self.cache.root, order.digest, form.form_id)
         try:
             with contextlib.suppress(FileNotFoundError):  # it may have been evicted since
                 if self.cache.touch(path):
-                    return Fetched(was_there=True, slabs_bytes=slabs_bytes(path))
+                    return FetchResult(was_there=True, slabs_bytes=slabs_bytes(path))
             try:
                 header = self._store(order, form, path)
             except OSError as error:
@@ -112,12 +113,12 @@ class Fetcher:
                 self.cache.evict_half()
                 header = self._store(order, form, path)
             seconds = time.monotonic() - started
-            return Fetched(None, False, seconds, order.size_bytes, header.slabs_bytes)
+            return FetchResult(None, False, seconds, order.size_bytes, header.slabs_bytes)
         except AdapterError as error:
-            return Fetched(error.failure, seconds=time.monotonic() - started)
+            return FetchResult(error.failure, seconds=time.monotonic() - started)
         except OSError as error:
             reason = "the disk is full" if error.errno in _DISK_FULL else str(error)
-            return Fetched(Failure("unavailable", reason), seconds=time.monotonic() - started)
+            return FetchResult(Failure("unavailable", reason), seconds=time.monotonic() - started)
 
     def _store(self, order: Order, form: PackedForm, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
@@ -162,7 +163,7 @@ class Connection:
     def _read(self, lines: BinaryIO) -> None:
         form: PackedForm | None = None
         while raw := lines.readline(_MAX_LINE_BYTES):
-            line = json.loads(raw)
+            line: EngineLine = json.loads(raw)
             if line["op"] == "hello":
                 form = PackedForm.from_json(line["form"])
             elif line["op"] == "fetch" and form is not None:
@@ -178,7 +179,7 @@ class Connection:
         if order.number in self._orders:
             raise ValueError(f"the order {order.number} is being fetched already")
         if len(self._orders) >= _MAX_ORDERS:
-            self._answer(order, Fetched(Failure("unavailable", "too many fetches are waiting")))
+            self._answer(order, FetchResult(Failure("unavailable", "too many fetches are waiting")))
             return
         self._orders[order.number] = order
         order.future = self.fetcher.pool.submit(self._fetch, order, form)
@@ -186,7 +187,7 @@ class Connection:
     def _drop(self, order: Order) -> None:
         order.is_dropped.set()
         if order.future and order.future.cancel():  # it was still in line
-            self._answer(order, Fetched(_DROPPED))
+            self._answer(order, FetchResult(_DROPPED))
 
     def _fetch(self, order: Order, form: PackedForm) -> None:
         try:
@@ -194,17 +195,17 @@ class Connection:
         except Exception as error:
             # A bug that one object brings out ends its order, not the fetches of everybody else.
             logger.exception("%s", order.object_key)
-            fetched = Fetched(Failure("unavailable", f"the fetcher failed: {error!r}"))
+            fetched = FetchResult(Failure("unavailable", f"the fetcher failed: {error!r}"))
         self._answer(order, fetched)
 
-    def _answer(self, order: Order, fetched: Fetched) -> None:
+    def _answer(self, order: Order, fetched: FetchResult) -> None:
         self._orders.pop(order.number, None)
         failure = fetched.failure
-        answer = {
+        answer: AnswerLine = {
             "order": order.number,
             "object_key": order.object_key,
-            "kind": failure and failure.kind,
-            "error": failure and failure.error,
+            "kind": failure.kind if failure else None,
+            "error": failure.error if failure else None,
             "was_there": fetched.was_there,
             "seconds": fetched.seconds,
             "size_bytes": fetched.size_bytes,

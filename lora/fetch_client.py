@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lora.errors import Failure
+from lora.fetch_lines import AnswerLine, EngineLine
 from lora.loads import Fetched
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
@@ -59,7 +60,7 @@ class FetchClient:
         self.form = form
         self.done = done
         self.timeout_s = timeout_s
-        self._events: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._orders: dict[int, _Order] = {}
         self._connection: socket.socket | None = None
@@ -71,18 +72,18 @@ class FetchClient:
     # ---- for the engine thread ----
 
     def fetch(self, ref: AdapterRef) -> None:
-        self._events.put((self._on_fetch, ref))
+        self._events.put(partial(self._on_fetch, ref))
 
     def drop(self, key: str) -> None:
-        self._events.put((self._on_drop, key))
+        self._events.put(partial(self._on_drop, key))
 
     # ---- fetch-orders ----
 
     def _keep_orders(self) -> None:
         while True:
             with contextlib.suppress(queue.Empty):
-                handle, argument = self._events.get(timeout=self._patience_s())
-                handle(argument)
+                handle = self._events.get(timeout=self._patience_s())
+                handle()
             self._fail_overdue()
 
     def _on_fetch(self, ref: AdapterRef) -> None:
@@ -114,11 +115,11 @@ class FetchClient:
         if self._connection is connection:
             self._connection = None
 
-    def _on_answer(self, answer: dict[str, Any]) -> None:
+    def _on_answer(self, answer: AnswerLine) -> None:
         order = self._orders.pop(answer["order"], None)
         if order is None:
             return  # given up in the meantime
-        failure = Failure(answer["kind"], answer["error"]) if answer["kind"] else None
+        failure = Failure(answer["kind"], answer["error"] or "") if answer["kind"] else None
         self.done(
             Fetched(
                 order.ref.object_key,
@@ -158,7 +159,7 @@ class FetchClient:
             }
         )
 
-    def _send(self, line: dict[str, Any]) -> None:
+    def _send(self, line: EngineLine) -> None:
         """What cannot be sent now goes out on the next connection."""
         if self._connection is None:
             return
@@ -175,15 +176,15 @@ class FetchClient:
     def _receive(self) -> None:
         while True:
             if connection := self._connect():
-                self._events.put((self._on_connection, connection))
+                self._events.put(partial(self._on_connection, connection))
                 # A line that is no JSON is a fetcher that is not well: the next one may be.
                 with (
                     contextlib.suppress(OSError, ValueError),
                     connection.makefile("rb") as lines,
                 ):
                     while (line := lines.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
-                        self._events.put((self._on_answer, json.loads(line)))
-                self._events.put((self._on_hang_up, connection))
+                        self._events.put(partial(self._on_answer, json.loads(line)))
+                self._events.put(partial(self._on_hang_up, connection))
             time.sleep(_RECONNECT_S)
 
     def _connect(self) -> socket.socket | None:
