@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.gpu.decoder import GpuDecoder
 from engine.gpu.inputs import StepLimits
+from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Quantization
 from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
@@ -99,14 +100,14 @@ def assemble(
     form: PackedForm,
     weights: Mapping[str, torch.Tensor],
     device: Device,
-    kernels: Any,
+    kernels: Kernels,
     ranks: Ranks | None = None,
 ) -> Backend:
-    """weights, kernels, ranks: see GpuDecoder. Raises UnsupportedModel."""
+    """weights, ranks: see GpuDecoder. Raises UnsupportedModel."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     is_eager = config.enforce_eager or bool(config.reference_kernels)
     if config.reference_kernels:
-        kernels = SomeReferences(kernels, config.reference_kernels)
+        kernels = cast(Kernels, SomeReferences(kernels, config.reference_kernels))
     kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
     limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
     quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
@@ -137,7 +138,7 @@ def assemble(
 class SomeReferences:
     """Kernels, some of which are plain torch. Raises UnsupportedModel for a name that is none."""
 
-    def __init__(self, kernels: Any, names: Sequence[str]) -> None:
+    def __init__(self, kernels: Kernels, names: Sequence[str]) -> None:
         for name in names:
             if not (hasattr(kernels, name) and hasattr(reference, name)):
                 raise UnsupportedModel(
@@ -145,14 +146,14 @@ class SomeReferences:
                 )
         self._kernels, self._names = kernels, frozenset(names)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(reference if name in self._names else self._kernels, name)
 
 
 def step_limits(
     config: EngineConfig,
     model_config: DecoderConfig,
-    kernels: Any,
+    kernels: Kernels,
     dtype: torch.dtype,
     there: torch.device,
 ) -> StepLimits:

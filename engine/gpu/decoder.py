@@ -9,11 +9,12 @@ None is under way beside another one, and every rank's steps have the same ones,
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from engine.gpu.inputs import StepInputs
+from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Linear, Quantization, fuse
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
@@ -66,7 +67,6 @@ class StepOutputs:
 class GpuDecoder:
     """weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
 
-    kernels: `kernels.gpu.ops`, or `kernels.reference` where there is no GPU.
     ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
     ShardedWeights); `config` is of the whole model. Embedding and norms are whole on every rank,
     and the head is, on the first: it alone has logits, and chooses.
@@ -80,7 +80,7 @@ class GpuDecoder:
         weights: Mapping[str, torch.Tensor],
         max_model_len: int,
         device: Device,
-        kernels: Any,
+        kernels: Kernels,
         quantization: Quantization | None = None,
         ranks: Ranks | None = None,
         lora_overlap: LoraOverlap = "shrink",

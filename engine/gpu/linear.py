@@ -1,12 +1,13 @@
 """Projections of the base model on a device: in the model's dtype, or with weights in FP8."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch.nn.functional import linear
 
 from engine.errors import UnsupportedModel
+from engine.gpu.kernels import Kernels
 
 Quantization = Literal["fp8"]
 _FP8_MULTIPLE = 16
@@ -36,7 +37,7 @@ class Fp8Linear:
     Raises UnsupportedModel where the widths are none for it, as a rank's part may be.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Any) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         out_dim, in_dim = weight.shape
         if out_dim % _FP8_MULTIPLE or in_dim % _FP8_MULTIPLE:
             raise UnsupportedModel(
@@ -64,7 +65,7 @@ def fuse(
     biases: Sequence[torch.Tensor | None],
     device: torch.device,
     quantization: Quantization | None,
-    kernels: Any,
+    kernels: Kernels,
 ) -> Linear:
     """Projections of one input as one, their outputs side by side, on `device`."""
     weight = torch.cat([weight.to(device) for weight in weights])

@@ -6,13 +6,13 @@ choose; a token that the step before is still choosing is looked up there.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.batch import ScheduledRow
+from engine.gpu.kernels import Kernels
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampler import COLDEST, restrictions, uniform
 from kernels.sampling import restrict
@@ -21,7 +21,7 @@ from kernels.work import PenaltyWork, SamplingWork
 MOST_TOP_LOGPROBS = 20
 """The most likeliest tokens that are told beside one token; there is room for no more."""
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
 Fields = dict[str, Array]
 
 
@@ -246,7 +246,7 @@ class Logprobs:
 
 
 def choose(
-    ops: Any,
+    kernels: Kernels,
     logits: torch.Tensor,
     work: SamplingWork,
     penalties: PenaltyWork | None,
@@ -258,17 +258,17 @@ def choose(
     """A token for each row into `tokens`, BAD_LOGITS where a logit is not finite, and `logprobs` of
     the raw logits where they were asked for. Nothing here waits for the device.
 
-    ops: `kernels.reference`, or `kernels.gpu.ops`.   logits: [rows, vocab] float32, changed in
+    logits: [rows, vocab] float32, changed in
     place by bias and penalties.   work, penalties: `inputs` unpacked from `ints`.
     tokens: [..] int32, may be what `penalties` call previous.
     """
     told = inputs.told_there(ints)
     raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
     if penalties is not None:
-        ops.adjust_logits(logits, penalties)
+        kernels.adjust_logits(logits, penalties)
     if inputs.restrictions:
         restrict(logits, *inputs.restrictions_there(ints))
-    tokens[: inputs.num_rows] = ops.sample(logits, work)
+    tokens[: inputs.num_rows] = kernels.sample(logits, work)
     if raw is not None:
         tell(raw, tokens.index_select(0, told), inputs.told.depth, logprobs)
 

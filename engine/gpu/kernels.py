@@ -1,0 +1,99 @@
+"""What a step calls: `kernels.gpu.ops`, or `kernels.reference` where there is no GPU."""
+
+from typing import Protocol
+
+import torch
+
+from kernels.work import (
+    AttentionWork,
+    Delta,
+    HeadNorms,
+    LoRAWork,
+    PenaltyWork,
+    SamplingWork,
+    Site,
+)
+
+
+class Kernels(Protocol):
+    """`kernels.reference` says what each of them means."""
+
+    def embed(
+        self,
+        table: torch.Tensor,
+        input_ids: torch.Tensor,
+        sources: torch.Tensor,
+        previous: torch.Tensor,
+        /,
+    ) -> torch.Tensor: ...
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, /) -> torch.Tensor: ...
+
+    def add_rms_norm(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        finite: torch.Tensor | None = None,
+        /,
+    ) -> torch.Tensor: ...
+
+    def rope_store_kv(
+        self,
+        qkv: torch.Tensor,
+        kv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        finite: torch.Tensor,
+        norms: HeadNorms | None = None,
+        delta: Delta | None = None,
+        /,
+    ) -> None: ...
+
+    def decode_attention(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        work: AttentionWork,
+        window: int | None = None,
+        /,
+    ) -> None: ...
+
+    def prefill_attention(
+        self,
+        out: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        work: AttentionWork,
+        window: int | None = None,
+        /,
+    ) -> None: ...
+
+    def prefill_queries(
+        self, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, /
+    ) -> int: ...
+
+    def silu_mul(self, gate_up: torch.Tensor, delta: Delta | None = None, /) -> torch.Tensor: ...
+
+    def shrink(self, x: torch.Tensor, work: LoRAWork, site: Site, /) -> Delta: ...
+
+    def expand(self, y: torch.Tensor, delta: Delta, /) -> None: ...
+
+    def quantize_fp8(self, x: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def copy_slabs(
+        self,
+        target: torch.Tensor,
+        target_ids: torch.Tensor,
+        source: torch.Tensor,
+        source_ids: torch.Tensor,
+        /,
+    ) -> None: ...
+
+    def adjust_logits(self, logits: torch.Tensor, work: PenaltyWork, /) -> None: ...
+
+    def sample(self, logits: torch.Tensor, work: SamplingWork, /) -> torch.Tensor: ...
