@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -235,7 +234,8 @@ class EngineClient:
         for stream in self._streams.values():
             stream.put_nowait(None)
         waiters, self._journal_waiters = self._journal_waiters, []
-        futures: list[asyncio.Future[Any]] = [*waiters, *self._proof_waiters.values()]
+        futures: list[asyncio.Future[JournalRecords] | asyncio.Future[Proof]]
+        futures = [*waiters, *self._proof_waiters.values()]
         for future in futures:
             if not future.done():
                 future.set_exception(EngineDeadError("the engine died"))

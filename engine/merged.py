@@ -92,7 +92,8 @@ class MergedModel:
                 try:
                     next(steps)
                 except StopIteration as done:
-                    return done.value
+                    compared: Compared = done.value
+                    return compared
             yield
 
 

@@ -23,7 +23,6 @@ from engine.leaving import Leaving, forget_settled, refusal
 from engine.messages import (
     AddRequest,
     EngineStats,
-    Heartbeat,
     Hello,
     ProveAdapter,
     Residency,
@@ -245,8 +244,8 @@ class EngineProcess:
             self._disown(gateway_id)
             return
         gateway.last_heard_at = time.monotonic()
-        if isinstance(message, Hello | Heartbeat):
-            return
+        if not isinstance(message, FromGateway):
+            return  # Hello and Heartbeat
         if self._leaving.refuses and isinstance(message, AddRequest | ProveAdapter):
             # A proof is not answered: nothing was found out about its adapter.
             if isinstance(message, AddRequest):

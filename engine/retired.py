@@ -12,9 +12,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from engine.config import EngineConfig
 from engine.core import FromGateway
@@ -31,7 +30,29 @@ logger = logging.getLogger(__name__)
 VOIDING_S = 15.0
 """After the last hold has expired: a gateway looks for such every five seconds."""
 _NO_LIMIT = 1 << 30
-_NO_FIGURES: dict[str, Any] = {f.name: 0 for f in fields(EngineStats) if f.default is MISSING}
+_NO_FIGURES = EngineStats(
+    running=0,
+    waiting=0,
+    batch_requests=0,
+    batch_tokens=0,
+    batch_adapters=0,
+    free_slabs=0,
+    total_slabs=0,
+    adapter_slabs=0,
+    steps=0,
+    prompt_tokens=0,
+    completion_tokens=0,
+    cached_tokens=0,
+    preemptions=0,
+    swapped=0,
+    prefix_slabs=0,
+    prefix_evictions=0,
+    prefill_tokens_per_s=0.0,
+    copy_bytes_per_s=0.0,
+    adapter_evictions=0,
+    pinned_slabs=0,
+    unsettled_records=0,
+)
 
 
 class RetiredCore:
@@ -70,7 +91,7 @@ class RetiredCore:
         self.journal.close()
 
     def take_stats(self) -> EngineStats:
-        return EngineStats(**_NO_FIGURES | {"unsettled_records": self.journal.num_unsettled})
+        return replace(_NO_FIGURES, unsettled_records=self.journal.num_unsettled)
 
     def take_service(self, epoch: int) -> list[TenantService]:
         return []

@@ -11,7 +11,7 @@ TcpError
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
@@ -25,6 +25,8 @@ _ZAP_DOMAIN = "chorale"
 _PING_MS = 2000
 _SILENCE_MS = 10_000
 """A machine that is gone closes no socket: libzmq's own threads ask after it."""
+_Received = TypeVar("_Received")
+"""What a socket's `recv` returns: bytes, or a future of them."""
 
 
 class TcpError(Exception):
@@ -67,7 +69,7 @@ class TcpListener:
         path = Path(config.data_dir) / ADDRESS_FILE
         return cls(config.listen, config.server_key, config.client_key, path)
 
-    def bind(self, socket: "zmq.Socket[Any]") -> ThreadAuthenticator:
+    def bind(self, socket: "zmq.Socket[bytes]") -> ThreadAuthenticator:
         """Who checks clients, in a thread: to be kept as long as the socket.
 
         Raises TcpError, zmq.ZMQError.
@@ -98,7 +100,7 @@ def check(endpoint: Endpoint) -> None:
             raise KeysMissing(endpoint.address)
 
 
-def guard(socket: "zmq.Socket[Any]", endpoint: Endpoint) -> None:
+def guard(socket: "zmq.Socket[_Received]", endpoint: Endpoint) -> None:
     """Before a gateway connects by TCP: only the engine of `endpoint` will understand it."""
     _set_up(socket, endpoint.address)
     socket.setsockopt_string(zmq.CURVE_SERVERKEY, endpoint.server_key)
@@ -106,7 +108,7 @@ def guard(socket: "zmq.Socket[Any]", endpoint: Endpoint) -> None:
     socket.setsockopt_string(zmq.CURVE_SECRETKEY, endpoint.client_key)
 
 
-def _set_up(socket: "zmq.Socket[Any]", address: str) -> None:
+def _set_up(socket: "zmq.Socket[_Received]", address: str) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENCE_MS)
     socket.setsockopt(zmq.IPV6, int("[" in address))

@@ -14,7 +14,8 @@ from lora.shard import Shard
 
 
 def load_config(model_dir: Path) -> dict[str, object]:
-    return json.loads((model_dir / "config.json").read_text())
+    config: dict[str, object] = json.loads((model_dir / "config.json").read_text())
+    return config
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):
@@ -38,12 +39,14 @@ class StoredWeights(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         # Opened for one tensor: what was read of a mapped file counts as memory until it is closed.
         with safe_open(self._shards[name], framework="pt") as shard:
-            return shard.get_tensor(name).to(self.dtype, copy=True)
+            tensor: torch.Tensor = shard.get_tensor(name)
+            return tensor.to(self.dtype, copy=True)
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Rows [start, end) of a tensor, and nothing else of it is read."""
         with safe_open(self._shards[name], framework="pt") as shard:
-            return shard.get_slice(name)[start:end].to(self.dtype, copy=True)
+            rows: torch.Tensor = shard.get_slice(name)[start:end]
+            return rows.to(self.dtype, copy=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
         with safe_open(self._shards[name], framework="pt") as shard:
@@ -52,7 +55,8 @@ class StoredWeights(Mapping[str, torch.Tensor]):
     def columns(self, name: str, start: int, end: int) -> torch.Tensor:
         """As rows, of columns."""
         with safe_open(self._shards[name], framework="pt") as shard:
-            return shard.get_slice(name)[:, start:end].to(self.dtype, copy=True)
+            columns: torch.Tensor = shard.get_slice(name)[:, start:end]
+            return columns.to(self.dtype, copy=True)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)

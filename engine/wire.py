@@ -8,7 +8,6 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -92,7 +91,7 @@ _TYPES: tuple[type, ...] = (
     TenantService,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
-_DECODERS: tuple[Any, ...] = tuple(msgspec.msgpack.Decoder(t) for t in _TYPES)
+_DECODERS: tuple[msgspec.msgpack.Decoder[object], ...] = tuple(map(msgspec.msgpack.Decoder, _TYPES))
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -114,7 +113,7 @@ def encode(number: int, message: object) -> bytes:
     return _HEADER.pack(number, _KINDS[type(message)]) + _ENCODER.encode(message)
 
 
-def decode(frame: bytes) -> tuple[int, Any]:
+def decode(frame: bytes) -> tuple[int, object]:
     """(number, message). Raises BadFrame."""
     try:
         number, kind = _HEADER.unpack_from(frame)
@@ -140,7 +139,7 @@ class Numbering:
         self._sent += 1
         return frame
 
-    def decode(self, frame: bytes) -> Any:
+    def decode(self, frame: bytes) -> object:
         """The next message. Raises BadFrame, MessageLost."""
         number, message = decode(frame)
         self.accept(number)

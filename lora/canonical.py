@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lora.errors import AdapterError
 from registry.errors import InvalidAdapter
 from registry.peft_format import TensorInfo, lora_names, open_canonical
 
-_NUMPY: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+_NUMPY: dict[str, np.dtype[np.floating]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class ModuleDelta:
     a: [rank, in] float32.   b: [out, rank] float32.
     """
 
-    a: np.ndarray[Any, Any]
-    b: np.ndarray[Any, Any]
+    a: npt.NDArray[np.float32]
+    b: npt.NDArray[np.float32]
     scale: float
 
 
@@ -49,7 +49,7 @@ class CanonicalWeights:
         return ModuleDelta(a, b, effect.scale)
 
     # Not by what lora.packing reads with: it is judged by what comes from here.
-    def _read(self, info: TensorInfo) -> np.ndarray[Any, Any]:
+    def _read(self, info: TensorInfo) -> npt.NDArray[np.float32]:
         raw = self._data[info.start : info.end]
         if info.dtype == "BF16":  # the upper halves of float32
             values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)

@@ -19,6 +19,7 @@ import torch
 
 Stream = Any
 Event = Any
+"""Each device has its own kind of both, and nobody else looks into them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
-        return stream.record_event()
+        event: torch.cuda.Event = stream.record_event()
+        return event
 
     def synchronize(self, event: torch.cuda.Event) -> None:
         event.synchronize()

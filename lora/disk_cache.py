@@ -17,9 +17,12 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from lora.errors import AdapterError, LoraError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _SUFFIX = ".packed"
 _DRAFT = ".draft"
@@ -210,7 +213,7 @@ class GrowingFile(io.FileIO):
         self._room = room
         self._reserved_bytes = 0
 
-    def write(self, data) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         view = memoryview(data).cast("B")
         end = self.tell() + len(view)
         if end > self._reserved_bytes:

@@ -11,6 +11,7 @@ the second's, and so on: a rank reads its own only.
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,11 +48,11 @@ class PackedForm:
         text = json.dumps({"format": _MAGIC.decode(), **cut, **self.to_json()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, form: dict[str, Any]) -> "PackedForm":
+    def from_json(cls, form: Mapping[str, Any]) -> "PackedForm":
         sizes = form["layout"]
         layout = Layout(**{**sizes, "shape": ModelShape(**sizes["shape"])})
         return cls(layout, form["dtype"], form["base_revision"])

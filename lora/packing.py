@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
@@ -21,12 +22,16 @@ from lora.shard import Shard
 from registry.errors import InvalidAdapter
 from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_canonical
 
+_Bytes = npt.NDArray[np.uint8]
+_Matrix = npt.NDArray[np.generic]
+"""float32, float16, or uint16 for the bits of bfloat16."""
+
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
 # numpy knows no bfloat16: its bits go as uint16.
 _F16, _BF16, _F32 = np.dtype("<f2"), np.dtype("<u2"), np.dtype("<f4")
-_STORED: dict[str, np.dtype[Any]] = {"F16": _F16, "BF16": _BF16, "F32": _F32}
-_ARENA: dict[str, np.dtype[Any]] = {"float16": _F16, "bfloat16": _BF16, "float32": _F32}
+_STORED: dict[str, np.dtype[np.generic]] = {"F16": _F16, "BF16": _BF16, "F32": _F32}
+_ARENA: dict[str, np.dtype[np.generic]] = {"float16": _F16, "bfloat16": _BF16, "float32": _F32}
 
 
 def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> PackedHeader:
@@ -77,19 +82,19 @@ class _Module:
 
     name: str
     scale: float
-    a: np.ndarray
-    b: np.ndarray
+    a: _Matrix
+    b: _Matrix
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return len(self.a)
 
 
 _Modules = Mapping[tuple[int, int], _Module]
 """By (layer, projection)."""
 
 
-def _modules(adapter: CanonicalAdapter, data: np.ndarray, layout: Layout) -> _Modules:
+def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Modules:
     """The adapter's modules by their place in the base model. data: the file's bytes, mapped."""
     places = _places(layout)
     modules = {}
@@ -115,7 +120,7 @@ def _places(layout: Layout) -> dict[str, tuple[int, int]]:
     }
 
 
-def _matrix(data: np.ndarray, info: TensorInfo) -> np.ndarray:
+def _matrix(data: _Bytes, info: TensorInfo) -> _Matrix:
     return data[info.start : info.end].view(_STORED[info.dtype]).reshape(info.shape)
 
 
@@ -131,7 +136,7 @@ def _slabs(
         yield slab.data
 
 
-def _write(slab: np.ndarray, tile: Tile, module: _Module, form: PackedForm, shard: Shard) -> None:
+def _write(slab: _Bytes, tile: Tile, module: _Module, form: PackedForm, shard: Shard) -> None:
     """The shard's part of rank rows [8 index, 8 index + 8) of A, then of B; rows past the rank stay
     zero.
     """
@@ -152,7 +157,7 @@ def _write(slab: np.ndarray, tile: Tile, module: _Module, form: PackedForm, shar
         place[start:][: rows.size].reshape(rows.shape)[:] = rows
 
 
-def convert(values: np.ndarray, dtype: str) -> np.ndarray:
+def convert(values: _Matrix, dtype: str) -> _Matrix:
     """`values` in the arena's dtype, rounded to nearest even, bit for bit as torch's `.to()`.
 
     float32, float16, or uint16 for the bits of bfloat16: so they come, and so they are returned.
@@ -168,7 +173,7 @@ def convert(values: np.ndarray, dtype: str) -> np.ndarray:
         return values.astype(_ARENA[dtype])
 
 
-def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
+def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32 values, rounded to nearest even. NaN is 0x7FC0, as in torch."""
     bits = values.view(np.uint32)
     to_even = (bits >> 16) & 1
@@ -176,7 +181,7 @@ def _bfloat16_bits(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
 
 
-def _is_finite(values: np.ndarray) -> bool:
+def _is_finite(values: _Matrix) -> bool:
     if values.dtype == _BF16:
-        return bool(((values & 0x7F80) != 0x7F80).all())
+        return bool(((values.view(np.uint16) & 0x7F80) != 0x7F80).all())
     return bool(np.isfinite(values).all())

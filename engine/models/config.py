@@ -1,10 +1,9 @@
 """What the engine reads of a config.json: which model it is, where the families differ."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from engine.errors import UnsupportedModel
+from engine.models.config_json import ConfigJson
 from engine.models.rope import Rope
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
@@ -58,7 +57,7 @@ class DecoderConfig:
         return replace(self, shape=self.shape.shard(num_shards))
 
     @classmethod
-    def parse(cls, config: Mapping[str, Any]) -> "DecoderConfig":
+    def parse(cls, config: ConfigJson) -> "DecoderConfig":
         """Raises UnsupportedModel."""
         architecture = served_architecture(config)
         if architecture is None:
@@ -74,7 +73,7 @@ class DecoderConfig:
             raise UnsupportedModel(f"config.json has no {missing}") from None
 
     @classmethod
-    def _of(cls, architecture: str, config: Mapping[str, Any]) -> "DecoderConfig":
+    def _of(cls, architecture: str, config: ConfigJson) -> "DecoderConfig":
         shape = _shape(architecture, config)
         return cls(
             shape=shape,
@@ -89,7 +88,7 @@ class DecoderConfig:
         )
 
 
-def _shape(architecture: str, config: Mapping[str, Any]) -> ModelShape:
+def _shape(architecture: str, config: ConfigJson) -> ModelShape:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim")
     if head_dim is None and architecture == "Qwen3ForCausalLM":
@@ -104,9 +103,9 @@ def _shape(architecture: str, config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _windows(architecture: str, config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    num_layers = config["num_hidden_layers"]
-    window = config.get("sliding_window", _DEFAULT_WINDOW)
+def _windows(architecture: str, config: ConfigJson) -> tuple[int | None, ...]:
+    num_layers: int = config["num_hidden_layers"]
+    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
     if architecture == "LlamaForCausalLM":
         return (None,) * num_layers
     if architecture == "MistralForCausalLM":
@@ -118,7 +117,7 @@ def _windows(architecture: str, config: Mapping[str, Any]) -> tuple[int | None, 
     return windows
 
 
-def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
+def _sliding_layers(config: ConfigJson) -> list[bool]:
     """By layer, whether Qwen's attention slides, where it does at all."""
     types = config.get("layer_types")
     if types is None:
@@ -129,7 +128,7 @@ def _sliding_layers(config: Mapping[str, Any]) -> list[bool]:
     return [kind == "sliding_attention" for kind in types]
 
 
-def _biases(architecture: str, config: Mapping[str, Any]) -> tuple[bool, ...]:
+def _biases(architecture: str, config: ConfigJson) -> tuple[bool, ...]:
     reads_config = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     attention = reads_config and bool(config.get("attention_bias"))
     mlp = architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias"))

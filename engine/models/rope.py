@@ -6,13 +6,14 @@ They are those of transformers (modeling_rope_utils), and tests hold them to it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engine.errors import UnsupportedModel
+from engine.models.config_json import ConfigJson
 
-Parameters = Mapping[str, Any]
+Parameters = ConfigJson
+"""What config.json says of rope, in the spelling of transformers 5."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +24,7 @@ class Rope:
     attention_factor: float = 1.0
 
     @classmethod
-    def parse(cls, config: Mapping[str, Any], head_dim: int) -> "Rope":
+    def parse(cls, config: ConfigJson, head_dim: int) -> "Rope":
         """From either spelling: `rope_parameters` (transformers 5), `rope_theta` and
         `rope_scaling`. Raises UnsupportedModel.
         """
@@ -43,7 +44,7 @@ class Rope:
         return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
 
 
-def _parameters(config: Mapping[str, Any]) -> Parameters:
+def _parameters(config: ConfigJson) -> Parameters:
     """What config.json says of rope, in the spelling of transformers 5."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in scaling.values()):
