@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
-from engine.messages import TenantService
+from engine.messages import Priority, TenantService
 from engine.request import Request
 from engine.shared_service import GivenService, HeardService, Totals
 
@@ -96,7 +96,7 @@ class ShortestFirst(FirstCome):
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         overdue = self._clock() - self._patience_s
 
-        def key(request: Request) -> tuple[int, float]:
+        def key(request: Request) -> tuple[Priority, float]:
             is_overdue = request.group.arrived_at <= overdue
             return request.priority, 0.0 if is_overdue else self.expected_tokens(request)
 
@@ -154,7 +154,7 @@ class VirtualTokenCounters:
         self._now = self._clock()
         self._lift({request.tenant_id for request in ready})
         self._forgive()
-        by_class: dict[int, dict[str, deque[Request]]] = defaultdict(dict)
+        by_class: dict[Priority, dict[str, deque[Request]]] = defaultdict(dict)
         for request in ready:
             tenants = by_class[request.priority]
             tenants.setdefault(request.tenant_id, deque()).append(request)

@@ -102,7 +102,7 @@ class AddRequest:
     engine stops at the last one.
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: the same, while no token has been generated.
-    weight: the tenant's share.   priority: a Priority, as its number.
+    weight: the tenant's share.
     """
 
     request_id: str
@@ -115,7 +115,7 @@ class AddRequest:
     adapter: AdapterRef | None = None
     cache_salt: str = ""
     weight: float = 1.0
-    priority: int = Priority.INTERACTIVE
+    priority: Priority = Priority.INTERACTIVE
     more_prompts: tuple[tuple[int, ...], ...] = ()
 
     @property

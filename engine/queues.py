@@ -6,6 +6,7 @@ from collections import Counter
 from engine.config import SchedulerConfig
 from engine.fairness import DECODE_COST, PREFILL_COST, Policy
 from engine.kv_cache import KVCache
+from engine.messages import Priority
 from engine.request import Request
 from lora.manager import AdapterManager
 
@@ -98,11 +99,11 @@ class Queues:
 
     # ---- order ----
 
-    def _urgency(self, request: Request) -> tuple[bool, int, float, int]:
+    def _urgency(self, request: Request) -> tuple[bool, Priority, float, int]:
         served = self.policy.served(request)
         return not request.is_decoding, request.priority, served, request.arrival
 
-    def _expendability(self, request: Request) -> tuple[int, float, int]:
+    def _expendability(self, request: Request) -> tuple[Priority, float, int]:
         """The lowest class gives way first, then the most served tenant, then the newest."""
         return request.priority, self.policy.served(request), request.arrival
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from engine.messages import (
     AddRequest,
     FinishReason,
+    Priority,
     SamplingParams,
     StopCause,
     TokenLogprobs,
@@ -176,7 +177,7 @@ class Request:
         return self.group.message.tenant_id
 
     @property
-    def priority(self) -> int:
+    def priority(self) -> Priority:
         return self.group.message.priority
 
     @property

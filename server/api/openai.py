@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag
 
-from engine.messages import SamplingParams
+from engine.messages import Priority, SamplingParams
 from server.api import errors
 from server.api.request_objects import RequestObject, parse_body, shown_key
 from server.inference import generation_request
@@ -32,7 +32,6 @@ _MAX_PARTS = 64
 _MAX_TEXT_CHARACTERS = 4 << 20
 """No text is longer than the largest body that may be sent."""
 _MAX_PROMPT_TOKENS = 100_000
-_BATCH_PRIORITY = 1
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "function_call": ("auto", "none"), "include_reasoning": (True, False),
@@ -176,7 +175,7 @@ class _Request(RequestObject):
             sampling=self._sampling,
             max_tokens=self.asked_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
-            priority=_BATCH_PRIORITY if self.service_tier == "flex" else 0,
+            priority=Priority.BATCH if self.service_tier == "flex" else Priority.INTERACTIVE,
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
         )

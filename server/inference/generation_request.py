@@ -6,7 +6,7 @@ A new endpoint parses its own shape and makes one of these.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.messages import SamplingParams
+from engine.messages import Priority, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GenerationRequest:
     sampling: SamplingParams
     max_tokens: int | None
     truncate_prompt_tokens: int | None = None
-    priority: int = 0
+    priority: Priority = Priority.INTERACTIVE
     request_key: str | None = None
     named_token_ids: Mapping[str, int] = field(default_factory=dict)
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 
+from engine.messages import Priority
 from server.accounts.auth import Identity
 from server.inference import errors
 from server.pool.running import Running, RunningRequest
@@ -48,7 +49,7 @@ class LoadShedder:
         self._looked_at = clock()
         self.is_draining = False
 
-    def check(self, identity: Identity, priority: int, num_answers: int) -> None:
+    def check(self, identity: Identity, priority: Priority, num_answers: int) -> None:
         """Raises Unavailable while draining, Overloaded, and Limited for a tenant's queue share.
 
         A share counts answers, as the engines' queues do. A tenant with none waiting may always
@@ -62,7 +63,7 @@ class LoadShedder:
             raise errors.queue_share_exceeded(
                 waiting, num_answers, limit, retry_after_s=self.wait_s(waiting) or 1.0
             )
-        patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority else 1.0)
+        patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority is Priority.BATCH else 1.0)
         if (wait_s := self.wait_s(self._running.num_queued + 1)) > patience_s:
             raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 

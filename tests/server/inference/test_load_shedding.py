@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.messages import Priority
 from server.api.foreign_errors import from_fault
 from server.faults import Fault
 from server.inference.load_shedding import LoadShedder
@@ -51,7 +52,10 @@ class World:
         self.load.remove(request)
 
     def refusal(
-        self, caller: Caller | None = None, priority: int = 0, num_answers: int = 1
+        self,
+        caller: Caller | None = None,
+        priority: Priority = Priority.INTERACTIVE,
+        num_answers: int = 1,
     ) -> Fault | None:
         try:
             self.load.check(caller or Caller(), priority, num_answers)
@@ -89,8 +93,8 @@ def test_requests_that_can_wait_are_shed_first() -> None:
         world.serve(world.add(), after_s=1.0)
     world.add()
     world.add()
-    assert world.refusal(priority=0) is None
-    assert world.refusal(priority=1) is not None
+    assert world.refusal(priority=Priority.INTERACTIVE) is None
+    assert world.refusal(priority=Priority.BATCH) is not None
 
 
 def test_an_idle_hour_is_no_slow_hour() -> None:
