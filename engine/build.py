@@ -44,7 +44,7 @@ _HOST_CACHE_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 """On a GPU pinned: 48 adapters of rank 16 on all projections of an 8B model."""
 _SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 _PROOF_PRECISION = {True: 0.005, False: 0.05}
-"""By whether all is float32: of an adapter's effect, what serving it may lose (engine.canary)."""
+"""By whether all is float32: of an adapter's effect, what serving it may lose (engine.proof)."""
 _LEAST_SUM_RANKS = 256
 _RANK_SHARE = 0.1
 """Of the bytes that a step reads anyway, the weights: what all its adapters together may add."""

@@ -48,7 +48,7 @@ SILENCE_S = 60.0
 """A living engine says something four times a second; one this quiet hangs."""
 _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
-"""The canary's requests have deadlines, its arithmetic a share of the engine's time."""
+"""A proof's requests have deadlines, its arithmetic a share of the engine's time."""
 _RECONNECT_S = 0.05
 _LATE_S = 10.0
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -169,7 +169,7 @@ class EngineClient:
         await self._send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What the engine's canary finds. Raises EngineDeadError."""
+        """What the engine finds out about an adapter. Raises EngineDeadError."""
         if not self.is_ready:
             raise EngineDeadError("the engine is starting")
         proof_id = uuid.uuid4().hex

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
-from engine.canary import Canary, Reference
 from engine.journal import Journal, JournalFull
 from engine.messages import (
-    CANARY,
+    PROOF_TENANT,
     AbortRequests,
     AddRequest,
     EngineStats,
@@ -26,6 +25,7 @@ from engine.messages import (
     TenantService,
     TierStats,
 )
+from engine.proof import ProofRunner, Reference
 from engine.records import EndRecord, JournalRecords, ResidencyItem
 from engine.request import RequestGroup
 from engine.scheduler import Scheduler
@@ -88,7 +88,7 @@ class EngineCore:
         self._residency_due = scheduler.clock() + residency_interval_s
         self._residency_since = journal.clock()
         self._is_finished = False
-        self.canary = Canary(reference, scheduler, self._accept, precision, scheduler.clock)
+        self.proofs = ProofRunner(reference, scheduler, self._accept, precision, scheduler.clock)
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
@@ -108,11 +108,11 @@ class EngineCore:
         except JournalFull as full:
             result = self._fail_all(result, full.ends)
         self.journal.make_room()
-        return [*self._deliver(finished, result), *self.canary.advance()]
+        return [*self._deliver(finished, result), *self.proofs.advance()]
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self.canary.has_work
+        return self.scheduler.has_work or self.proofs.has_work
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """The oldest step and its tokens, once enough others run behind it or none is to come."""
@@ -135,7 +135,7 @@ class EngineCore:
             case PinAdapters():
                 self.adapters.pin(message.adapters)
             case ProveAdapter():
-                if refused := self.canary.add(gateway_id, message):
+                if refused := self.proofs.add(gateway_id, message):
                     return [(gateway_id, refused)]
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
@@ -251,7 +251,7 @@ class EngineCore:
         )
         return [(gateway_id, StepOutputs(outputs=(refused,)))]
 
-    def _accept(self, message: AddRequest, gateway_id: str = CANARY) -> str | None:
+    def _accept(self, message: AddRequest, gateway_id: str = PROOF_TENANT) -> str | None:
         """Queue a request and journal it; or say in a word why not."""
         if not (self._can_meter and self.journal.has_place):
             return "metering_unavailable"
@@ -295,8 +295,8 @@ class EngineCore:
             self.largest_batch = max(self.largest_batch, batch, key=lambda b: len(b.rows))
         by_gateway: dict[str, list[RequestOutput]] = {}
         for gateway_id, output in result.outputs:
-            if gateway_id == CANARY:
-                self.canary.take(output)
+            if gateway_id == PROOF_TENANT:
+                self.proofs.take(output)
                 continue
             by_gateway.setdefault(gateway_id, []).append(output)
         self.num_completion_tokens += sum(len(p.new_token_ids) for p in result.progress)

@@ -22,7 +22,7 @@ from pathlib import Path
 from engine.batch import StepResult
 from engine.journal_files import Disk, DiskFull, JournalFiles
 from engine.journal_records import Position, Record, encode, follow, read_segment, segment_paths
-from engine.messages import CANARY, FinishReason, StopCause
+from engine.messages import PROOF_TENANT, FinishReason, StopCause
 from engine.records import (
     CheckpointRecord,
     EndRecord,
@@ -133,9 +133,9 @@ class Journal:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is open; the canary's are nobody's."""
+        """Whether no request is open; a proof's are nobody's."""
         starts = [*(opened.start for opened in self._open.values()), *self._accepted.values()]
-        return all(start.tenant_id == CANARY for start in starts)
+        return all(start.tenant_id == PROOF_TENANT for start in starts)
 
     @property
     def is_settled(self) -> bool:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from engine.canary import Compared, TokenSequence
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
+from engine.proof import Compared, TokenSequence
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
 from lora.canonical import CanonicalWeights, ModuleDelta
 
@@ -65,7 +65,7 @@ class Weights(Protocol):
 
 
 class MergedModel:
-    """The checkpoint's weights, read a few rows at a time; see engine.canary.Reference."""
+    """The checkpoint's weights, read a few rows at a time; see engine.proof.Reference."""
 
     def __init__(self, weights: Weights, config: DecoderConfig) -> None:
         self.config = config

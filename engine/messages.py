@@ -28,8 +28,11 @@ Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "faile
 ResidentTier = Literal["device", "host", "disk"]
 
 
-CANARY = "canary"
-"""Tenant and gateway of the engine's own requests: journaled like others, and nobody pays."""
+PROOF_TENANT = "canary"
+"""Tenant and gateway of the requests that a proof makes: journaled like others, and nobody pays.
+
+Journals of every release say `canary`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +169,7 @@ class PinAdapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveAdapter:
-    """Show that this adapter, served, is its merged weights: see engine.canary.
+    """Show that this adapter, served, is its merged weights: see engine.proof.
 
     object_path: its canonical object, in a file that the engine can read until it has answered.
     """

@@ -17,7 +17,7 @@ from registry.validator import Validator
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionPlan:
+class BuildPlan:
     """What is to be built, and from which parts."""
 
     upload: Upload
@@ -58,7 +58,7 @@ def object_key(tenant_id: str, digest: str) -> str:
 
 
 def build_adapter(
-    plan: CompletionPlan, validator: Validator, storage: Storage, work_dir: Path | None
+    plan: BuildPlan, validator: Validator, storage: Storage, work_dir: Path | None
 ) -> BuiltAdapter:
     """Assemble, have it checked and written, and store. Leaves nothing in work_dir.
 

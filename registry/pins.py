@@ -125,7 +125,7 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
 
 
 def device_bytes(version: Version) -> int:
-    """What the engine's canary measured; the object's size where there was none."""
+    """What the engine's proof measured; the object's size where there was none."""
     canary = version.passport.get("canary") or {}
     return int(canary.get("device_bytes") or version.size_bytes)
 

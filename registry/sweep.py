@@ -10,7 +10,7 @@ from itertools import groupby, islice
 
 from sqlalchemy import Connection
 
-from registry import adapter_rows, presigned, proof_rows, proofs, upload_rows
+from registry import adapter_rows, presigned, proof_claims, upload_proof, upload_rows
 from registry.errors import InvalidUpload, StorageError
 from registry.events import prune_events
 from registry.storage import PresignedStorage, StoredObject
@@ -30,7 +30,7 @@ def sweep_uploads(uploads: Uploads, begin: Begin) -> int:
     """
     with begin() as conn:
         upload_rows.expire(conn, uploads.now_ms())
-        proofs.give_up_proofs(uploads, conn)
+        upload_proof.give_up_proofs(uploads, conn)
         ended = upload_rows.list_undiscarded(conn, uploads.limits.max_discards_per_sweep)
     return sum(discard(uploads, begin, upload) for upload in ended)
 
@@ -59,7 +59,7 @@ def sweep_objects(uploads: Uploads, begin: Begin) -> int:
 
     Canonical objects are orphans when their upload died, failed or expired between the store and
     the row, or when their last version was purged; parts when they came as their upload ended.
-    Why none is deleted that a row comes to mean: registry.proofs.
+    Why none is deleted that a row comes to mean: registry.upload_proof.
     """
     orphans = _orphans(uploads, begin)
     swept = 0
@@ -101,7 +101,7 @@ def _old_objects(uploads: Uploads) -> Iterator[tuple[str, str]]:
 def _meant(conn: Connection, tenant_id: str, keys: list[str]) -> set[str]:
     """Those that a version has or may be restored to have, or that wait for their proof."""
     live = adapter_rows.live_object_keys(conn, tenant_id, keys)
-    return live | proof_rows.proving_object_keys(conn, tenant_id)
+    return live | proof_claims.proving_object_keys(conn, tenant_id)
 
 
 def _sweep_leftovers(uploads: Uploads) -> int:

@@ -77,7 +77,7 @@ class Upload:
 
     files: none of one that begins with a stored object, proving.
 
-    built: from proving on, the canonical object and its passport (see registry.completion).
+    built: from proving on, the canonical object and its passport (see registry.upload_build).
     adapter_id, version: of a complete one that is no dry run.   error: of a failed one.
     expires_at_ms: when an open one expires, and when a proving one gives up.
     """

@@ -2,7 +2,7 @@
 
 Methods take the caller's connection inside the caller's transaction and never commit. No
 transaction may stay open while bytes move: those that move bytes open their own. How an upload
-ends is in registry.completion (its files) and registry.proofs (its proof).
+ends is in registry.upload_build (its files) and registry.upload_proof (its proof).
 """
 
 import re

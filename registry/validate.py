@@ -280,7 +280,7 @@ def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -
     if zero:
         yield f"{len(zero)} of {len(norms)} modules are zero, the first is {zero[0]}."
     # With each other and not with the base's: those are not at hand without reading all of its
-    # weights, and what the adapter really does beside them is measured by the engine's canary.
+    # weights, and what the adapter really does beside them is measured by the engine's proof.
     middle = median([norm for norm in norms.values() if norm > 0] or [1.0])
     for module, norm in norms.items():
         if norm > _OUTLIER_RATIO * middle:

@@ -10,18 +10,18 @@ from pathlib import Path
 from engine.messages import LeaseLow
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
-from registry.completion import complete_upload
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from registry.storage_url import open_storage
+from registry.upload_build import build_upload
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
-from server.adapters.proving import Prover
-from server.adapters.upload_completion import Completions
+from server.adapters.prover import Prover
+from server.adapters.upload_builds import UploadBuilds
 from server.api.gateway import Gateway
 from server.api.metrics import Metrics
 from server.api.recordings import Recorder
@@ -111,7 +111,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         base=ServedBase(base, Tokenizer(model_dir), engines),
         catalog=catalog,
         uploads=uploads,
-        completions=Completions(functools.partial(complete_upload, uploads, database.begin)),
+        upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
         prover=_prover(database, uploads, engines, metrics, _proof_dir(settings, work_dir)),
         settler=settler,
         signer=signer,
@@ -211,7 +211,7 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
         name,
         RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
         Epochs(database, f"gw-{uuid.uuid4()}", open_requests),
-        max_lease_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
+        max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
     )
 
 

@@ -20,7 +20,7 @@ from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
 from server.api.routes import machines as machine_routes
 from server.cli.main import app as chorale
-from server.launch.plan import prepare, settle_settings
+from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
 from server.launch.supervisor import ChildSpec
@@ -52,7 +52,7 @@ def tiny_specs(tmp_path_factory: pytest.TempPathFactory) -> list[ChildSpec]:
     folder = tmp_path_factory.mktemp("specs")
     model = save_model(folder / "model")
     settings = Settings(model=str(model), data_dir=folder / "data", port=0, engines=2)
-    return prepare(settle_settings(settings))()
+    return prepare(resolve_settings(settings))()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from bench.gateway.asked import PROMPT, bare_body, chat_body
 from bench.gateway.load import Target
 from bench.process_tree import find_children
 from bench.product import Product, started, wait_ready
-from server.launch.plan import prepare, settle_settings
+from server.launch.plan import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.text.tokenizer import Tokenizer
 from tests.ports import free_port
@@ -73,7 +73,7 @@ def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
 
     folder: there and empty.
     """
-    settings = settle_settings(Settings.model_validate(_settings(folder)))
+    settings = resolve_settings(Settings.model_validate(_settings(folder)))
     children = prepare(settings, engine_module="bench.gateway.paced_engine")
     (engine,) = [child for child in children() if child.name == "engine"]
     environment = {**engine.environment, "PACED_STEP_S": str(step_s)}

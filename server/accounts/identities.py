@@ -13,7 +13,7 @@ from server.accounts import auth
 from server.accounts.auth import Identity, InvalidApiKey
 from server.database import clock
 from server.database.database import Database
-from server.database.expiring_cache import MAX_ENTRIES, Remembered
+from server.database.expiring_cache import MAX_ENTRIES, ExpiringCache
 
 
 class Identities:
@@ -36,7 +36,7 @@ class Identities:
         self._pepper = pepper
         self._has_hard_budget = has_hard_budget
         self._now_ms = now_ms
-        self._identities: Remembered[Identity] = Remembered(
+        self._identities: ExpiringCache[Identity] = ExpiringCache(
             monotonic=monotonic, max_entries=max_identities
         )
 

@@ -16,9 +16,9 @@ from server import logs
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.accounts.identities import Identities
-from server.adapters.proving import Prover
+from server.adapters.prover import Prover
 from server.adapters.spool import Spool
-from server.adapters.upload_completion import Completions
+from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
 from server.api.gateway import Gateway
 from server.api.metrics import Metrics
@@ -63,7 +63,7 @@ AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
 BaseDep = Annotated[ServedBase, Depends(_Part(lambda gateway: gateway.base))]
 CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]
 CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
-CompletionsDep = Annotated[Completions, Depends(_Part(lambda gateway: gateway.completions))]
+UploadBuildsDep = Annotated[UploadBuilds, Depends(_Part(lambda gateway: gateway.upload_builds))]
 DatabaseDep = Annotated[Database, Depends(_Part(lambda gateway: gateway.database))]
 DrainDep = Annotated[Drain, Depends(_Part(lambda gateway: gateway.drain))]
 EnginesDep = Annotated[Engines, Depends(_Part(lambda gateway: gateway.base.engines))]

@@ -13,9 +13,9 @@ from registry.uploads import Uploads
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
-from server.adapters.proving import Prover
+from server.adapters.prover import Prover
 from server.adapters.spool import Spool
-from server.adapters.upload_completion import Completions
+from server.adapters.upload_builds import UploadBuilds
 from server.api.metrics import Metrics
 from server.api.recordings import Recorder
 from server.api.serving import Serving
@@ -66,7 +66,7 @@ class Gateway:
     # Adapters.
     catalog: Catalog
     uploads: Uploads
-    completions: Completions
+    upload_builds: UploadBuilds
     prover: Prover
     # Money.
     price_tags: PriceTags

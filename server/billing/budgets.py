@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
@@ -20,6 +19,7 @@ from server.billing.months import month_of
 from server.billing.prices import get_price
 from server.billing.rating import TokenPrices, amount_nanousd, format_usd
 from server.billing.tables import budgets, holds, monthly_spend, tenant_accounts
+from server.database.upsert import upsert
 
 BudgetKind = Literal["monthly", "prepaid"]
 Enforcement = Literal["hard", "soft"]
@@ -29,8 +29,6 @@ LEASE_TOKENS = 256
 CLOCK_SLACK_MS = 60_000
 """By so much the clocks of gateways and engines may differ: so long before and after a month's end
 what is spent must fit both months, for an engine's clock says which one it is."""
-
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class BudgetExhausted(Exception):
@@ -173,7 +171,7 @@ def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: 
 def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "operator") -> None:
     """It holds from the next request on. Audited."""
     assert budget.amount_nanousd >= 0
-    insert = _INSERT[conn.dialect.name](budgets).values(
+    insert = upsert(conn.dialect.name, budgets).values(
         tenant_id=budget.tenant_id,
         kind=budget.kind,
         enforcement=budget.enforcement,

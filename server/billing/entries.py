@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from server.accounts.tables import tenants
@@ -27,6 +26,7 @@ from server.billing.tables import (
     tenant_accounts,
     usage_rollups,
 )
+from server.database.upsert import upsert
 
 EntryKind = Literal["usage", "storage", "pinned", "resident", "credit", "payment", "correction"]
 
@@ -34,7 +34,6 @@ _HOUR_MS = 3_600_000
 _REVENUE = "revenue/"
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds."""
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
 _ROLLUP_SUMS = (
     "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
@@ -148,7 +147,7 @@ def lock_ledger(conn: Connection) -> int:
     query = sa.select(head.last_entry_id).where(head.name == "ledger").with_for_update()
     last_id = conn.scalar(query)
     if last_id is None:
-        insert = _INSERT[conn.dialect.name](ledger_head).values(name="ledger", last_entry_id=0)
+        insert = upsert(conn.dialect.name, ledger_head).values(name="ledger", last_entry_id=0)
         conn.execute(insert.on_conflict_do_nothing())
         last_id = conn.scalar(query)
         assert last_id is not None
@@ -172,8 +171,8 @@ def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, _Chain]:
 
 
 def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
-    insert = _INSERT[conn.dialect.name](tenant_accounts)
-    upsert = insert.on_conflict_do_update(
+    insert = upsert(conn.dialect.name, tenant_accounts)
+    statement = insert.on_conflict_do_update(
         index_elements=["tenant_id"],
         set_={
             name: insert.excluded[name]
@@ -189,7 +188,7 @@ def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
         }
         for tenant_id, chain in chains.items()
     ]
-    conn.execute(upsert, rows)
+    conn.execute(statement, rows)
 
 
 def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
@@ -204,12 +203,12 @@ def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
         if amount
     ]
     if rows:
-        insert = _INSERT[conn.dialect.name](monthly_spend)
+        insert = upsert(conn.dialect.name, monthly_spend)
         total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
-        upsert = insert.on_conflict_do_update(
+        statement = insert.on_conflict_do_update(
             index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
         )
-        conn.execute(upsert, rows)
+        conn.execute(statement, rows)
 
 
 def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
@@ -249,14 +248,14 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
         )
         for name, value in rollup_values(receipt, draft.parts).items():
             sums[key][name] += value
-    insert = _INSERT[conn.dialect.name](usage_rollups)
-    upsert = insert.on_conflict_do_update(
+    insert = upsert(conn.dialect.name, usage_rollups)
+    statement = insert.on_conflict_do_update(
         index_elements=list(_ROLLUP_KEY),
         set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
     )
     # In one order, so that posters never wait for one another in a circle.
     rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
-    conn.execute(upsert, rows)
+    conn.execute(statement, rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:

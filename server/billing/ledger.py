@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from engine.records import EndRecord, ResidencyRecord
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
@@ -27,8 +26,7 @@ from server.billing.tables import (
     price_versions,
     usage_events,
 )
-
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+from server.database.upsert import upsert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +183,8 @@ def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
     if position is not None:
         return position
     values = {"engine_id": engine_id, "settled_seq": 0, "updated_at_ms": now_ms}
-    insert = _INSERT[conn.dialect.name]
-    conn.execute(insert(journal_positions).values(**values).on_conflict_do_nothing())
+    insert = upsert(conn.dialect.name, journal_positions)
+    conn.execute(insert.values(**values).on_conflict_do_nothing())
     position = conn.scalar(query.with_for_update())
     assert position is not None
     return position
@@ -333,7 +331,7 @@ def _doubts(
     engine_id: str, record: EndRecord, hold: Hold | None, amount: int
 ) -> list[dict[str, Any]]:
     """What does not fit between a record and its hold."""
-    if hold is None and record.tenant_id == CANARY:
+    if hold is None and record.tenant_id == PROOF_TENANT:
         return []
     if hold is None:
         return [_incident("end_without_hold", engine_id, record, record.tenant_id)]

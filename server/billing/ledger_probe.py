@@ -3,16 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.database.tables import leases
+from server.database.upsert import upsert
 
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _FRESH_S = 1.0
 """Anybody may ask, without a key: one durable write a second, however many do."""
 
@@ -45,6 +43,6 @@ class LedgerProbe:
 
 def _touch(conn: Connection) -> None:
     values = {"name": "probe", "holder": "", "expires_at_ms": now_ms()}
-    insert = _INSERT[conn.dialect.name](leases).values(**values)
+    insert = upsert(conn.dialect.name, leases).values(**values)
     set_ = {"expires_at_ms": insert.excluded.expires_at_ms}
     conn.execute(insert.on_conflict_do_update(index_elements=["name"], set_=set_))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from server.billing.prices import Price, price_with_end
 from server.database import clock
 from server.database.database import Database
-from server.database.expiring_cache import Remembered
+from server.database.expiring_cache import ExpiringCache
 
 
 class PriceTags:
@@ -18,7 +18,7 @@ class PriceTags:
     def __init__(self, database: Database, *, now_ms: Callable[[], int] = clock.now_ms) -> None:
         self._database = database
         self._now_ms = now_ms
-        self._prices: Remembered[tuple[Price, int]] = Remembered()
+        self._prices: ExpiringCache[tuple[Price, int]] = ExpiringCache()
 
     async def of(self, tenant_id: str) -> Price:
         """Raises LedgerUnavailable."""

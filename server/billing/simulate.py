@@ -84,7 +84,7 @@ class _Simulation:
         if row["of_kind"] not in ("usage", *KEPT_KINDS):
             return int(row["amount_nanousd"])
         if row["price_version"] is None:
-            return 0  # nobody's: a canary, a pin's own residency
+            return 0  # nobody's: a proof, a pin's own residency
         actual = self.prices[row["price_version"]]
         price = self.book.price(actual, row["tenant_id"], row["plan"], row["adapter_id"])
         if row["of_kind"] == "usage":

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from registry.tables import adapter_pins, adapter_versions
@@ -20,6 +19,7 @@ from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import journal_positions
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.database.upsert import upsert
 
 Account = Literal["storage", "pins"]
 ACCOUNTS: tuple[Account, ...] = ("storage", "pins")
@@ -30,8 +30,6 @@ PAGE_SIZE = 100
 _GRACE_MS = 60_000
 """What was changed in a day's last moments is committed by then."""
 INTERVAL_S = 60.0
-
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Kept:
@@ -226,7 +224,7 @@ def _posted_day(conn: Connection, account: Account) -> int | None:
 def _begin(conn: Connection, account: Account, now_ms: int) -> None:
     """The first day is today."""
     values = {"engine_id": _name(account), "settled_seq": now_ms // DAY_MS - 1}
-    insert = _INSERT[conn.dialect.name](journal_positions)
+    insert = upsert(conn.dialect.name, journal_positions)
     conn.execute(insert.values(**values, updated_at_ms=now_ms).on_conflict_do_nothing())
 
 

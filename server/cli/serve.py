@@ -124,12 +124,12 @@ def start_serving(
     without it all is written to this process's own output.
     """
     from server.launch.errors import ServeError
-    from server.launch.plan import prepare, settle_settings
+    from server.launch.plan import prepare, resolve_settings
     from server.launch.secrets import SecretError, load_admin_key
     from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
     try:
-        settings = settle_settings(settings)
+        settings = resolve_settings(settings)
         with lock_data_dir(settings.data_dir):
             folder = _empty_folder(settings.data_dir / logs) if logs else None
             _begin_log(folder and folder / "supervisor.log")

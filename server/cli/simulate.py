@@ -63,7 +63,7 @@ def simulate(
     if json:
         show_json(found)
         return
-    # Whoever is no tenant, as the engine's own canary is, has an id and no name.
+    # Whoever is no tenant, as a proof is, has an id and no name.
     lines = [{**line, "tenant": line["tenant"] or line["tenant_id"]} for line in found["data"]]
     show_table(_COLUMNS, [*lines, {"tenant": "all", **found["total"]}])
 

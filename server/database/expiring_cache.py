@@ -22,7 +22,7 @@ class _Entry(Generic[V]):
     read_at_s: float
 
 
-class Remembered(Generic[V]):
+class ExpiringCache(Generic[V]):
     """Values by key. A reader's exception is nobody's value: the next one reads again.
 
     Of many that ask at once for what is not there, one reads.

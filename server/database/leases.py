@@ -8,12 +8,12 @@ import uuid
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from server.database.clock import from_now
 from server.database.database import Database
 from server.database.tables import leases
+from server.database.upsert import upsert
 
 LEASE_S = 10.0
 
@@ -57,12 +57,12 @@ class Leases:
 def acquire(conn: Connection, name: str, holder: str, lease_ms: int) -> bool:
     """Take a lease, or keep it, on the database's clock; False while it is another's."""
     now: Any = from_now(conn, 0, 0)
-    insert = postgresql.insert(leases).values(
+    insert = upsert(conn.dialect.name, leases).values(
         name=name, holder=holder, expires_at_ms=from_now(conn, 0, lease_ms)
     )
-    upsert = insert.on_conflict_do_update(
+    statement = insert.on_conflict_do_update(
         index_elements=["name"],
         set_={"holder": insert.excluded.holder, "expires_at_ms": insert.excluded.expires_at_ms},
         where=sa.or_(leases.c.holder == holder, leases.c.expires_at_ms < now),
     )
-    return conn.execute(upsert.returning(leases.c.name)).first() is not None
+    return conn.execute(statement.returning(leases.c.name)).first() is not None

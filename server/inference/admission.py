@@ -188,7 +188,7 @@ class Admission:
                 message.request_id,
                 resolved.limits,
                 tokens=message.num_prompt_tokens + self._expected_tokens(request, message),
-                lease_ms=int((message.deadline_s + SEAT_SLACK_S) * 1000),
+                lifetime_ms=int((message.deadline_s + SEAT_SLACK_S) * 1000),
             )
             try:
                 if message.adapter:
@@ -196,10 +196,10 @@ class Admission:
                 hold = self._hold(identity, request.model, message, resolved.price, engine)
                 lease = await self._write_hold(identity, hold, resolved.price, message, grant)
             except StaleEpoch:
-                self.limiter.settle(grant, None)
+                self.limiter.release(grant, None)
                 await self.limiter.refresh()
             except BaseException:
-                self.limiter.settle(grant, None)
+                self.limiter.release(grant, None)
                 raise
             else:
                 if lease != message.token_lease:
@@ -290,6 +290,6 @@ def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Ho
 async def count_request(limiter: Limiter, identity: Identity) -> Grant:
     """Charge a request that takes no tokens. Raises RateLimited."""
     limits = [limit for limit in identity.limits if limit.metric == "requests"]
-    grant = await limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lease_ms=1)
-    limiter.settle(grant, 0)
+    grant = await limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lifetime_ms=1)
+    limiter.release(grant, 0)
     return grant

@@ -87,7 +87,7 @@ class Generation:
             raise errors.engine_unavailable() from None
         finally:
             self.load.remove(admitted.running)
-            self.limiter.settle(admitted.grant, used_tokens)
+            self.limiter.release(admitted.grant, used_tokens)
 
     @asynccontextmanager
     async def unpaid_if_broken(self, admitted: Admitted) -> AsyncGenerator[None, None]:

@@ -57,7 +57,7 @@ _PLACER_STOP_S = 15.0
 _RETIRED = "engine.retired"
 
 
-def settle_settings(settings: Settings) -> Settings:
+def resolve_settings(settings: Settings) -> Settings:
     """The same with an absolute data directory, which is made, and a port that is free now.
 
     Raises AddressInUse, DataDirTooLong.
@@ -81,7 +81,7 @@ def prepare(
 ) -> Plan:
     """Write what the processes read at start; the processes, in the order of their start.
 
-    settings: of `settle_settings`. The modules are replaced in tests. Raises ServeError,
+    settings: of `resolve_settings`. The modules are replaced in tests. Raises ServeError,
     SecretError.
     """
     data_dir = settings.data_dir

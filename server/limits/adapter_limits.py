@@ -3,12 +3,12 @@
 from dataclasses import dataclass, fields
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, RowMapping
 
 from registry.adapter_rows import owner_of
 from registry.audit import record_audit
 from registry.tables import adapters
+from server.database.upsert import upsert
 from server.limits.rules import Limit, Metric
 from server.limits.tables import adapter_limits
 
@@ -49,11 +49,11 @@ def set_adapter_limits(
     """Replace all of them, from now on and on every gateway."""
     tenant_id = owner_of(conn, adapter_id)
     values = {field.name: getattr(limits, field.name) for field in fields(AdapterLimits)}
-    insert = (postgresql if conn.dialect.name == "postgresql" else sqlite).insert(adapter_limits)
-    upsert = insert.values(
+    insert = upsert(conn.dialect.name, adapter_limits)
+    statement = insert.values(
         adapter_id=adapter_id, tenant_id=tenant_id, **values
     ).on_conflict_do_update(index_elements=["adapter_id"], set_=values)
-    conn.execute(upsert)
+    conn.execute(statement)
     detail = " ".join(f"{name}={value}" for name, value in values.items())
     record_audit(
         conn,

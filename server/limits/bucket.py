@@ -1,6 +1,6 @@
 """One limit's state, in integers: a bucket of requests or tokens a minute, or a set of seats.
 
-Of every state: `touch` brings it to now, `wait_ms` asks, `charge` takes, `settle` gives back.
+Of every state: `touch` brings it to now, `wait_ms` asks, `charge` takes, `release` gives back.
 `limits.lua` does the same step by step; every number stays below 2^53, which Lua counts exactly.
 """
 
@@ -22,10 +22,10 @@ class State(Protocol):
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         """Until `units` fit if nothing else happens; 0 when they fit now."""
 
-    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
+    def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
         """Take them, after `touch`."""
 
-    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+    def release(self, request_id: str, used: int, now_ms: int) -> None:
         """The charge ends, having used that much; of one that is not open nothing happens."""
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
@@ -75,14 +75,14 @@ class Bucket:
         missing = self._backlog(now_ms) + (units - amount) * WINDOW_MS
         return max(0, -(-missing // amount))
 
-    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
+    def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
         charged = min(units, self.amount) * WINDOW_MS
         self.backlog += charged
-        expires_ms = self.at_ms + lease_ms
+        expires_ms = self.at_ms + lifetime_ms
         self.charges[request_id] = [charged, self.backlog, expires_ms]
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
-    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+    def release(self, request_id: str, used: int, now_ms: int) -> None:
         """Refund what was not used, or charge what was used beyond.
 
         At most the lowest backlog since the charge comes back: without the charge the bucket would
@@ -160,25 +160,25 @@ class Bucket:
 
 
 class Seats:
-    """Requests at a time: those under way, each until its lease runs out; never a counter."""
+    """Requests at a time: those under way, each until its time runs out; never a counter."""
 
-    __slots__ = ("at_ms", "leases", "quiet_until_ms")
+    __slots__ = ("at_ms", "expiries", "quiet_until_ms")
 
     def __init__(self, at_ms: int) -> None:
         self.at_ms = at_ms
-        self.leases: dict[str, int] = {}
+        self.expiries: dict[str, int] = {}
         self.quiet_until_ms = at_ms
 
     def touch(self, amount: int, now_ms: int) -> None:
         self.at_ms = now_ms = max(now_ms, self.at_ms)
         if now_ms >= self.quiet_until_ms:
-            self.leases = dict(self._taken(now_ms))
-            self.quiet_until_ms = min(self.leases.values(), default=now_ms + WINDOW_MS)
+            self.expiries = dict(self._taken(now_ms))
+            self.quiet_until_ms = min(self.expiries.values(), default=now_ms + WINDOW_MS)
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         if amount <= 0:
             return WINDOW_MS
-        if len(self.leases) < amount:
+        if len(self.expiries) < amount:
             return 0
         now_ms = max(now_ms, self.at_ms)
         ends = sorted(expires_ms for _, expires_ms in self._taken(now_ms))
@@ -186,14 +186,14 @@ class Seats:
         missing = len(ends) + 1 - amount
         return ends[missing - 1] - now_ms if missing > 0 else 0
 
-    def charge(self, request_id: str, units: int, lease_ms: int) -> None:
-        expires_ms = self.at_ms + lease_ms
-        self.leases[request_id] = expires_ms
+    def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
+        expires_ms = self.at_ms + lifetime_ms
+        self.expiries[request_id] = expires_ms
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
-    def settle(self, request_id: str, used: int, now_ms: int) -> None:
+    def release(self, request_id: str, used: int, now_ms: int) -> None:
         self.touch(0, now_ms)
-        self.leases.pop(request_id, None)
+        self.expiries.pop(request_id, None)
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
         now_ms = max(now_ms, self.at_ms)
@@ -212,16 +212,16 @@ class Seats:
         return not self._taken(now_ms)
 
     def pack(self) -> list[Any]:
-        return [self.at_ms, list(self.leases.items())]
+        return [self.at_ms, list(self.expiries.items())]
 
     @classmethod
     def unpack(cls, packed: list[Any], shift_ms: int) -> "Seats":
         """On a clock that is ahead of the one they were packed by."""
-        at_ms, leases = packed
+        at_ms, expiries = packed
         seats = cls(at_ms + shift_ms)
-        seats.leases = {request_id: expires_ms + shift_ms for request_id, expires_ms in leases}
+        seats.expiries = {request_id: expires_ms + shift_ms for request_id, expires_ms in expiries}
         return seats
 
     def _taken(self, now_ms: int) -> Sequence[tuple[str, int]]:
         now_ms = max(now_ms, self.at_ms)
-        return [lease for lease in self.leases.items() if lease[1] > now_ms]
+        return [seat for seat in self.expiries.items() if seat[1] > now_ms]

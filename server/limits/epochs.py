@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.database.upsert import upsert
 from server.limits.rules import Limit
 from server.limits.tables import gateways, limiter_epochs
 
@@ -121,7 +121,9 @@ class Epochs:
         """
 
         def write(conn: Connection) -> tuple[bool, Epoch | None]:
-            conn.execute(_insert(conn, limiter_epochs, _NEVER).on_conflict_do_nothing())
+            conn.execute(
+                upsert(conn.dialect.name, limiter_epochs).values(_NEVER).on_conflict_do_nothing()
+            )
             is_next = conn.scalar(_LOCKED_NUMBER) == epoch.number - 1
             if is_next:
                 _see(conn, self._gateway_id, self._clock(conn))
@@ -168,19 +170,11 @@ def _find(conn: Connection) -> Epoch | None:
 def _see(conn: Connection, gateway_id: str, now_ms: int) -> None:
     values = dict(gateway_id=gateway_id, started_at_ms=now_ms, seen_at_ms=now_ms)
     conn.execute(
-        _insert(conn, gateways, values).on_conflict_do_update(
-            index_elements=["gateway_id"], set_={"seen_at_ms": now_ms}
-        )
+        upsert(conn.dialect.name, gateways)
+        .values(values)
+        .on_conflict_do_update(index_elements=["gateway_id"], set_={"seen_at_ms": now_ms})
     )
 
 
 def _count_alive(now_ms: int) -> "sa.Select[int]":
     return sa.select(sa.func.count()).where(gateways.c.seen_at_ms > now_ms - ALIVE_MS)
-
-
-def _insert(
-    conn: Connection, table: sa.Table, values: dict[str, object]
-) -> postgresql.Insert | sqlite.Insert:
-    if conn.dialect.name == "postgresql":
-        return postgresql.insert(table).values(values)
-    return sqlite.insert(table).values(values)

@@ -1,8 +1,8 @@
 -- All limits of one request in one step: what `states.py` and `bucket.py` do, on Redis' own clock.
 --
 -- KEYS  1: when this epoch was born, 2...: the states, one per limit
--- ARGV  1: command   2: now_ms, empty for Redis' clock   3: request_id   4: lease_ms
---       5: carry_ms   6: seats carried from earlier epochs, JSON {index: {{id, lease_ms}...}}
+-- ARGV  1: command   2: now_ms, empty for Redis' clock   3: request_id   4: lifetime_ms
+--       5: carry_ms   6: seats carried from earlier epochs, JSON {index: {{id, lifetime_ms}...}}
 --       7...: of each limit: kind ("seats" or "rate"), amount, units
 --
 -- Answers {"lost"}: this epoch is not known here.   {"carry", index...}: which seats to send along.
@@ -13,7 +13,7 @@ local WINDOW_MS = 60000
 local KEPT_MS = 604800000 -- An epoch that nobody used for a week is as good as lost.
 
 local command, request_id = ARGV[1], ARGV[3]
-local lease_ms, carry_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+local lifetime_ms, carry_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
 local clock_ms = tonumber(ARGV[2])
 if not clock_ms then
   local time = redis.call('TIME')
@@ -71,11 +71,11 @@ end
 function rate.charge(bucket, units)
   local charged = math.min(units, bucket[1]) * WINDOW_MS
   bucket[2] = bucket[2] + charged
-  local new = {request_id, charged, bucket[2], bucket[3] + lease_ms}
+  local new = {request_id, charged, bucket[2], bucket[3] + lifetime_ms}
   for column = 1, 4 do table.insert(bucket[3 + column], new[column]) end
 end
 
-function rate.settle(bucket, used, now)
+function rate.release(bucket, used, now)
   rate.touch(bucket, bucket[1], now)
   local index, lows = find(bucket[4]), bucket[6]
   if not index then return end
@@ -158,9 +158,9 @@ function seats.add(state, id, ends)
   table.insert(state[3], ends)
 end
 
-function seats.charge(state) seats.add(state, request_id, state[1] + lease_ms) end
+function seats.charge(state) seats.add(state, request_id, state[1] + lifetime_ms) end
 
-function seats.settle(state, _, now)
+function seats.release(state, _, now)
   seats.touch(state, 0, now)
   local index = find(state[2])
   if index then drop(state, 2, index) end
@@ -203,10 +203,10 @@ local function save(limit)
 end
 
 local waits = {}
-if command == 'settle' then
+if command == 'release' then
   for _, limit in ipairs(limits) do
     if limit.is_known then
-      limit.kind.settle(limit.state, limit.units, clock_ms)
+      limit.kind.release(limit.state, limit.units, clock_ms)
       save(limit)
     end
   end
@@ -219,10 +219,10 @@ elseif command == 'acquire' then
   local carried = ARGV[6] ~= '' and cjson.decode(ARGV[6]) or {}
   for i, limit in ipairs(limits) do
     if limit.kind == seats and not limit.is_known and clock_ms < born_ms + carry_ms then
-      local leases = carried[tostring(i)]
-      if leases then
-        for _, lease in ipairs(leases) do
-          seats.add(limit.state, lease[1], clock_ms + lease[2])
+      local expiries = carried[tostring(i)]
+      if expiries then
+        for _, seat in ipairs(expiries) do
+          seats.add(limit.state, seat[1], clock_ms + seat[2])
         end
       else
         missing[#missing + 1] = i

@@ -37,7 +37,7 @@ class LocalShare:
         self._carried: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
 
     def run(self, call: Call, now_ms: int) -> Answer | CarryNeeded:
-        """What the script would do, by this gateway's clock; but for `settle`."""
+        """What the script would do, by this gateway's clock; but for `release`."""
         if call.carried:
             self._carry(call.carried, now_ms)
         elif old := tuple(limit for limit in call.limits if self._is_old(limit, now_ms)):
@@ -45,7 +45,9 @@ class LocalShare:
         shares = tuple(self._share(limit, now_ms) for limit in call.limits)
         waits: list[int] = []
         if call.command == "acquire":
-            waits = self._states.acquire(call.request_id, shares, call.units, call.lease_ms, now_ms)
+            waits = self._states.acquire(
+                call.request_id, shares, call.units, call.lifetime_ms, now_ms
+            )
         elif call.command == "check":
             waits = self._states.check(shares, now_ms)
         found = self._states.standings(shares, now_ms, with_holders=call.command == "standings")
@@ -55,8 +57,8 @@ class LocalShare:
         )
         return Answer(0, tuple(waits), standings)
 
-    def settle(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
-        self._states.settle(grant, used_tokens, now_ms)
+    def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
+        self._states.release(grant, used_tokens, now_ms)
 
     def leave(self, grant: Grant) -> None:
         """A request of an earlier epoch has ended."""
@@ -70,8 +72,8 @@ class LocalShare:
                 continue
             (standing,) = self._states.standings([limit], now_ms, with_holders=True)
             own = {holder.request_id for holder in standing.holders}
-            leases = {key: now_ms + left_ms for key, left_ms in requests if key not in own}
-            self._carried[_key(limit)] = now_ms, leases
+            expiries = {key: now_ms + left_ms for key, left_ms in requests if key not in own}
+            self._carried[_key(limit)] = now_ms, expiries
 
     def _is_old(self, limit: Limit, now_ms: int) -> bool:
         """Whether the holds have to be read again for it."""
@@ -85,8 +87,8 @@ class LocalShare:
         if limit.metric == "concurrency" and now_ms < self._carried_until_ms:
             if _key(limit) not in self._carried:
                 return replace(limit, amount=0)
-            _, leases = self._carried[_key(limit)]
-            amount -= sum(expires_ms > now_ms for expires_ms in leases.values())
+            _, expiries = self._carried[_key(limit)]
+            amount -= sum(expires_ms > now_ms for expires_ms in expiries.values())
         return replace(limit, amount=max(0, amount // self._num_gateways))
 
 

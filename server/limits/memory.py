@@ -61,11 +61,11 @@ class MemoryLimiter:
             self.save(self._path)
 
     async def acquire(
-        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
+        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
         now_ms = self._clock()
         units = [asked_units(limit.metric, tokens) for limit in limits]
-        waits = self._states.acquire(request_id, limits, units, lease_ms, now_ms)
+        waits = self._states.acquire(request_id, limits, units, lifetime_ms, now_ms)
         standings = self._states.standings(limits, now_ms)
         raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
         return Grant(
@@ -82,8 +82,8 @@ class MemoryLimiter:
         standings = self._states.standings(limits, now_ms)
         raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
 
-    def settle(self, grant: Grant, used_tokens: int | None) -> None:
-        self._states.settle(grant, used_tokens, self._clock())
+    def release(self, grant: Grant, used_tokens: int | None) -> None:
+        self._states.release(grant, used_tokens, self._clock())
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         return list(self._states.standings(limits, self._clock(), with_holders=True))

@@ -46,11 +46,11 @@ class Call:
     carried: of limits of seats, the (request_id, left_ms) of earlier epochs' requests.
     """
 
-    command: Literal["acquire", "check", "settle", "standings"]
+    command: Literal["acquire", "check", "release", "standings"]
     limits: tuple[Limit, ...]
     units: tuple[int, ...]
     request_id: str = ""
-    lease_ms: int = 0
+    lifetime_ms: int = 0
     carry_ms: int = 0
     carried: Mapping[Limit, Sequence[tuple[str, int]]] = field(default_factory=dict)
     clock_ms: int | None = None
@@ -61,7 +61,7 @@ class Call:
 
     def arguments(self) -> list[str | int]:
         clock_ms = "" if self.clock_ms is None else self.clock_ms
-        found: list[str | int] = [self.command, clock_ms, self.request_id, self.lease_ms]
+        found: list[str | int] = [self.command, clock_ms, self.request_id, self.lifetime_ms]
         found += [self.carry_ms, self._carried_json()]
         for limit, units in zip(self.limits, self.units, strict=True):
             found += ["seats" if limit.metric == "concurrency" else "rate", limit.amount, units]
@@ -98,14 +98,14 @@ class Call:
 
 
 def acquire_call(
-    request_id: str, limits: Sequence[Limit], tokens: int, lease_ms: int, carry_ms: int = 0
+    request_id: str, limits: Sequence[Limit], tokens: int, lifetime_ms: int, carry_ms: int = 0
 ) -> Call:
     return Call(
         command="acquire",
         limits=tuple(limits),
         units=tuple(asked_units(limit.metric, tokens) for limit in limits),
         request_id=request_id,
-        lease_ms=lease_ms,
+        lifetime_ms=lifetime_ms,
         carry_ms=carry_ms,
     )
 
@@ -115,9 +115,9 @@ def check_call(limits: Sequence[Limit]) -> Call:
     return Call(command="check", limits=tuple(limits), units=(1,) * len(limits))
 
 
-def settle_call(grant: Grant, used_tokens: int | None, carry_ms: int = 0) -> Call:
+def release_call(grant: Grant, used_tokens: int | None, carry_ms: int = 0) -> Call:
     return Call(
-        command="settle",
+        command="release",
         limits=grant.limits,
         units=tuple(used_units(limit.metric, used_tokens) for limit in grant.limits),
         request_id=grant.request_id,
@@ -129,7 +129,7 @@ def leave_call(grant: Grant, carry_ms: int) -> Call:
     """The seats of a grant of an earlier epoch, where they were carried."""
     seats = tuple(limit for limit in grant.limits if limit.metric == "concurrency")
     return Call(
-        command="settle",
+        command="release",
         limits=seats,
         units=(1,) * len(seats),
         request_id=CARRIED + grant.request_id,

@@ -38,7 +38,7 @@ class Standing:
     """One limit as it is now.
 
     remaining: what could be asked for now; 0 also in debt.   reset_ms: until all of it is there
-    again if nobody asks; of concurrency, until the first lease runs out.
+    again if nobody asks; of concurrency, until the time of the first one runs out.
     holders: the requests under way, the oldest first; only where they were asked for.
     """
 
@@ -50,7 +50,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What one request was charged, until it is settled, once. It expires by itself.
+    """What one request was charged, until it is released, once. It expires by itself.
 
     tokens: that were asked for; each limit was charged at most its amount.
     epoch: of the gateways' way of counting, to be written with the hold; None for one gateway.
@@ -110,17 +110,17 @@ class Limiter(Protocol):
         """After everything else."""
 
     async def acquire(
-        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
+        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
         """Charge one request, its tokens and its seat under every limit, or none under any.
 
-        lease_ms: after which the request cannot be under way any more. Raises RateLimited.
+        lifetime_ms: after which the request cannot be under way any more. Raises RateLimited.
         """
 
     async def check(self, limits: Sequence[Limit]) -> None:
         """Whether one request and its seat would pass now; charges nothing. Raises RateLimited."""
 
-    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+    def release(self, grant: Grant, used_tokens: int | None) -> None:
         """The request ended: refund what it did not use, owe what it used beyond; leave the seat.
 
         used_tokens: None if it never ran, then the request itself is refunded too. The second time

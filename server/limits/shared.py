@@ -29,7 +29,7 @@ from server.limits.redis_states import (
     acquire_call,
     check_call,
     leave_call,
-    settle_call,
+    release_call,
     standings_call,
 )
 from server.limits.rules import Grant, Limit, RateLimited, Standing
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_EPOCHS = 3
 """That one call goes through; then its request is refused."""
-_MAX_SETTLES = 10_000
-"""That wait for Redis. What is beyond ends by its lease: it is refused early, never late."""
-_NUM_SETTLERS = 4
+_MAX_RELEASES = 10_000
+"""That wait for Redis. What is beyond expires by itself: it is refused early, never late."""
+_NUM_RELEASERS = 4
 _PROBE_S = 1.0
 _NUM_PROBES = 3
 """In a row that Redis has to answer before it counts again."""
@@ -53,7 +53,7 @@ _CLOSE_S = 1.0
 class SharedLimiter:
     """All limits of one gateway of several.
 
-    name: of the installation, so that several may share a Redis.   max_lease_ms: of any request.
+    name: of the installation, so that several may share a Redis.   max_lifetime_ms: of any request.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SharedLimiter:
         redis: RedisStates,
         epochs: Epochs,
         *,
-        max_lease_ms: int,
+        max_lifetime_ms: int,
         clock: Callable[[], int] = monotonic_ms,
         wall_ms: Callable[[], int] = now_ms,
         max_states: int = 50_000,
@@ -70,7 +70,7 @@ class SharedLimiter:
         self._name = name
         self._redis = redis
         self._epochs = epochs
-        self._max_lease_ms = max_lease_ms
+        self._max_lifetime_ms = max_lifetime_ms
         self._clock = clock
         self._wall_ms = wall_ms
         self._max_states = max_states
@@ -78,7 +78,7 @@ class SharedLimiter:
         self._share: tuple[int, LocalShare] | None = None
         self._degraded_until_ms = 0
         self._num_probes = 0
-        self._settles: asyncio.Queue[tuple[int, Grant, int | None]] = asyncio.Queue(_MAX_SETTLES)
+        self._releases: asyncio.Queue[tuple[int, Grant, int | None]] = asyncio.Queue(_MAX_RELEASES)
 
     @property
     def is_degraded(self) -> bool:
@@ -86,7 +86,7 @@ class SharedLimiter:
         if epoch is None or epoch.mode == "local" or self._clock() < self._degraded_until_ms:
             return True
         # Before its first answer here: how old it is can only be told from the row.
-        is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lease_ms)
+        is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lifetime_ms)
         return epoch.number > 1 and is_young
 
     async def start(self) -> None:
@@ -98,8 +98,8 @@ class SharedLimiter:
             await self._leave(self._epochs.current, "local")
 
     async def run(self) -> None:
-        """Heartbeats, probes and settles, until cancelled."""
-        settlers = [asyncio.create_task(self._settle_all()) for _ in range(_NUM_SETTLERS)]
+        """Heartbeats, probes and releases, until cancelled."""
+        releasers = [asyncio.create_task(self._release_all()) for _ in range(_NUM_RELEASERS)]
         try:
             turn = 0
             while True:
@@ -110,12 +110,12 @@ class SharedLimiter:
                         await self._epochs.beat()
                     await self.probe()
         finally:
-            for settler in settlers:
-                settler.cancel()
-            await asyncio.gather(*settlers, return_exceptions=True)
+            for releaser in releasers:
+                releaser.cancel()
+            await asyncio.gather(*releasers, return_exceptions=True)
 
     async def close(self) -> None:
-        """After `run`: what waits is settled, as far as Redis takes it soon."""
+        """After `run`: what waits is released, as far as Redis takes it soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self.flush()
@@ -124,11 +124,11 @@ class SharedLimiter:
         await self._redis.close()
 
     async def acquire(
-        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lease_ms: int
+        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
         """Raises RateLimited; LedgerUnavailable where the next epoch cannot be written."""
-        assert lease_ms <= self._max_lease_ms
-        call = acquire_call(request_id, limits, tokens, lease_ms, self._max_lease_ms)
+        assert lifetime_ms <= self._max_lifetime_ms
+        call = acquire_call(request_id, limits, tokens, lifetime_ms, self._max_lifetime_ms)
         epoch, standings = await self._pass(call)
         return Grant(
             request_id=request_id,
@@ -144,16 +144,16 @@ class SharedLimiter:
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         return list((await self._pass(standings_call(limits)))[1])
 
-    def settle(self, grant: Grant, used_tokens: int | None) -> None:
+    def release(self, grant: Grant, used_tokens: int | None) -> None:
         epoch = self._epochs.current
         if grant.epoch is None or epoch is None:
             return
         if epoch.mode == "local":
-            self._settle_here(epoch, grant, used_tokens)
+            self._release_here(epoch, grant, used_tokens)
             return
         with contextlib.suppress(asyncio.QueueFull):
-            until_ms = self._clock() + self._max_lease_ms
-            self._settles.put_nowait((until_ms, grant, used_tokens))
+            until_ms = self._clock() + self._max_lifetime_ms
+            self._releases.put_nowait((until_ms, grant, used_tokens))
 
     async def refresh(self) -> None:
         await self._epochs.refresh()
@@ -174,9 +174,9 @@ class SharedLimiter:
             await self._leave(epoch, "redis")
 
     async def flush(self) -> None:
-        """Every settle that waits."""
-        while not self._settles.empty():
-            await self._settle_next()
+        """Every release that waits."""
+        while not self._releases.empty():
+            await self._release_next()
 
     async def _pass(self, call: Call) -> tuple[int | None, tuple[Standing, ...]]:
         """The epoch it passed in, and how its limits stand. Raises RateLimited."""
@@ -208,7 +208,7 @@ class SharedLimiter:
             return None
         if isinstance(answer, Answer):
             # Empty at first; and seats that were carried may have been left before.
-            left_ms = max(WINDOW_MS, self._max_lease_ms) - answer.age_ms
+            left_ms = max(WINDOW_MS, self._max_lifetime_ms) - answer.age_ms
             self._degraded_until_ms = self._clock() + left_ms
         return answer
 
@@ -249,35 +249,35 @@ class SharedLimiter:
             share = LocalShare(
                 epoch.num_gateways,
                 born_ms=self._clock(),
-                carry_ms=self._max_lease_ms,
+                carry_ms=self._max_lifetime_ms,
                 max_states=self._max_states,
             )
             self._share = epoch.number, share
         return self._share[1]
 
-    def _settle_here(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> None:
+    def _release_here(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> None:
         if grant.epoch == epoch.number:
-            self._local(epoch).settle(grant, used_tokens, self._clock())
+            self._local(epoch).release(grant, used_tokens, self._clock())
         else:
             self._local(epoch).leave(grant)
 
-    def _settle_call(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> Call:
+    def _release_call(self, epoch: Epoch, grant: Grant, used_tokens: int | None) -> Call:
         if grant.epoch == epoch.number:
-            return settle_call(grant, used_tokens, self._max_lease_ms)
-        return leave_call(grant, self._max_lease_ms)
+            return release_call(grant, used_tokens, self._max_lifetime_ms)
+        return leave_call(grant, self._max_lifetime_ms)
 
-    async def _settle_next(self) -> None:
-        """The settle that waits longest, tried until it is done or its grant has expired."""
-        until_ms, grant, used_tokens = await self._settles.get()
+    async def _release_next(self) -> None:
+        """The release that waits longest, tried until it is done or its grant has expired."""
+        until_ms, grant, used_tokens = await self._releases.get()
         while self._clock() < until_ms:
             epoch = self._epochs.current
             assert epoch is not None
             if epoch.mode == "local":
-                self._settle_here(epoch, grant, used_tokens)
+                self._release_here(epoch, grant, used_tokens)
                 return
             try:
                 await self._redis.run(
-                    self._prefix(epoch), self._settle_call(epoch, grant, used_tokens)
+                    self._prefix(epoch), self._release_call(epoch, grant, used_tokens)
                 )
                 return
             except StateLost:
@@ -285,6 +285,6 @@ class SharedLimiter:
             except StateUnavailable:
                 await asyncio.sleep(_RETRY_S)
 
-    async def _settle_all(self) -> None:
+    async def _release_all(self) -> None:
         while True:
-            await self._settle_next()
+            await self._release_next()

@@ -34,7 +34,7 @@ class States:
         request_id: str,
         limits: Sequence[Limit],
         units: Sequence[int],
-        lease_ms: int,
+        lifetime_ms: int,
         now_ms: int,
     ) -> list[int]:
         """How long to wait for each limit's units; all are 0 if all were charged."""
@@ -51,19 +51,19 @@ class States:
         if not any(waits):
             for state, asked in zip(states, units, strict=True):
                 assert state is not None
-                state.charge(request_id, asked, lease_ms)
+                state.charge(request_id, asked, lifetime_ms)
         return waits
 
     def check(self, limits: Sequence[Limit], now_ms: int) -> list[int]:
         """How long one request of one token would have to wait for each limit."""
         return [self._view(limit).wait_ms(limit.amount, 1, now_ms) for limit in limits]
 
-    def settle(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
+    def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
         for limit in grant.limits:
             state = self._states.get(_key(limit))
             if state is not None:
                 used = used_units(limit.metric, used_tokens)
-                state.settle(grant.request_id, used, now_ms)
+                state.release(grant.request_id, used, now_ms)
 
     def standings(
         self, limits: Sequence[Limit], now_ms: int, *, with_holders: bool = False

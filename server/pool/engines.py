@@ -270,7 +270,7 @@ class Engines:
             await engine.client.pin(PinAdapters(adapters=tuple(homes[engine.name])))
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What an engine's canary finds out about an adapter. Raises EngineDeadError.
+        """What an engine finds out about an adapter. Raises EngineDeadError.
 
         object_path: its canonical object, in a file that the engine can read.
         """

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from server.database.upsert import upsert
 from server.text.times import rfc3339
 from server.webhooks.tables import webhook_events, webhooks
 
@@ -26,8 +26,6 @@ MAX_PENDING = 100
 KEPT_MS = 30 * 86_400_000
 """After that an event is forgotten."""
 MAX_PRUNED_AT_ONCE = 1000
-
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ def new_event(
 def insert_event(conn: Connection, event: Event) -> bool:
     """False if there is one of its type and subject already."""
     values = {name: getattr(event, name) for name in Event.__slots__}
-    insert = _INSERT[conn.dialect.name](webhook_events).values(**values)
+    insert = upsert(conn.dialect.name, webhook_events).values(**values)
     return conn.execute(insert.on_conflict_do_nothing()).rowcount == 1
 
 

@@ -7,14 +7,14 @@ import os
 import sys
 from pathlib import Path
 
-from server.launch.plan import prepare, settle_settings
+from server.launch.plan import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor
 from server.pool.files import members_path, read_members, write_members
 
 
 def main() -> None:
-    settings = settle_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
+    settings = resolve_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
     (gateway,) = [child for child in prepare(settings)() if child.name == "gateway"]
     engines = read_members(members_path(Path(os.environ["ENGINES_OF"])))
     write_members(members_path(settings.data_dir), engines)

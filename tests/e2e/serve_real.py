@@ -3,13 +3,13 @@
 import sys
 from pathlib import Path
 
-from server.launch.plan import prepare, settle_settings
+from server.launch.plan import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor
 
 
 def main() -> None:
-    settings = settle_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
+    settings = resolve_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
     with Supervisor(prepare(settings)) as supervisor:
         supervisor.run()
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from engine.meter import TokenMeter
 from tests.e2e.stack import Stack, Tenant, running
 from tests.engine.fake_engine import POISON
@@ -180,7 +180,7 @@ def check_bill(stack: Stack, seen: Seen) -> None:
     for event in events:
         is_free = event["finish_reason"] == "error" or event["prompt_tokens"] == 0
         # The engine died between the end that it wrote and the answer that it was to send.
-        is_free |= event["is_failed"] or event["tenant_id"] == CANARY
+        is_free |= event["is_failed"] or event["tenant_id"] == PROOF_TENANT
         assert (event["amount_nanousd"] == 0) == is_free
 
 
@@ -268,7 +268,7 @@ def test_no_hold_stays_open_when_everything_has_ended(shared_stack: Stack) -> No
     events = quiet(shared_stack)
     with closing(sqlite3.connect(shared_stack.data_dir / "chorale.db")) as db:
         states = dict(db.execute("SELECT state, count(*) FROM holds GROUP BY state").fetchall())
-    held = [event for event in events if event["tenant_id"] != CANARY]
+    held = [event for event in events if event["tenant_id"] != PROOF_TENANT]
     assert states == {"posted": len(held)}
 
 

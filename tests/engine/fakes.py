@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from engine.batch import Batch, ScheduledRow, StepTokens
-from engine.canary import Compared
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.journal import Journal
@@ -23,6 +22,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.meter import TokenMeter
+from engine.proof import Compared
 from engine.request import PENDING_TOKEN
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
@@ -83,7 +83,7 @@ def fake_told(
 
 
 class FakeReference:
-    """What FakeRunner says with an adapter that is the file's content. See engine.canary.
+    """What FakeRunner says with an adapter that is the file's content. See engine.proof.
 
     invocation: of every adapter.   merges: a digest instead of the file's own; None: the base.
     """

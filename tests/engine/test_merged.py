@@ -1,4 +1,4 @@
-"""The canary's reference is transformers and PEFT; and what it finds out about real kernels."""
+"""A proof's reference is transformers and PEFT; and what it finds out about real kernels."""
 
 import math
 from itertools import count
@@ -10,10 +10,10 @@ from peft import PeftModel
 from peft.tuners.lora.variants import calculate_alora_offsets
 
 from engine import merged
-from engine.canary import TokenSequence
 from engine.merged import MergedModel
 from engine.messages import ProofResult, ProveAdapter
 from engine.models.config import DecoderConfig
+from engine.proof import TokenSequence
 from engine.weights import StoredWeights, load_config
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend

@@ -1,12 +1,12 @@
 """All checks by name, in the order in which they are worth the GPU's time."""
 
 from tests.gpu.agreement import agreement_checks
-from tests.gpu.canaries import canary_checks
 from tests.gpu.cold_loads import cold_load_checks
 from tests.gpu.first_graph import first_graph_checks
 from tests.gpu.imports import import_checks
 from tests.gpu.invariance import invariance_checks
 from tests.gpu.memory import memory_checks
+from tests.gpu.proofs import proof_checks
 from tests.gpu.ranks import rank_checks
 from tests.gpu.replays import replay_checks
 from tests.gpu.setting import Check
@@ -20,7 +20,7 @@ CHECKS: dict[str, Check] = {
     **first_graph_checks(),
     **whole_model_checks(),
     **cold_load_checks(),
-    **canary_checks(),
+    **proof_checks(),
     **replay_checks(),
     **invariance_checks(),
     **rank_checks(),

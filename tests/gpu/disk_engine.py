@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from engine.canary import Reference
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.gpu.backend import assemble
 from engine.journal import Journal
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.proof import Reference
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from kernels.gpu import ops

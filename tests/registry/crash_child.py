@@ -23,13 +23,13 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from registry import proofs, sweep, tables
+from registry import sweep, tables, upload_proof
 from registry.alias_rows import Canary, Target
 from registry.catalog import Catalog
-from registry.completion import complete_upload
 from registry.errors import AdapterNotFound, NotFound
 from registry.proof import Proof
 from registry.storage import LocalStorage
+from registry.upload_build import build_upload
 from registry.upload_rows import COMPLETE, OPEN, PROVING, Upload
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
@@ -152,11 +152,11 @@ def _push(
             memory.write_text(upload.upload_id)
         if upload.state == OPEN:
             _send(world, upload, files)
-            upload = complete_upload(world.uploads, world.begin, TENANT, upload.upload_id)
+            upload = build_upload(world.uploads, world.begin, TENANT, upload.upload_id)
         if upload.state == PROVING:
             with world.begin() as conn:
                 proof = Proof(verdict=verdict, message=verdict)  # type: ignore[arg-type]
-                upload = proofs.finish_proof(world.uploads, conn, upload, proof, retry_s=1)
+                upload = upload_proof.finish_proof(world.uploads, conn, upload, proof, retry_s=1)
             sweep.discard(world.uploads, world.begin, upload)
         assert (upload.state == COMPLETE) == (verdict == "passed"), upload
 
@@ -194,14 +194,14 @@ def _was_refused(world: World) -> bool:
         return conn.execute(query).first() is not None
 
 
-CANARY = Canary(1, 10)
+PROOF_TENANT = Canary(1, 10)
 SCRIPT = [
     Step("push 1", _push("pirate", 1, "prod"), lambda w: w.has_version("pirate", 1)),
     Step("push 2", _push("pirate", 2), lambda w: w.has_version("pirate", 2)),
     Step(
         "move",
-        _in_transaction("set_alias", "pirate", "prod", 2, CANARY),
-        _means("prod", 2, CANARY),
+        _in_transaction("set_alias", "pirate", "prod", 2, PROOF_TENANT),
+        _means("prod", 2, PROOF_TENANT),
     ),
     Step("roll back", _in_transaction("roll_back_alias", "pirate", "prod"), _means("prod", 1)),
     Step("push a bad one", _push("pirate", 3, verdict="no_effect"), _was_refused),

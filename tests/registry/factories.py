@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine
 
 from registry.adapter_rows import Version
 from registry.base_model import BaseModel
-from registry.completion import complete_upload
 from registry.errors import ObjectNotFound
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import (
@@ -24,8 +23,9 @@ from registry.peft_format import (
     write_canonical,
 )
 from registry.proof import Proof
-from registry.proofs import finish_proof
 from registry.storage import LocalStorage, Storage
+from registry.upload_build import build_upload
+from registry.upload_proof import finish_proof
 from registry.upload_rows import FileSpec, Upload
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits, check_adapter
@@ -230,7 +230,7 @@ def upload_adapter(
 
 def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Version:
     """The version that the upload becomes, or became, around an engine that passes it."""
-    proving = complete_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
+    proving = build_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
     with database.begin() as conn:
         complete = finish_proof(uploads, conn, proving, Proof(verdict="passed"), retry_s=0)
         version = uploads.get_version(conn, complete)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from registry.completion import complete_upload
 from registry.errors import (
     InvalidAdapter,
     StorageError,
@@ -13,6 +12,7 @@ from registry.errors import (
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.sweep import sweep_uploads
+from registry.upload_build import build_upload
 from tests.registry.factories import (
     PresignedFolder,
     complete_and_prove,
@@ -111,7 +111,7 @@ def test_missing_bytes_are_named_and_the_upload_stays_open(
         send(uploads, database, store, upload, files, leave_out=[(WEIGHTS_FILE, 1)])
         missing = {WEIGHTS_FILE: 1000}
     with pytest.raises(UploadNotComplete) as caught:
-        complete_upload(uploads, database.begin, A, upload.upload_id)
+        build_upload(uploads, database.begin, A, upload.upload_id)
     assert caught.value.missing_bytes == missing
     send(uploads, database, store, upload, files)
     assert complete_and_prove(uploads, database, upload).version == 1
@@ -122,7 +122,7 @@ def test_bytes_other_than_declared_are_the_senders_fault_and_leave_nothing(
 ):
     send(uploads, database, store, upload, {name: bytes(len(d)) for name, d in files.items()})
     with pytest.raises(InvalidAdapter) as caught:
-        complete_upload(uploads, database.begin, A, upload.upload_id)
+        build_upload(uploads, database.begin, A, upload.upload_id)
     assert caught.value.code == "digest_mismatch"
     assert keys(store) == []
 
@@ -144,7 +144,7 @@ def test_a_completion_that_the_store_broke_off_goes_on_where_it_stood(
     with monkeypatch.context() as patch:
         patch.setattr(PresignedFolder, "complete_multipart", complete_one)
         with pytest.raises(StorageError):
-            complete_upload(uploads, database.begin, A, upload.upload_id)
+            build_upload(uploads, database.begin, A, upload.upload_id)
     offered = offer(uploads, database, upload)
     assert {name: file.received_bytes for name, file in offered.items()} == {
         name: len(data) for name, data in files.items()

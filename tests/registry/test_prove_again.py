@@ -7,8 +7,8 @@ import pytest
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, AdapterNotServable, AlreadyProved, QuotaExceeded
 from registry.proof import Proof
-from registry.proofs import claim_proofs, finish_proof, prove_again
 from registry.sweep import sweep_objects, sweep_uploads
+from registry.upload_proof import claim_proofs, finish_proof, prove_again
 from registry.uploads import Uploads
 from tests.registry.factories import keys, upload_adapter
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from registry.catalog import RETENTION_S
-from registry.completion import complete_upload
 from registry.errors import StorageError
 from registry.proof import Proof
-from registry.proofs import finish_proof
 from registry.sweep import purge, sweep_objects
+from registry.upload_build import build_upload
+from registry.upload_proof import finish_proof
 from tests.registry.factories import (
     complete_and_prove,
     declare,
@@ -75,7 +75,7 @@ def test_an_old_object_without_a_row_is_swept_and_a_young_one_is_not(
 def test_an_object_that_a_row_means_is_kept(
     uploads, catalog, database, storage, open_upload, state
 ):
-    upload = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    upload = build_upload(uploads, database.begin, A, open_upload().upload_id)
     if state != "proving":
         complete_and_prove(uploads, database, upload)
     if state == "deleted":
@@ -86,7 +86,7 @@ def test_an_object_that_a_row_means_is_kept(
 
 
 def test_the_object_of_a_failed_proof_is_swept(uploads, database, storage, open_upload):
-    upload = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    upload = build_upload(uploads, database.begin, A, open_upload().upload_id)
     with database.begin() as conn:
         finish_proof(uploads, conn, upload, Proof(verdict="mismatch"), retry_s=0)
     assert sweep(uploads, database) == 1
@@ -131,7 +131,7 @@ def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
     uploads, catalog, database, storage, open_upload
 ):
     """The sweep lists and asks ── put, row ── the sweep asks again, under the lock."""
-    failed = complete_upload(uploads, database.begin, A, open_upload().upload_id)
+    failed = build_upload(uploads, database.begin, A, open_upload().upload_id)
     with database.begin() as conn:
         finish_proof(uploads, conn, failed, Proof(verdict="mismatch"), retry_s=0)
     upload, versions = open_upload(), []
@@ -154,7 +154,7 @@ def test_an_object_that_is_swept_before_a_row_means_it_is_missed_and_put_again(
         swept.append(sweep(uploads, database))
 
     with pytest.raises(StorageError):
-        complete_upload(uploads, acting_before(database, 1, sweep_all), A, upload.upload_id)
+        build_upload(uploads, acting_before(database, 1, sweep_all), A, upload.upload_id)
     assert swept == [1]
     with database.begin() as conn:
         assert uploads.get_upload(conn, A, upload.upload_id).state == "open"

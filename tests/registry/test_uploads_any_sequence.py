@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine
 
 from registry.catalog import Catalog
-from registry.completion import complete_upload
 from registry.errors import (
     AdapterNotFound,
     InvalidAdapter,
@@ -23,10 +22,11 @@ from registry.errors import (
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.proof import Proof
-from registry.proofs import claim_proofs, finish_proof
 from registry.storage import StoredObject
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.tables import metadata
+from registry.upload_build import build_upload
+from registry.upload_proof import claim_proofs, finish_proof
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validator import ValidatedAdapter
@@ -226,7 +226,7 @@ class Both:
             else:
                 model.state, model.until_h = "proving", self.hour + TTL_H
         with self.expecting(error):
-            complete_upload(self.uploads, self.engine.begin, A, model.upload.upload_id)
+            build_upload(self.uploads, self.engine.begin, A, model.upload.upload_id)
 
     def prove(self, model, verdict):
         if model.state == "proving":

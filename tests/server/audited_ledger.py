@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.journal_records import encode
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from engine.meter import TokenMeter
 from engine.records import CheckpointRecord, EndRecord, ResidencyRecord, StartRecord
 from server.billing import holds, ledger
@@ -45,7 +45,7 @@ def make_ends(count: int, seed: int) -> list[EndRecord]:
             make_end(
                 seq,
                 f"canary-{number}" if is_canary else f"r{number}",
-                tenant_id=CANARY if is_canary else chance.choice(TENANTS),
+                tenant_id=PROOF_TENANT if is_canary else chance.choice(TENANTS),
                 at=NOW_MS / 1000 + number * 400,
                 number=number,
                 total_prompt_tokens=totals[0],
@@ -117,7 +117,7 @@ def _settle(conn: Connection, ends: list[EndRecord]) -> None:
         now_ms=NOW_MS,
     )  # fmt: skip
     for end in ends:
-        if end.tenant_id == CANARY:
+        if end.tenant_id == PROOF_TENANT:
             continue
         used = {} if end.adapter_digest is None else {
             "adapter_id": "ada_1", "adapter_version": 3, "adapter_digest": end.adapter_digest

@@ -45,10 +45,10 @@ LATE_REFUNDS = [([100, 500], 55_000, []), ([500, 50], 0, [(0, 0), (1, 0)])]
 
 
 def check_refunds(subject, rounds):
-    """Many charges of one limit open together, settled in any order: `subject` is the model."""
+    """Many charges of one limit open together, released in any order: `subject` is the model."""
     now, log, open_ones = BORN_MS + 60_000, Log(BORN_MS, [(BORN_MS, TOKENS.amount)]), []
     numbers = itertools.count()
-    for asked, wait_ms, settled in rounds:
+    for asked, wait_ms, released in rounds:
         for tokens in asked:
             name = f"{next(numbers)}"
             wait = log.wait(False, TOKENS.amount, tokens, now)
@@ -58,25 +58,25 @@ def check_refunds(subject, rounds):
                 log.charge(name, tokens, 10**7)
                 open_ones.append(name)
         now += wait_ms
-        for which, used in settled if open_ones else ():
+        for which, used in released if open_ones else ():
             name = open_ones[which % len(open_ones)]
             grant = Grant(request_id=name, limits=(TOKENS,), tokens=0, epoch=None, standings=())
-            log.settle(name, used, now)
-            subject.settle(grant, used, now)
+            log.release(name, used, now)
+            subject.release(grant, used, now)
             (standing,) = subject.standings([TOKENS], now, with_holders=False)
             assert standing.reset_ms == -(-log.backlog(now) // 600)
 
 
 def check_expiry(subject):
-    """What is settled when its lease ends comes too late; a millisecond before, it does not."""
+    """What is released when its time is over comes too late; a millisecond before, it does not."""
     now, grants = BORN_MS + 60_000, []
-    for name, lease_ms in (("late", 1000), ("in time", 1001)):
-        assert subject.acquire(name, [TOKENS], [200], lease_ms, now) == [0]
+    for name, lifetime_ms in (("late", 1000), ("in time", 1001)):
+        assert subject.acquire(name, [TOKENS], [200], lifetime_ms, now) == [0]
         grants.append(
             Grant(request_id=name, limits=(TOKENS,), tokens=200, epoch=None, standings=())
         )
     for grant, backlog in zip(grants, (390, 190), strict=True):
-        subject.settle(grant, 0, now + 1000)
+        subject.release(grant, 0, now + 1000)
         (standing,) = subject.standings([TOKENS], now + 1000, with_holders=False)
         assert standing.reset_ms == backlog * 100
 
@@ -120,15 +120,15 @@ class LimiterMachine(RuleBasedStateMachine):
     def an_amount_changes(self, key, percent):
         self.amounts[key] = AMOUNTS[key] * percent // 100
 
-    @rule(keys=some_keys, tokens=tokens, lease_ms=leases_ms)
-    def acquire(self, keys, tokens, lease_ms):
-        self.ask(keys, tokens, lease_ms)
+    @rule(keys=some_keys, tokens=tokens, lifetime_ms=leases_ms)
+    def acquire(self, keys, tokens, lifetime_ms):
+        self.ask(keys, tokens, lifetime_ms)
 
     @rule(tokens=tokens)
     def acquire_tokens(self, tokens):
         self.ask({KEYS[1]}, tokens, 200_000)
 
-    def ask(self, keys, tokens, lease_ms):
+    def ask(self, keys, tokens, lifetime_ms):
         limits = [limit for limit in self.limits if limit_key(limit) in keys]
         self.num_requests += 1
         request_id = f"request-{self.num_requests}"
@@ -139,12 +139,12 @@ class LimiterMachine(RuleBasedStateMachine):
             log.amounts.append((log.at, limit.amount))
             expected.append(self.wait(limit, asked_units(limit.metric, tokens)))
         units = [asked_units(limit.metric, tokens) for limit in limits]
-        assert self.subject.acquire(request_id, limits, units, lease_ms, self.now) == expected
+        assert self.subject.acquire(request_id, limits, units, lifetime_ms, self.now) == expected
         if any(expected):
             return
         for limit in limits:
             units = asked_units(limit.metric, tokens)
-            self.logs[limit_key(limit)].charge(request_id, units, lease_ms)
+            self.logs[limit_key(limit)].charge(request_id, units, lifetime_ms)
         self.open.append(
             Grant(
                 request_id=request_id,
@@ -161,16 +161,16 @@ class LimiterMachine(RuleBasedStateMachine):
         percent=st.sampled_from([None, 0, 0, 30, 100, 150]),
         again=st.sampled_from([False, False, True]),
     )
-    def settle(self, which, percent, again):
+    def release(self, which, percent, again):
         grant = self.open[which % len(self.open)]
         used = None if percent is None else grant.tokens * percent // 100
         if not again:
-            # Else it is settled twice, by a gateway that did not hear the answer.
+            # Else it is released twice, by a gateway that did not hear the answer.
             self.open.remove(grant)
         for limit in grant.limits:
             units = used_units(limit.metric, used)
-            self.logs[limit_key(limit)].settle(grant.request_id, units, self.now)
-        self.subject.settle(grant, used, self.now)
+            self.logs[limit_key(limit)].release(grant.request_id, units, self.now)
+        self.subject.release(grant, used, self.now)
 
     @precondition(lambda self: self.open)
     @rule(which=st.integers(0, 100))

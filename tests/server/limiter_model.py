@@ -42,11 +42,11 @@ class Log:
         room, enough = (amount - min(units, amount)) * 60_000, view.backlog(now) // amount + 2
         return bisect_left(range(enough), True, key=lambda w: view.backlog(now + w) <= room)
 
-    def charge(self, name: str, units: int, lease: int) -> None:
-        self.charges.append([self.at, min(units, self.amounts[-1][1]), self.at + lease, name])
+    def charge(self, name: str, units: int, lifetime: int) -> None:
+        self.charges.append([self.at, min(units, self.amounts[-1][1]), self.at + lifetime, name])
         self.open.add(name)
 
-    def settle(self, name: str, used: int, now: int) -> None:
+    def release(self, name: str, used: int, now: int) -> None:
         self.at = max(now, self.at)
         for charge in self.charges:
             if charge[3] == name and name in self.open and charge[2] > self.at:

@@ -21,9 +21,9 @@ from registry.adapter_rows import Version
 from registry.catalog import Catalog
 from registry.errors import StorageError
 from registry.presigned import OfferedFile
-from registry.proofs import ended
-from registry.proofs import prove_again as prove_version_again
 from registry.sweep import discard
+from registry.upload_proof import ended
+from registry.upload_proof import prove_again as prove_version_again
 from registry.upload_rows import (
     COMPLETE,
     GATEWAY,
@@ -41,11 +41,11 @@ from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersWriteKey,
     CatalogDep,
-    CompletionsDep,
     DatabaseDep,
     EnginesDep,
     ProverDep,
     SpoolDep,
+    UploadBuildsDep,
     UploadsDep,
     WorkDirDep,
 )
@@ -265,7 +265,7 @@ async def complete_upload(
     catalog: CatalogDep,
     engines: EnginesDep,
     uploads: UploadsDep,
-    completions: CompletionsDep,
+    upload_builds: UploadBuildsDep,
     prover: ProverDep,
     identity: AdaptersWriteKey,
 ) -> JSONResponse:
@@ -273,7 +273,7 @@ async def complete_upload(
 
     200 when that is done, 202 while an engine has yet to prove it: ask again.
     """
-    upload = await completions.complete(identity.tenant_id, upload_id)
+    upload = await upload_builds.build(identity.tenant_id, upload_id)
     upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
     body = await _rendered(database, catalog, engines, uploads, upload)
     if upload.state == COMPLETE:

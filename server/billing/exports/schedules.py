@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
@@ -32,6 +31,7 @@ from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.tables import entries, scheduled_exports, tenant_accounts
 from server.database import clock
 from server.database.database import Database
+from server.database.upsert import upsert
 
 INTERVAL_S = {"hour": 3600, "day": 86_400}
 TURN_S = 10.0
@@ -42,7 +42,6 @@ MAX_DUE = 1000
 """Schedules of one turn; those that failed longest ago come first."""
 
 _MAX_ERROR = 500
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 _columns = scheduled_exports.c
 
 
@@ -93,12 +92,12 @@ def put_schedule(
         "next_at_ms": now_ms,
         "created_at_ms": now_ms,
     }
-    upsert = _INSERT[conn.dialect.name](scheduled_exports).values(**values)
-    upsert = upsert.on_conflict_do_update(
+    statement = upsert(conn.dialect.name, scheduled_exports).values(**values)
+    statement = statement.on_conflict_do_update(
         index_elements=["tenant_id", "format"],
         set_={"interval_s": interval_s, "next_at_ms": now_ms},
     )
-    conn.execute(upsert)
+    conn.execute(statement)
     _audit(conn, "export.schedule", tenant_id, f"{format}, each {interval_s} s", now_ms, actor)
     return next(found for found in list_of(conn, tenant_id) if found.format == format)
 

@@ -202,7 +202,9 @@ def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
     product: Product, monkeypatch, names, num_asked
 ) -> None:
     settled = []
-    monkeypatch.setattr(product.gateway.limiter, "settle", lambda grant, used: settled.append(used))
+    monkeypatch.setattr(
+        product.gateway.limiter, "release", lambda grant, used: settled.append(used)
+    )
     product.engines.names, product.engines.away = names, frozenset(names)
     answer = product.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")

@@ -121,7 +121,7 @@ def test_a_limit_says_which_request_holds_it_and_when_it_lets_go(product: InProc
     user = user_of(product, max_concurrency=2, tokens_per_minute=100)
     gateway = product.gateway
     identity = asyncio.run(gateway.identities.of(user.api_key))
-    asyncio.run(gateway.limiter.acquire("r1", identity.limits, tokens=40, lease_ms=125_000))
+    asyncio.run(gateway.limiter.acquire("r1", identity.limits, tokens=40, lifetime_ms=125_000))
     limits = limits_of(user)
     seats, tokens = limits["concurrency", "tenant"], limits["tokens", "tenant"]
     assert (seats["used"], seats["remaining"], seats["window_s"]) == (1, 1, None)

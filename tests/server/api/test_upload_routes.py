@@ -13,7 +13,7 @@ import pytest
 
 from registry.errors import StorageError
 from registry.proof import Proof
-from server.adapters.proving import Prover, ProverConfig
+from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.app import create_app
 from server.api.gateway import Gateway

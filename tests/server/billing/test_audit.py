@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from engine.meter import TokenMeter
 from engine.records import ResidencyItem, ResidencyRecord
 from server.api.metrics import Metrics
@@ -441,7 +441,7 @@ def test_a_hold_that_nothing_can_use_any_more_is_named_and_others_are_not(ledger
         "stray",
         at=now / 1000,
         number=1,
-        tenant_id=CANARY,
+        tenant_id=PROOF_TENANT,
         total_prompt_tokens=7,
         total_completion_tokens=5,
     )

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from server.accounts.audit_log import Asked, list_lines
 from server.billing import holds as holding
 from server.billing import ledger
@@ -129,9 +129,9 @@ def test_a_post_that_fails_leaves_nothing_behind(database):
 
 def test_what_the_engines_canary_generates_is_counted_free_and_nothing_to_report(database):
     make_price(database)
-    assert post(database, make_end(1, "canary-1", tenant_id=CANARY)).incidents == 0
+    assert post(database, make_end(1, "canary-1", tenant_id=PROOF_TENANT)).incidents == 0
     [event] = events_of(database)
-    assert (event.tenant_id, event.completion_tokens, event.amount_nanousd) == (CANARY, 5, 0)
+    assert (event.tenant_id, event.completion_tokens, event.amount_nanousd) == (PROOF_TENANT, 5, 0)
 
 
 def test_an_end_without_a_hold_is_counted_free_and_reported(database):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.messages import CANARY
+from engine.messages import PROOF_TENANT
 from server.accounts.tenants import create_tenant
 from server.billing import credits, ledger
 from server.billing.entries import lock_ledger
@@ -56,7 +56,7 @@ def fill(conn):
                 if number % 7 == 0:
                     ledger.mark_failed(conn, SIGNER, f"r{number}", NOW_MS)
                 ledger.post(conn, SIGNER, ENGINE, [record], NOW_MS)
-    canary = make_end(number + 1, "c1", tenant_id=CANARY)
+    canary = make_end(number + 1, "c1", tenant_id=PROOF_TENANT)
     ledger.post(conn, SIGNER, ENGINE, [canary], NOW_MS)
     ledger.mark_failed(conn, SIGNER, "r1", NOW_MS + 5000)
     lock_ledger(conn)

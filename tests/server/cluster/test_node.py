@@ -18,7 +18,7 @@ from server.launch import plan
 from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ModelNotFound, RayMissing
 from server.launch.placer_config import PlacerConfig
-from server.launch.plan import settle_settings
+from server.launch.plan import resolve_settings
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
 
@@ -33,7 +33,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def settings(tmp_path, model):
-    return settle_settings(
+    return resolve_settings(
         Settings(
             model=str(model), data_dir=tmp_path / "data", port=0, ray="local", threads=3,
             engines=2, max_engines=5, tensor_parallel_size=2, device="cpu",
@@ -180,7 +180,7 @@ def test_the_pools_folder_is_the_gateways_own_where_no_other_is_named(settings, 
         return PlacerConfig.of(settings, KEYS, {"base_revision": "b"}, {}).pool_dir
 
     assert pool_dir(settings) == str(settings.data_dir)
-    shared = settle_settings(settings.model_copy(update={"pool_dir": tmp_path / "a" / ".." / "b"}))
+    shared = resolve_settings(settings.model_copy(update={"pool_dir": tmp_path / "a" / ".." / "b"}))
     assert pool_dir(shared) == str(tmp_path / "b")
 
 

@@ -21,7 +21,7 @@ from server.launch.errors import (
     TooFewGpus,
 )
 from server.launch.model_folder import find_model
-from server.launch.plan import prepare, settle_settings
+from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
 from server.launch.supervisor import Supervisor, SupervisorConfig
@@ -33,7 +33,7 @@ MODEL = Path(demo.__file__).parent / "model"
 
 def make_settings(tmp_path, **values):
     values = {"model": str(MODEL), "data_dir": tmp_path / "data", "port": 0, **values}
-    return settle_settings(Settings(**values))
+    return resolve_settings(Settings(**values))
 
 
 def prepare_all(tmp_path, **values):

@@ -24,7 +24,7 @@ REQUESTS = Limit("requests", "tenant", "t", 6)
 TOKENS = Limit("tokens", "tenant", "t", 600)
 SEATS = Limit("concurrency", "tenant", "t", 4)
 LIMITS = (REQUESTS, TOKENS, SEATS)
-LEASE_MS = 120_000
+LIFETIME_MS = 120_000
 
 
 class OneConnection:
@@ -110,7 +110,7 @@ class Fleet:
             "test",
             redis,
             epochs,
-            max_lease_ms=LEASE_MS,
+            max_lifetime_ms=LIFETIME_MS,
             clock=lambda: self.now,
             wall_ms=lambda: self.now,
         )
@@ -125,15 +125,15 @@ class Fleet:
         row = self.database.conn.execute(sa.select(limiter_epochs)).one()
         return Epoch(row.epoch, row.mode, row.num_gateways, row.since_ms)
 
-    def acquire(self, which, tokens=1, limits=LIMITS, lease_ms=LEASE_MS):
+    def acquire(self, which, tokens=1, limits=LIMITS, lifetime_ms=LIFETIME_MS):
         """Raises RateLimited."""
         limiter, _ = self.gateways[which]
         coming = limiter.acquire(
-            f"request-{next(self.numbers)}", limits, tokens=tokens, lease_ms=lease_ms
+            f"request-{next(self.numbers)}", limits, tokens=tokens, lifetime_ms=lifetime_ms
         )
         grant = self.run(coming)
         tokens = min(tokens, TOKENS.amount)
-        request = Request(which, grant, self.now, tokens, self.now + lease_ms)
+        request = Request(which, grant, self.now, tokens, self.now + lifetime_ms)
         self.granted.append(request)
         return request
 
@@ -153,7 +153,7 @@ class Fleet:
         try:
             self.run(self.database.write(write))
         except StaleEpoch:
-            limiter.settle(request.grant, None)
+            limiter.release(request.grant, None)
             self.run(limiter.refresh())
             raise
         self.requests.append(request)
@@ -175,16 +175,16 @@ class Fleet:
         values = {"state": "posted", "resolved_at_ms": self.now}
         self.database.conn.execute(sa.update(holds).where(is_this).values(values))
         request.tokens = min(request.tokens, used)
-        self.gateways[request.gateway][0].settle(request.grant, used)
+        self.gateways[request.gateway][0].release(request.grant, used)
 
-    def settle(self, which):
+    def release(self, which):
         limiter, redis = self.gateways[which]
         if redis.fault is None:
             # It tries again and again, which nobody here waits for.
             self.run(limiter.flush())
 
     def kill(self, which):
-        """Its requests run on until their leases end; another gateway takes its place."""
+        """Its requests run on until their time is over; another gateway takes its place."""
         self.granted = [request for request in self.granted if request.gateway != which]
         for request in self.open:
             if request.gateway == which:
@@ -223,7 +223,7 @@ def test_two_gateways_have_one_limit_between_them(make_fleet):
         fleet.admit(0, tokens=10)
     assert (caught.value.limit, caught.value.is_degraded) == (SEATS, False)
     fleet.end(fleet.open[0], 10)
-    fleet.settle(0)
+    fleet.release(0)
     fleet.admit(1, tokens=10)
     assert fleet.epoch.number == 1
 
@@ -279,7 +279,7 @@ def test_a_wiped_redis_starts_empty_with_the_seats_of_the_open_holds(make_fleet)
     assert caught.value.limit == SEATS
     # One that was admitted before the wipe leaves its seat where it was carried to.
     fleet.end(held[0], 100)
-    fleet.settle(0)
+    fleet.release(0)
     fleet.admit(1, 0, [SEATS])
 
 
@@ -313,7 +313,7 @@ def test_three_answers_of_redis_bring_it_back_empty(make_fleet):
     with pytest.raises(RateLimited):
         fleet.admit(0)
     assert limiter.is_degraded
-    fleet.now += LEASE_MS
+    fleet.now += LIFETIME_MS
     fleet.admit(0, 600)
     assert not limiter.is_degraded
 
@@ -408,7 +408,7 @@ def play(fleet, script):
         elif kind == "kill":
             fleet.kill(first % len(fleet.gateways))
         for index in range(len(fleet.gateways)):
-            fleet.settle(index)
+            fleet.release(index)
         seen[kind] += 1
         fleet.check()
     return seen

@@ -51,9 +51,9 @@ class Caller:
         self.numbers = itertools.count()
         self.limiter = MemoryLimiter(lambda: self.now, **options)
 
-    def acquire(self, *limits, tokens=1, lease_ms=120_000) -> Grant:
+    def acquire(self, *limits, tokens=1, lifetime_ms=120_000) -> Grant:
         request_id = f"request-{next(self.numbers)}"
-        coming = self.limiter.acquire(request_id, limits, tokens=tokens, lease_ms=lease_ms)
+        coming = self.limiter.acquire(request_id, limits, tokens=tokens, lifetime_ms=lifetime_ms)
         return asyncio.run(coming)
 
     def standing(self, limit):
@@ -73,9 +73,9 @@ def test_every_limit_is_charged_or_none_is():
 
 def test_of_several_reached_limits_the_one_that_takes_longest_is_named():
     caller = Caller()
-    caller.acquire(REQUESTS, TOKENS, tokens=600, lease_ms=90_000)
-    caller.acquire(SEATS, lease_ms=90_000)
-    caller.acquire(SEATS, lease_ms=80_000)
+    caller.acquire(REQUESTS, TOKENS, tokens=600, lifetime_ms=90_000)
+    caller.acquire(SEATS, lifetime_ms=90_000)
+    caller.acquire(SEATS, lifetime_ms=80_000)
     with pytest.raises(RateLimited) as caught:
         caller.acquire(REQUESTS, TOKENS, SEATS, tokens=600)
     assert (caught.value.limit, caught.value.retry_after_ms) == (SEATS, 80_000)
@@ -85,17 +85,17 @@ def test_of_several_reached_limits_the_one_that_takes_longest_is_named():
 def test_a_request_that_never_ran_costs_nothing():
     caller = Caller()
     grant = caller.acquire(REQUESTS, TOKENS, SEATS, tokens=500)
-    caller.limiter.settle(grant, None)
-    caller.limiter.settle(grant, None)
+    caller.limiter.release(grant, None)
+    caller.limiter.release(grant, None)
     assert [caller.standing(limit).remaining for limit in (REQUESTS, TOKENS, SEATS)] == [6, 600, 2]
 
 
 def test_unused_tokens_come_back_and_overrun_is_owed():
     caller = Caller()
-    caller.limiter.settle(caller.acquire(REQUESTS, TOKENS, tokens=500), 100)
+    caller.limiter.release(caller.acquire(REQUESTS, TOKENS, tokens=500), 100)
     assert caller.standing(TOKENS).remaining == 500
     assert caller.standing(REQUESTS).remaining == 5
-    caller.limiter.settle(caller.acquire(TOKENS, tokens=500), 800)
+    caller.limiter.release(caller.acquire(TOKENS, tokens=500), 800)
     assert caller.standing(TOKENS).remaining == 0
     with pytest.raises(RateLimited) as caught:
         caller.acquire(TOKENS, tokens=1)
@@ -107,7 +107,7 @@ def test_a_late_refund_is_worth_nothing_once_the_bucket_was_full():
     slow = caller.acquire(TOKENS, tokens=600)
     caller.now += 60_000
     caller.acquire(TOKENS, tokens=600)
-    caller.limiter.settle(slow, 0)
+    caller.limiter.release(slow, 0)
     assert caller.standing(TOKENS).remaining == 0
 
 
@@ -117,7 +117,7 @@ def test_two_late_refunds_do_not_count_the_same_refill_twice():
     caller.now += 55_000
     caller.acquire(TOKENS, tokens=550)
     for grant in slow:
-        caller.limiter.settle(grant, 0)
+        caller.limiter.release(grant, 0)
     assert caller.standing(TOKENS).remaining == 50
 
 
@@ -128,7 +128,7 @@ def test_late_refunds_come_out_the_same_in_any_order(order):
     caller.now += 45_000
     caller.acquire(TOKENS, tokens=400)
     for which in order:
-        caller.limiter.settle(slow[which], 0)
+        caller.limiter.release(slow[which], 0)
     assert caller.standing(TOKENS).remaining == 200
 
 
@@ -203,7 +203,7 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
             grant, entry, share = open_ones.pop(random.randrange(len(open_ones)))
             entry[1] = int(entry[1] * (share or 0))
             entry[2] = int(share is not None)
-            states.settle(grant, None if share is None else entry[1], now)
+            states.release(grant, None if share is None else entry[1], now)
     for first, last in itertools.combinations_with_replacement(range(len(admitted)), 2):
         window = admitted[first : last + 1]
         elapsed_ms = window[-1][0] - window[0][0]
@@ -217,9 +217,9 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
 def test_only_idle_limits_are_forgotten():
     caller = Caller(max_states=2)
     one = [Limit("requests", "tenant", name, 1) for name in ("idle", "busy", "new", "later")]
-    caller.limiter.settle(caller.acquire(one[0]), 1)
+    caller.limiter.release(caller.acquire(one[0]), 1)
     caller.now += 30_000
-    caller.limiter.settle(caller.acquire(one[1]), 1)
+    caller.limiter.release(caller.acquire(one[1]), 1)
     caller.now += 31_000
     caller.acquire(one[2])
     assert [caller.standing(limit).remaining for limit in one] == [1, 0, 0, 1]
@@ -228,8 +228,8 @@ def test_only_idle_limits_are_forgotten():
 def test_a_table_full_of_limits_in_use_refuses_a_new_one_and_forgets_none():
     caller = Caller(max_states=2)
     one = [Limit("concurrency", "tenant", name, 1) for name in ("a", "b", "c")]
-    caller.acquire(one[0], lease_ms=1000)
-    caller.acquire(one[1], lease_ms=5000)
+    caller.acquire(one[0], lifetime_ms=1000)
+    caller.acquire(one[1], lifetime_ms=5000)
     with pytest.raises(RateLimited) as caught:
         caller.acquire(one[2])
     assert caught.value.retry_after_ms == 1000
@@ -265,7 +265,7 @@ def test_a_gateway_that_was_killed_starts_empty_and_says_so_for_a_minute(tmp_pat
 def test_a_gateway_that_ended_cleanly_is_gone_on_with(tmp_path):
     first, path = Caller(), tmp_path / "limits.json"
     first.limiter.load(path)
-    first.acquire(TOKENS, SEATS, tokens=600, lease_ms=40_000)
+    first.acquire(TOKENS, SEATS, tokens=600, lifetime_ms=40_000)
     first.now += 10_000
     first.limiter.save(path, wall_now_ms=WALL_MS)
     second = Caller()

@@ -10,7 +10,7 @@ from server.limits.redis_states import (
     Answer,
     acquire_call,
     check_call,
-    settle_call,
+    release_call,
     standings_call,
 )
 from tests.server.limiter_machine import (
@@ -38,15 +38,15 @@ class ScriptStates:
         keys = call.keys(PREFIX)
         return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
 
-    def acquire(self, request_id, limits, units, lease_ms, now_ms):
-        call = acquire_call(request_id, limits, 0, lease_ms)
+    def acquire(self, request_id, limits, units, lifetime_ms, now_ms):
+        call = acquire_call(request_id, limits, 0, lifetime_ms)
         return list(self.run(replace(call, units=tuple(units)), now_ms).waits)
 
     def check(self, limits, now_ms):
         return list(self.run(check_call(limits), now_ms).waits)
 
-    def settle(self, grant, used_tokens, now_ms):
-        self.run(settle_call(grant, used_tokens), now_ms)
+    def release(self, grant, used_tokens, now_ms):
+        self.run(release_call(grant, used_tokens), now_ms)
 
     def standings(self, limits, now_ms, *, with_holders):
         return self.run(standings_call(limits), now_ms).standings

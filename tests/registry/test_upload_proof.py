@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from registry import proofs
-from registry.completion import complete_upload
+from registry import upload_proof
 from registry.errors import (
     InvalidAdapter,
     ProofUnavailable,
@@ -14,8 +13,9 @@ from registry.errors import (
     UploadNotOpen,
 )
 from registry.proof import Proof
-from registry.proofs import claim_proofs, finish_proof, renew_claim
 from registry.sweep import sweep_uploads
+from registry.upload_build import build_upload
+from registry.upload_proof import claim_proofs, finish_proof, renew_claim
 from tests.registry.factories import (
     complete_and_prove,
     declare,
@@ -53,7 +53,7 @@ def open_upload(uploads, database, base, tmp_path):
 def make_proving(uploads, database, open_upload):
     def make(**options):
         upload = open_upload(**options)
-        return complete_upload(uploads, database.begin, A, upload.upload_id)
+        return build_upload(uploads, database.begin, A, upload.upload_id)
 
     return make
 
@@ -100,7 +100,7 @@ def test_an_adapter_that_did_not_pass_is_no_version_and_its_report_is_kept(
     canary = upload.built["passport"]["canary"]
     assert (canary["passed"], canary["max_difference"]) == (False, 3.0)
     with pytest.raises(InvalidAdapter) as caught:
-        complete_upload(uploads, database.begin, A, upload.upload_id)
+        build_upload(uploads, database.begin, A, upload.upload_id)
     assert caught.value.code == verdict
     with database.begin() as conn:
         assert catalog.list_adapters(conn, A) == []
@@ -117,7 +117,7 @@ def test_a_verdict_counts_once(uploads, catalog, database, make_proving):
 
 def test_asked_again_a_proving_upload_is_what_it_is(uploads, database, make_proving):
     upload = make_proving()
-    assert complete_upload(uploads, database.begin, A, upload.upload_id) == upload
+    assert build_upload(uploads, database.begin, A, upload.upload_id) == upload
 
 
 def test_the_object_of_a_version_of_this_adapter_needs_no_second_proof(
@@ -127,7 +127,7 @@ def test_the_object_of_a_version_of_this_adapter_needs_no_second_proof(
     first, second = open_upload(), open_upload(alias="prod")
     version = complete_and_prove(uploads, database, first)
     assert make_proving(seed=2).state == "proving"
-    same = complete_upload(uploads, database.begin, A, second.upload_id)
+    same = build_upload(uploads, database.begin, A, second.upload_id)
     assert (same.state, same.version) == ("complete", version.version)
     with database.begin() as conn:
         assert catalog.resolve(conn, A, "pirate@prod") == version.ref
@@ -148,7 +148,7 @@ def test_an_object_that_is_gone_when_the_row_is_to_mean_it_leaves_the_upload_ope
 
     uploads.storage = ForgettingStorage()
     with pytest.raises(StorageError):
-        complete_upload(uploads, database.begin, A, upload.upload_id)
+        build_upload(uploads, database.begin, A, upload.upload_id)
     uploads.storage = storage
     assert complete_and_prove(uploads, database, upload).version == 1
 
@@ -174,7 +174,7 @@ def test_a_dry_run_ends_with_its_passport_and_nothing_else(
     uploads, catalog, database, open_upload, tmp_path
 ):
     upload = open_upload(create=uploads.create_dry_run)
-    upload = complete_upload(uploads, database.begin, A, upload.upload_id)
+    upload = build_upload(uploads, database.begin, A, upload.upload_id)
     assert (upload.state, upload.built["passport"]["canary"]) == ("complete", None)
     assert upload.built["passport"]["rank"] == 4
     with database.begin() as conn:
@@ -214,7 +214,7 @@ def test_two_that_saw_the_same_upload_do_not_both_claim_it(
     uploads, database, make_proving, monkeypatch
 ):
     upload = make_proving()
-    monkeypatch.setattr(proofs.proof_rows, "list_unclaimed", lambda *_: [upload])
+    monkeypatch.setattr(upload_proof.proof_claims, "list_unclaimed", lambda *_: [upload])
     assert claim(uploads, database) == [upload.upload_id]
     assert claim(uploads, database) == []
 
@@ -251,7 +251,7 @@ def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
 ):
     upload = open_upload()
     clock.now_s += 23 * 3600
-    complete_upload(uploads, database.begin, A, upload.upload_id)
+    build_upload(uploads, database.begin, A, upload.upload_id)
     clock.now_s += 24 * 3600 - 1
     sweep_uploads(uploads, database.begin)
     with database.begin() as conn:
@@ -262,7 +262,7 @@ def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
         upload = uploads.get_upload(conn, A, upload.upload_id)
     assert (upload.state, upload.error_code) == ("failed", "unavailable")
     with pytest.raises(ProofUnavailable):
-        complete_upload(uploads, database.begin, A, upload.upload_id)
+        build_upload(uploads, database.begin, A, upload.upload_id)
 
 
 def test_one_that_gives_up_while_it_is_published_is_no_version(
@@ -273,7 +273,7 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
     publish = catalog.publish
 
     def give_up_and_publish(conn, *arguments):
-        proofs.proof_rows.give_up(conn, 2**52, error_code="unavailable", error="Too late.")
+        upload_proof.proof_claims.give_up(conn, 2**52, error_code="unavailable", error="Too late.")
         return publish(conn, *arguments)
 
     monkeypatch.setattr(catalog, "publish", give_up_and_publish)

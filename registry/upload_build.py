@@ -2,8 +2,8 @@
 
 from sqlalchemy import Connection
 
-from registry import part_rows, presigned, proofs, upload_rows
-from registry.build import BuiltAdapter, CompletionPlan, build_adapter
+from registry import part_rows, presigned, upload_proof, upload_rows
+from registry.build import BuildPlan, BuiltAdapter, build_adapter
 from registry.errors import Invalid, ObjectNotFound, TooLarge, UploadNotComplete
 from registry.sweep import discard
 from registry.transactions import Begin
@@ -11,7 +11,7 @@ from registry.upload_rows import FAILED, OPEN, PRESIGNED, Upload, UploadPart
 from registry.uploads import Uploads
 
 
-def complete_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str) -> Upload:
+def build_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str) -> Upload:
     """Assemble and check the files and store the object; the upload is proving or complete then.
 
     One that is so already is the answer. Raises UploadNotFound, UploadNotOpen, UploadNotComplete;
@@ -21,7 +21,7 @@ def complete_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: s
     with begin() as conn:
         upload = uploads.get_upload(conn, tenant_id, upload_id)
         if upload.state != OPEN:
-            return proofs.ended(upload)
+            return upload_proof.ended(upload)
         parts = tuple(part_rows.list_parts(conn, tenant_id, upload_id))
     try:
         if upload.transfer == PRESIGNED:
@@ -41,10 +41,10 @@ def complete_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: s
             upload = uploads.get_upload(conn, tenant_id, upload_id)
         if upload.state == OPEN:
             raise
-        return proofs.ended(upload)
+        return upload_proof.ended(upload)
     # An object whose upload cannot go on from here is an orphan, and swept.
     with begin() as conn:
-        upload = proofs.start_proof(uploads, conn, built)
+        upload = upload_proof.start_proof(uploads, conn, built)
     discard(uploads, begin, upload)
     return upload
 
@@ -60,7 +60,7 @@ def _check_received(upload: Upload) -> None:
 
 
 def _build(uploads: Uploads, upload: Upload, parts: tuple[UploadPart, ...]) -> BuiltAdapter:
-    plan = CompletionPlan(upload, parts)
+    plan = BuildPlan(upload, parts)
     return build_adapter(plan, uploads.validator, uploads.storage, uploads.work_dir)
 
 

@@ -1,4 +1,4 @@
-"""The canary: an adapter is served on fixed prompts, and must be its merged weights.
+"""Proofs: an adapter is served on fixed prompts, and must be its merged weights.
 
 Its requests go through the scheduler like anybody's, in the batch class: so the adapter is fetched,
 packed, placed and applied as it will be for its tenant. The same tokens then run through the merged
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.messages import (
-    CANARY,
+    PROOF_TENANT,
     AddRequest,
     Priority,
     ProofResult,
@@ -98,7 +98,7 @@ class _Failed(Exception):
 _Steps = Generator[None, None, Proof]
 
 
-class Canary:
+class ProofRunner:
     """Proofs, one after the other.
 
     accept: hands a request to the engine; a word where it is refused.
@@ -202,7 +202,7 @@ class Canary:
             self._outputs[message.request_id] = []
             if refusal := self.accept(message):
                 verdict: Verdict = "not_served" if refusal == "prompt_too_long" else "unavailable"
-                raise _Failed(verdict, f"The engine refused a canary request: {refusal}.")
+                raise _Failed(verdict, f"The engine refused a request of a proof: {refusal}.")
         while not all(self._is_over(message) for message in messages):
             if adapter and not device_bytes and self.adapters.is_ready(adapter.object_key):
                 num_slabs = self.adapters.arena.owned_by(adapter.object_key)
@@ -225,7 +225,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one canary request came to. logprobs: one for every token."""
+    """What one request of a proof came to. logprobs: one for every token."""
 
     message: AddRequest
     token_ids: tuple[int, ...]
@@ -336,14 +336,14 @@ def _distance(served: TokenLogprobs, reference: Logprobs) -> float:
 def _request(prompt: tuple[int, ...], adapter: AdapterRef | None, num_tokens: int) -> AddRequest:
     params = SamplingParams(max_tokens=num_tokens, temperature=0.0, logprobs=_TOP, ignore_eos=True)
     return AddRequest(
-        request_id=f"canary-{uuid.uuid4().hex}",
-        tenant_id=CANARY,
+        request_id=f"proof-{uuid.uuid4().hex}",
+        tenant_id=PROOF_TENANT,
         prompt_token_ids=prompt,
         sampling_params=params,
         token_lease=num_tokens,
         deadline_s=_DEADLINE_S,
         first_token_timeout_s=_DEADLINE_S,
         adapter=adapter,
-        cache_salt=CANARY,
+        cache_salt=PROOF_TENANT,
         priority=Priority.BATCH,
     )

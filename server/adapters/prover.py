@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
-from registry import proofs
+from registry import upload_proof
 from registry.errors import StorageError, UploadNotOpen
 from registry.proof import Proof
 from registry.ref import AdapterRef
@@ -106,7 +106,7 @@ class Prover:
         room = self._config.max_running - len(self._running)
         if room > 0 and self._is_ready():
             claimed = await self._database.write(
-                lambda conn: proofs.claim_proofs(
+                lambda conn: upload_proof.claim_proofs(
                     self._uploads, conn, limit=room, claim_s=self._config.claim_s
                 )
             )
@@ -137,7 +137,7 @@ class Prover:
             # From here on a renewal would undo what the verdict says of the claim.
             self._claimed.pop(upload.upload_id, None)
             ended = await self._database.write(
-                lambda conn: proofs.finish_proof(
+                lambda conn: upload_proof.finish_proof(
                     self._uploads, conn, upload, proof, retry_s=self._config.retry_s
                 )
             )
@@ -199,7 +199,7 @@ class Prover:
     async def _claim_until(self, claimed: Sequence[Upload], claim_s: float) -> None:
         def renew(conn: Connection) -> None:
             for upload in claimed:
-                proofs.renew_claim(self._uploads, conn, upload, claim_s=claim_s)
+                upload_proof.renew_claim(self._uploads, conn, upload, claim_s=claim_s)
 
         await self._database.write(renew)
 

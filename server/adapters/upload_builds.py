@@ -1,4 +1,4 @@
-"""Completions under way in this gateway: one a upload, however often it is asked for."""
+"""Builds of uploads in this gateway: one for each upload, however often it is asked for."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,22 +11,22 @@ from server.adapters.errors import uploads_busy
 MAX_RUNNING = 4
 MAX_WAITING = 64
 
-Complete = Callable[[str, str], Upload]
+Build = Callable[[str, str], Upload]
 
 
-class Completions:
-    """complete: (tenant_id, upload_id), blocks its thread until the files are checked."""
+class UploadBuilds:
+    """build: (tenant_id, upload_id), blocks its thread until the files are checked."""
 
-    def __init__(self, complete: Complete) -> None:
-        self._complete = complete
+    def __init__(self, build: Build) -> None:
+        self._build = build
         self._tasks: dict[str, asyncio.Task[Upload]] = {}
         self._places = asyncio.Semaphore(MAX_RUNNING)
         self._tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def complete(self, tenant_id: str, upload_id: str) -> Upload:
-        """Starts the completion or joins it; one that nobody waits for any more goes on.
+    async def build(self, tenant_id: str, upload_id: str) -> Upload:
+        """Starts the build or joins it; one that nobody waits for any more goes on.
 
-        Raises as registry.completion.complete_upload, and Unavailable when too many wait.
+        Raises as registry.upload_build.build_upload, and Unavailable when too many wait.
         """
         # By both: another tenant's id must not find it.
         key = f"{tenant_id} {upload_id}"
@@ -43,4 +43,4 @@ class Completions:
         # One a tenant: a hundred uploads of one do not take all places from the others.
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._places:
-            return await asyncio.to_thread(self._complete, tenant_id, upload_id)
+            return await asyncio.to_thread(self._build, tenant_id, upload_id)

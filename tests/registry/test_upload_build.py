@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from registry.catalog import Catalog
-from registry.completion import complete_upload
 from registry.errors import (
     InvalidAdapter,
     ObjectNotFound,
@@ -19,6 +18,7 @@ from registry.errors import (
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.sweep import sweep_objects, sweep_uploads
+from registry.upload_build import build_upload
 from registry.uploads import Uploads
 from tests.registry.factories import (
     InProcessValidator,
@@ -91,7 +91,7 @@ def complete(uploads, database, upload):
 
 def check_files(uploads, database, upload):
     """As far as it goes without an engine."""
-    return complete_upload(uploads, database.begin, A, upload.upload_id)
+    return build_upload(uploads, database.begin, A, upload.upload_id)
 
 
 def find(uploads, database, upload):
@@ -166,7 +166,7 @@ def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, ba
 def test_another_tenant_cannot_complete(uploads, database, send):
     upload = send()
     with pytest.raises(UploadNotFound):
-        complete_upload(uploads, database.begin, "tenant-b", upload.upload_id)
+        build_upload(uploads, database.begin, "tenant-b", upload.upload_id)
 
 
 def damaged(base, kind):

@@ -11,13 +11,13 @@ import pytest
 from engine.errors import EngineDeadError
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
-from registry.completion import complete_upload
 from registry.proof import Proof
-from registry.proofs import claim_proofs
 from registry.storage import LocalStorage
+from registry.upload_build import build_upload
+from registry.upload_proof import claim_proofs
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
-from server.adapters.proving import Prover, ProverConfig
+from server.adapters.prover import Prover, ProverConfig
 from tests.registry.factories import (
     Clock,
     InProcessValidator,
@@ -91,7 +91,7 @@ def make_proving(uploads, sqlite_database, base, tmp_path):
         with sqlite_database.begin() as conn:
             upload = uploads.create_upload(conn, A, "key-1", f"name-{seed}", declare(files))
             send_all(uploads, conn, upload, files, tmp_path)
-        return complete_upload(uploads, sqlite_database.begin, A, upload.upload_id)
+        return build_upload(uploads, sqlite_database.begin, A, upload.upload_id)
 
     return make
 

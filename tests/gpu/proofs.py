@@ -1,4 +1,4 @@
-"""The canary on the device: what is served is its merged weights, in the device's own dtype."""
+"""Proofs on the device: what is served is its merged weights, in the device's own dtype."""
 
 import hashlib
 import tempfile
@@ -18,8 +18,8 @@ from tests.gpu.setting import Check, Setting
 _MOST_STEPS = 20_000
 
 
-def canary_checks() -> dict[str, Check]:
-    return {"engine.canary": _check}
+def proof_checks() -> dict[str, Check]:
+    return {"engine.proof": _check}
 
 
 class WeightsInMemory(dict[str, torch.Tensor]):

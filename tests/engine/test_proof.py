@@ -1,4 +1,4 @@
-"""The canary's proofs around a fake model: who is told what, and what others notice of it."""
+"""Proofs around a fake model: who is told what, and what others notice of it."""
 
 import hashlib
 
@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from engine.batch import BAD_LOGITS, StepTokens
-from engine.canary import MAX_WAITING, Answer, Compared, judge
 from engine.messages import (
-    CANARY,
+    PROOF_TENANT,
     ProofResult,
     ProveAdapter,
     StepOutputs,
     TokenLogprobs,
 )
+from engine.proof import MAX_WAITING, Answer, Compared, judge
 from lora.errors import Failure
 from registry.ref import AdapterRef
 from tests.engine.fakes import (
@@ -80,18 +80,18 @@ def test_an_adapter_that_is_what_it_was_merged_to_passes(tmp_path, ask):
     assert proof.max_difference <= proof.tolerance < proof.max_effect
     assert proof.device_bytes == core.scheduler.layout.slab_bytes
     assert proof.cold_load_s is not None
-    assert outputs == {}, "nobody is sent what the canary generates"
+    assert outputs == {}, "nobody is sent what a proof generates"
 
 
 def test_served_weights_that_are_not_the_objects_are_a_mismatch(tmp_path, ask):
     core = make_core(tmp_path)
-    core.canary.reference.merges = "another digest"
+    core.proofs.reference.merges = "another digest"
     assert verdict(core, ask()) == "mismatch"
 
 
 def test_an_adapter_that_changes_nothing_has_no_effect(tmp_path, ask):
     core = make_core(tmp_path)
-    core.canary.reference.merges = None
+    core.proofs.reference.merges = None
     assert verdict(core, ask()) == "no_effect"
 
 
@@ -99,7 +99,7 @@ def test_an_activated_lora_is_invoked(tmp_path, ask, adapter):
     loader = FakeLoader()
     loader.invocation_tokens = {adapter.object_key: (7, 8, 9)}
     core = make_core(tmp_path, make_scheduler(loader=loader))
-    core.canary.reference.invocation = (7, 8, 9)
+    core.proofs.reference.invocation = (7, 8, 9)
     assert verdict(core, ask()) == "passed"
 
 
@@ -137,14 +137,14 @@ def test_values_that_are_not_finite_when_served_are_the_adapters_fault(tmp_path,
 
 def test_values_that_are_not_finite_when_merged_are_the_adapters_fault(tmp_path, ask):
     core = make_core(tmp_path)
-    compare = core.canary.reference.compare
+    compare = core.proofs.reference.compare
 
     def poisoned(sequences, object_path):
         compared = yield from compare(sequences, object_path)
         compared.merged[-1, 255] = np.inf
         return compared
 
-    core.canary.reference.compare = poisoned
+    core.proofs.reference.compare = poisoned
     assert verdict(core, ask()) == "not_finite"
 
 
@@ -173,13 +173,13 @@ def test_its_requests_are_of_the_batch_class_and_nothing_of_them_is_kept(tmp_pat
     core.step()
     assert {group.message.priority for group in core.scheduler.groups.values()} == {1}
     assert run(core)[0]["p1"][1].verdict == "not_served"
-    assert core.canary._outputs == {}
+    assert core.proofs._outputs == {}
 
 
 def test_a_proof_that_is_refused_half_way_leaves_no_request_behind(tmp_path, ask):
     core = make_core(tmp_path, make_scheduler(max_waiting=1))
     assert verdict(core, ask()) == "unavailable"
-    assert core.canary._outputs == {}
+    assert core.proofs._outputs == {}
     [record] = core.journal.read(0, 100).records
     assert (record.stop_cause, record.num_completion_tokens) == ("aborted", 0)
 
@@ -203,7 +203,7 @@ def test_a_full_disk_says_nothing_about_the_adapter(tmp_path, ask, num_steps):
 
 def test_an_engine_without_a_reference_proves_nothing(tmp_path, ask):
     core = make_core(tmp_path)
-    core.canary.reference = None
+    core.proofs.reference = None
     [(gateway_id, result)] = core.handle("gw", ask())
     assert (gateway_id, result.proof.verdict) == ("gw", "unavailable")
     assert not core.has_work
@@ -254,8 +254,8 @@ class SlowReference(FakeReference):
 def test_merged_weights_take_a_tenth_of_the_time_while_somebody_is_served(tmp_path, ask):
     clock = FakeClock()
     core = make_core(tmp_path, make_scheduler(clock=clock))
-    core.canary.clock = clock
-    reference = core.canary.reference = SlowReference(clock)
+    core.proofs.clock = clock
+    reference = core.proofs.reference = SlowReference(clock)
     core.handle("gw", make_message("r1", max_tokens=200, deadline_s=1e9))
     core.handle("gw", ask())
     for _ in range(180):
@@ -272,10 +272,10 @@ def test_merged_weights_take_a_tenth_of_the_time_while_somebody_is_served(tmp_pa
     assert clock.now - started_at == left, "nobody is served: one unit follows the other"
 
 
-def test_what_the_canary_generates_is_in_the_journal_under_its_own_name(tmp_path, ask):
+def test_what_a_proof_generates_is_in_the_journal_under_its_own_name(tmp_path, ask):
     core = make_core(tmp_path)
     verdict(core, ask())
     records = core.journal.read(0, 100).records
-    assert {record.tenant_id for record in records} == {CANARY}
+    assert {record.tenant_id for record in records} == {PROOF_TENANT}
     assert sum(record.num_completion_tokens for record in records) == 2 * 1 + 2 * 4
     assert core.num_completion_tokens == 10

@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from registry import adapter_rows, proof_rows, upload_rows
+from registry import adapter_rows, proof_claims, upload_rows
 from registry.adapter_rows import Version
 from registry.build import BuiltAdapter
 from registry.errors import (
@@ -131,13 +131,13 @@ def claim_proofs(uploads: Uploads, conn: Connection, *, limit: int, claim_s: flo
     """Uploads that the caller is to prove, alone for so long as it renews its claim."""
     now_ms = uploads.now_ms()
     until_ms = now_ms + int(claim_s * 1000)
-    found = proof_rows.list_unclaimed(conn, now_ms, limit)
-    return [upload for upload in found if proof_rows.claim(conn, upload, now_ms, until_ms)]
+    found = proof_claims.list_unclaimed(conn, now_ms, limit)
+    return [upload for upload in found if proof_claims.claim(conn, upload, now_ms, until_ms)]
 
 
 def renew_claim(uploads: Uploads, conn: Connection, upload: Upload, *, claim_s: float) -> None:
     """For claim_s more from now; 0 gives it back."""
-    proof_rows.renew_claim(conn, upload, uploads.now_ms() + int(claim_s * 1000))
+    proof_claims.renew_claim(conn, upload, uploads.now_ms() + int(claim_s * 1000))
 
 
 def finish_proof(
@@ -156,7 +156,7 @@ def finish_proof(
         renew_claim(uploads, conn, upload, claim_s=retry_s)
         return upload
     assert upload.built is not None
-    built = BuiltAdapter(upload, **with_canary(upload.built, proof))
+    built = BuiltAdapter(upload, **with_proof(upload.built, proof))
     fault: tuple[str, str] | None = (proof.verdict, proof.message)
     if proof.verdict == "passed":
         fault = None
@@ -176,7 +176,7 @@ def finish_proof(
 def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
     """Fail the uploads that no engine proved in time: no fault of their files."""
     hours = uploads.limits.proof_ttl_s / 3600
-    proof_rows.give_up(
+    proof_claims.give_up(
         conn,
         uploads.now_ms(),
         error_code=_UNAVAILABLE,
@@ -184,7 +184,7 @@ def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
     )
 
 
-def with_canary(built: dict[str, Any], proof: Proof) -> dict[str, Any]:
+def with_proof(built: dict[str, Any], proof: Proof) -> dict[str, Any]:
     """The proof's figures in the passport."""
     figures = asdict(proof)
     del figures["verdict"], figures["message"]

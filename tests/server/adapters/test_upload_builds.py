@@ -1,11 +1,11 @@
-"""Completions under way: one an upload, few at once, one a tenant, and not without end."""
+"""UploadBuilds under way: one an upload, few at once, one a tenant, and not without end."""
 
 import asyncio
 import threading
 
 import pytest
 
-from server.adapters.upload_completion import MAX_RUNNING, MAX_WAITING, Completions
+from server.adapters.upload_builds import MAX_RUNNING, MAX_WAITING, UploadBuilds
 from server.api.foreign_errors import from_fault
 from server.faults import Fault
 
@@ -33,8 +33,8 @@ class Checks:
         return upload_id
 
 
-def ask(completions, *uploads):
-    return [asyncio.create_task(completions.complete(t, u)) for t, u in uploads]
+def ask(builds, *uploads):
+    return [asyncio.create_task(builds.build(t, u)) for t, u in uploads]
 
 
 async def settled():
@@ -47,8 +47,8 @@ def test_an_upload_that_is_asked_for_often_is_completed_once():
     checks = Checks()
 
     async def run():
-        completions = Completions(checks.complete)
-        asked = ask(completions, *[("a", "up_1")] * (MAX_RUNNING + MAX_WAITING + 9))
+        builds = UploadBuilds(checks.complete)
+        asked = ask(builds, *[("a", "up_1")] * (MAX_RUNNING + MAX_WAITING + 9))
         await settled()
         asked.pop().cancel()
         checks.go.set()
@@ -62,12 +62,12 @@ def test_one_that_nobody_waits_for_any_more_goes_on():
     checks = Checks()
 
     async def run():
-        completions = Completions(checks.complete)
-        (asked,) = ask(completions, ("a", "up_1"))
+        builds = UploadBuilds(checks.complete)
+        (asked,) = ask(builds, ("a", "up_1"))
         await settled()
         asked.cancel()
         await settled()
-        again = ask(completions, ("a", "up_1"))
+        again = ask(builds, ("a", "up_1"))
         await settled()
         checks.go.set()
         return await asyncio.gather(*again)
@@ -82,7 +82,7 @@ def test_few_run_at_once_and_of_one_tenant_one():
     uploads = [(tenant, f"up_{i}") for i in range(6) for tenant in "abcdef"]
 
     async def run():
-        return await asyncio.gather(*ask(Completions(checks.complete), *uploads))
+        return await asyncio.gather(*ask(UploadBuilds(checks.complete), *uploads))
 
     assert len(asyncio.run(run())) == len(uploads)
     assert checks.most_inside <= MAX_RUNNING
@@ -93,9 +93,9 @@ def test_one_tenants_many_leave_places_for_the_others():
     checks = Checks()
 
     async def run():
-        completions = Completions(checks.complete)
-        many = ask(completions, *[("a", f"up_{i}") for i in range(9)])
-        other = ask(completions, ("b", "up_b"))
+        builds = UploadBuilds(checks.complete)
+        many = ask(builds, *[("a", f"up_{i}") for i in range(9)])
+        other = ask(builds, ("b", "up_b"))
         while len(checks.calls) < 2:
             await asyncio.sleep(0.001)
         inside = sorted(checks.inside)
@@ -110,16 +110,16 @@ def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
     checks = Checks()
 
     async def run():
-        completions = Completions(checks.complete)
-        asked = ask(completions, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
+        builds = UploadBuilds(checks.complete)
+        asked = ask(builds, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
         await settled()
         with pytest.raises(Fault) as caught:
-            await completions.complete("b", "up_b")
+            await builds.build("b", "up_b")
         told = from_fault(caught.value)
         assert (told.status, told.headers["retry-after"]) == (503, "2")
         checks.go.set()
         await asyncio.gather(*asked)
-        assert await completions.complete("b", "up_b") == "up_b"
+        assert await builds.build("b", "up_b") == "up_b"
 
     asyncio.run(run())
 
@@ -129,7 +129,7 @@ def test_another_tenants_completion_is_not_joined():
     checks.go.set()
 
     async def run():
-        await asyncio.gather(*ask(Completions(checks.complete), ("a", "up_1"), ("b", "up_1")))
+        await asyncio.gather(*ask(UploadBuilds(checks.complete), ("a", "up_1"), ("b", "up_1")))
 
     asyncio.run(run())
     assert len(checks.calls) == 2
