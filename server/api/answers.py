@@ -6,12 +6,12 @@ Framing follows OpenAI's specification; `token_ids` and `prompt_token_ids` are v
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
 from engine.messages import RequestOutput
 from server.api.logprobs import LogprobsText, PromptLogprobs, extend
+from server.text.json_object import JsonObject
 from server.text.line_ends import one_line
 from server.text.tokenizer import Detokenizer
 
@@ -27,7 +27,7 @@ class Part:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    logprobs: dict[str, Any] | None = None
+    logprobs: JsonObject | None = None
     finish_reason: str | None = None
     stop_cause: str | None = None
 
@@ -83,7 +83,7 @@ class Choice:
         reason = finish_reason(output) if is_final else None
         return Part(text, list(output.new_token_ids), logprobs, reason, output.stop_cause)
 
-    def whole(self, part: Part) -> dict[str, Any]:
+    def whole(self, part: Part) -> JsonObject:
         """The choice of an answer that is not streamed."""
         part = self._behind_prompt(part)
         choice = self._head(part)
@@ -98,7 +98,7 @@ class Choice:
             choice["prompt_logprobs"] = self.listed_prompt
         return choice
 
-    def chunk(self, part: Part) -> dict[str, Any]:
+    def chunk(self, part: Part) -> JsonObject:
         """The choice of one event of a stream; the first has what is shown of the prompt."""
         is_first, self._is_first_chunk = self._is_first_chunk, False
         part = self._behind_prompt(part) if is_first else part
@@ -114,7 +114,7 @@ class Choice:
         return choice
 
     @property
-    def listed_prompt(self) -> list[dict[str, Any] | None] | None:
+    def listed_prompt(self) -> list[JsonObject | None] | None:
         """vLLM's `prompt_logprobs`; None where they were not asked for."""
         return self.prompt.logprobs.listed if self.prompt.logprobs else None
 
@@ -128,7 +128,7 @@ class Choice:
             extend(logprobs, part.logprobs)
         return replace(part, text=self.prompt.echo + part.text, logprobs=logprobs)
 
-    def _head(self, part: Part) -> dict[str, Any]:
+    def _head(self, part: Part) -> JsonObject:
         head = {
             "index": self.index,
             "logprobs": part.logprobs,
@@ -162,23 +162,23 @@ class Answer:
     def id(self) -> str:
         return f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.request_id}"
 
-    def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[JsonObject], usage: JsonObject) -> JsonObject:
         """The answer that is not streamed."""
         kind = "chat.completion" if self.is_chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": usage}
 
-    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def chunk(self, choice: JsonObject) -> JsonObject:
         """One event of a stream."""
         return {**self._head(self._chunk_kind), "choices": [choice]}
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def usage_chunk(self, usage: JsonObject) -> JsonObject:
         return {**self._head(self._chunk_kind), "choices": [], "usage": usage}
 
     @property
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self.is_chat else "text_completion"
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> JsonObject:
         return {
             "id": self.id,
             "object": kind,
@@ -189,7 +189,7 @@ class Answer:
         }
 
 
-def counts(output: RequestOutput) -> dict[str, Any]:
+def counts(output: RequestOutput) -> JsonObject:
     """OpenAI's usage object: the engine's counts up to this output."""
     return {
         "prompt_tokens": output.num_prompt_tokens,
@@ -199,7 +199,7 @@ def counts(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> dict[str, Any]:
+def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> JsonObject:
     """The counts of the whole request; what is ours is under one key."""
     return counts(final) | {
         "x_chorale": {

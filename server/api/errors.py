@@ -3,10 +3,9 @@
 One class; each situation is a function that makes it, so that a status has one place.
 """
 
-from typing import Any
-
 from server.api.limit_headers import retry_headers
 from server.faults import Failed
+from server.text.json_object import JsonObject
 
 
 class ApiError(Exception):
@@ -21,7 +20,7 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
-        details: dict[str, Any] | None = None,
+        details: JsonObject | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,7 +32,7 @@ class ApiError(Exception):
         self.details = details or {}
 
 
-def error_body(error: ApiError) -> dict[str, Any]:
+def error_body(error: ApiError) -> JsonObject:
     """The JSON body: all four keys, always, and what a program needs to go on."""
     return {
         "error": {

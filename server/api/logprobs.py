@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from engine.messages import TokenLogprobs
+from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 
 
@@ -22,13 +22,13 @@ class LogprobsText:
         self._detokenizer = Detokenizer(vocabulary)
         self._num_characters = num_characters
 
-    def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def render(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> JsonObject:
         """The `logprobs` of the next tokens."""
         if self._is_chat:
             return self._chat(token_ids, logprobs)
         return self._completion(token_ids, logprobs)
 
-    def _chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def _chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> JsonObject:
         content = [
             self._entry(token_id, named.logprob)
             | {"top_logprobs": [self._entry(*likely) for likely in named.top]}
@@ -38,7 +38,7 @@ class LogprobsText:
 
     def _completion(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         return {
             "tokens": [unique_text(self._vocabulary, token_id) for token_id in token_ids],
             "token_logprobs": [named.logprob for named in logprobs],
@@ -67,7 +67,7 @@ class LogprobsText:
         self._num_characters += len(self._detokenizer.push([token_id]))
         return offset
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+    def _entry(self, token_id: int, logprob: float) -> JsonObject:
         # Null where a token has no bytes, as special ones.
         return {
             "token": self._text(token_id),
@@ -103,8 +103,8 @@ class PromptLogprobs:
         self._num_echoed = num_echoed
         self._num_listed = num_listed
         self._num_taken = 1
-        self.echoed: dict[str, Any] | None = None
-        self.listed: list[dict[str, Any] | None] | None = None
+        self.echoed: JsonObject | None = None
+        self.listed: list[JsonObject | None] | None = None
         if num_echoed is not None:
             self.echoed = self._text.render(token_ids[:1], (TokenLogprobs(logprob=0.0),))
             self.echoed |= {"token_logprobs": [None], "top_logprobs": [None]}
@@ -121,7 +121,7 @@ class PromptLogprobs:
         if self.listed is not None:
             self.listed += map(self._by_id, token_ids, logprobs)
 
-    def _by_id(self, token_id: int, named: TokenLogprobs) -> dict[str, Any]:
+    def _by_id(self, token_id: int, named: TokenLogprobs) -> JsonObject:
         """vLLM's entry for one token; its rank is null if it is not among the likeliest."""
         ranks = {likely: place for place, (likely, _) in enumerate(named.top, start=1)}
         shown = {token_id: named.logprob, **dict(named.top[: self._num_listed])}
@@ -151,7 +151,7 @@ def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def extend(logprobs: dict[str, Any], more: dict[str, Any]) -> None:
+def extend(logprobs: JsonObject, more: JsonObject) -> None:
     """Add those of the tokens that follow, of the same shape."""
     for name, entries in more.items():
         if isinstance(entries, list):

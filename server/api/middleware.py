@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.api import errors
 from server.api.metrics import Metrics
 from server.logs import begin_notes, trace_of
+from server.text.json_object import JsonObject
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
 
@@ -114,7 +115,7 @@ class _Exchange:
     def _elapsed_ms(self) -> float:
         return (time.perf_counter() - self._began_s) * 1000
 
-    def line(self, template: str | None) -> dict[str, Any]:
+    def line(self, template: str | None) -> JsonObject:
         """The log line of the exchange: ids and figures alone."""
         return {
             "at": self._at_s,

@@ -5,7 +5,6 @@ errors there may be follows from what it asks for: a key, a body, an engine.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 from server.api.bodies import JsonBody
 from server.api.openai import ChatRequest, CompletionRequest, TextToTokenize, TokensToDecode
 from server.billing.exports.formats import INFO
+from server.text.json_object import JsonObject
 
 _REFS = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -69,7 +69,7 @@ _ERROR_SCHEMA = {
 }
 
 
-def openapi_document(app: FastAPI) -> dict[str, Any]:
+def openapi_document(app: FastAPI) -> JsonObject:
     """Of everything but what is for machines."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = document["components"].setdefault("schemas", {})
@@ -91,9 +91,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     return document
 
 
-def _complete(
-    operation: dict[str, Any], route: RouteContext, method: str, schemas: dict[str, Any]
-) -> None:
+def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: JsonObject) -> None:
     path = str(route.path_format)
     body = _body(route, path, schemas)
     if body is not None:
@@ -113,17 +111,17 @@ def _complete(
     operation["responses"] = answers | errors
 
 
-def _contents(path: str) -> dict[str, Any]:
+def _contents(path: str) -> JsonObject:
     """Of what is answered when all goes well, by media type."""
     if path in _EXPORTS:
         return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
-    contents: dict[str, Any] = {_JSON: {"schema": {"type": "object"}}}
+    contents: JsonObject = {_JSON: {"schema": {"type": "object"}}}
     if path in _INFERENCE:
         contents["text/event-stream"] = {"schema": {"type": "string"}}
     return contents
 
 
-def _body(route: RouteContext, path: str, schemas: dict[str, Any]) -> dict[str, Any] | None:
+def _body(route: RouteContext, path: str, schemas: JsonObject) -> JsonObject | None:
     """What is sent, by media type; None for a route that reads no body."""
     if path == _PART:
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails, from_json
 from server.api import errors
 from server.api.errors import ApiError
 from server.api.json_text import check_json
+from server.text.json_object import JsonObject
 
 _MAX_SHOWN_CHARACTERS = 64
 """How many characters of a client's own name an error repeats."""
@@ -59,7 +60,7 @@ def parse_body(body: bytes, kind: type[_Object]) -> _Object:
     return parse_object(read_object(body), kind)
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes) -> JsonObject:
     """A body as a JSON object. Raises ApiError."""
     try:
         # Not json.loads: that lets half a surrogate pair through, which no answer can hold.
@@ -71,7 +72,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     return values
 
 
-def parse_object(values: dict[str, Any], kind: type[_Object]) -> _Object:
+def parse_object(values: JsonObject, kind: type[_Object]) -> _Object:
     """The object with its fields checked. Raises ApiError that names the field at fault."""
     try:
         return kind.model_validate(values)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from server.billing.receipts.receipt import Receipt
+from server.text.json_object import JsonObject
 
 SCHEMA = "chorale.statement/1"
 MAX_LINES = 5000
@@ -61,7 +62,7 @@ class StatementFigures:
     _tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TOKENS, 0))
     _totals: dict[str, _Sum] = field(default_factory=dict)
     _lines: dict[LineKey, _Sum] = field(default_factory=dict)
-    _payments: list[dict[str, Any]] = field(default_factory=list)
+    _payments: list[JsonObject] = field(default_factory=list)
     _hash: Any = field(default_factory=hashlib.sha256)
 
     def copy(self) -> "StatementFigures":
@@ -100,7 +101,7 @@ class StatementFigures:
             self._payments.append({name: receipt[name] for name in names})
         self._hash.update(f"{receipt['sha256']}\n".encode())
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """Plain JSON. receipts_sha256: of the receipts' sha256 in hex, a line each."""
         return {
             "tenant_name": self.tenant_name,

@@ -22,6 +22,7 @@ from server.billing.tables import (
     usage_rollups,
 )
 from server.faults import Invalid
+from server.text.json_object import JsonObject
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day", "hour", "minute"]
 MAX_GROUPS = 10_000
@@ -141,7 +142,7 @@ def _rollup_rows(
         "adapter_digest": sums.adapter_digest,
         "kind": sums.kind,
     }
-    values: dict[str, Any] = {name: sums[name] for name in _SUMS if name != "num_requests"}
+    values: JsonObject = {name: sums[name] for name in _SUMS if name != "num_requests"}
     num_served = sums.num_entries - sums.num_failed_requests
     values["num_requests"] = sa.case((sums.kind == "usage", num_served), else_=0)
     query = _select(dimensions, sums.hour_ms, values, group_by)
@@ -166,7 +167,7 @@ def _entry_rows(
     # What is free has no parts, whatever its tokens cost otherwise.
     is_paid = entry.amount_nanousd > 0
     is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "num_requests": sa.case((usage.is_failed.is_(False), 1), else_=0),
         "num_failed_requests": sa.case((usage.is_failed.is_(True), 1), else_=0),
         "prompt_tokens": usage.prompt_tokens,
@@ -197,7 +198,7 @@ def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int])
 
 
 def _select(
-    dimensions: dict[str, Any], at_ms: Any, values: dict[str, Any], group_by: Sequence[Dimension]
+    dimensions: JsonObject, at_ms: Any, values: JsonObject, group_by: Sequence[Dimension]
 ) -> sa.Select[Any]:
     """Rows that are not summed yet, with the dimensions that are asked for."""
     columns = []
@@ -208,7 +209,7 @@ def _select(
     return sa.select(*columns, *(values[name].label(name) for name in _SUMS))
 
 
-def _filter(query: sa.Select[Any], dimensions: dict[str, Any], which: Which) -> sa.Select[Any]:
+def _filter(query: sa.Select[Any], dimensions: JsonObject, which: Which) -> sa.Select[Any]:
     if which.kinds is not None:
         query = query.where(dimensions["kind"].in_(which.kinds))
     if which.key_ids is not None:
@@ -222,7 +223,7 @@ def _filter(query: sa.Select[Any], dimensions: dict[str, Any], which: Which) -> 
 
 def _usage_sum(row: RowMapping, group_by: Sequence[Dimension]) -> UsageSum:
     # PostgreSQL sums integers as decimals.
-    values: dict[str, Any] = {name: int(row[name]) for name in _SUMS}
+    values: JsonObject = {name: int(row[name]) for name in _SUMS}
     for name in group_by:
         if name in WIDTH_MS:
             values["at_ms"] = int(row[name])

@@ -1,12 +1,13 @@
 """`chorale adapters alias | rollback | moves`: what a name means, and what it meant before."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.cli.units import moment
+from server.text.json_object import JsonObject
 
 Alias = Annotated[str, typer.Argument(help="Requests name it as NAME@ALIAS.")]
 
@@ -29,7 +30,7 @@ def set_alias(
 
     if (canary is None) != (percent is None):
         raise CommandFailed("--canary and --percent go together.", exit_code=2)
-    body: dict[str, Any] = {"version": version}
+    body: JsonObject = {"version": version}
     if canary is not None:
         body["canary"] = {"version": canary, "percent": percent}
     with as_tenant(url, api_key) as client:
@@ -71,7 +72,7 @@ def as_share(canary: dict[str, int] | None) -> str | None:
 
 
 def _say_meaning(
-    name: str, alias: str, adapter: dict[str, Any], before: dict[str, Any] | None = None
+    name: str, alias: str, adapter: JsonObject, before: JsonObject | None = None
 ) -> None:
     """Tell what the alias means now.   before: the adapter before a change that may end a split."""
     share = as_share(adapter["canaries"].get(alias))

@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.passport import show_passport
 from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -136,7 +137,7 @@ def push_with_progress(
 
 def _push_all(
     client: "Client", folders: list[Path], alias: str | None, direct: bool
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """What became of each, in order; after a failure that all would meet, the rest is left."""
     from server.cli.upload_bar import UploadBar
     from server.client.files import size_bytes_of
@@ -146,7 +147,7 @@ def _push_all(
 
     uploader = Uploader(client, Patience(turn_wait_s=_IMPORT_TURN_WAIT_S))
     sizes = [size_bytes_of(folder) for folder in folders]
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     with UploadBar(sum(sizes)) as bar:
         for folder, size_bytes in zip(folders, sizes, strict=True):
             name = folder.name
@@ -168,7 +169,7 @@ def _push_all(
     return rows
 
 
-def _row(name: str, version: int | None, outcome: str, code: str | None = None) -> dict[str, Any]:
+def _row(name: str, version: int | None, outcome: str, code: str | None = None) -> JsonObject:
     return {"name": name, "version": version, "outcome": outcome, "code": code}
 
 

@@ -1,6 +1,6 @@
 """`chorale adapters`: a tenant's own adapters."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,6 +10,7 @@ from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenan
 from server.cli.passport import show_passport
 from server.cli.terminal import confirm, say, show_facts, show_json, show_table
 from server.cli.units import dollars, megabytes, moment
+from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
 
@@ -140,12 +141,12 @@ def _shown(name: str, version: int | None) -> str:
     return name if version is None else f"{name}@{version}"
 
 
-def _row(adapter: dict[str, Any]) -> dict[str, Any]:
+def _row(adapter: JsonObject) -> JsonObject:
     latest = _version_row(adapter["latest"]) if adapter["latest"] else {}
     return {**latest, "name": adapter["id"], "aliases": adapter["aliases"]}
 
 
-def _version_row(version: dict[str, Any]) -> dict[str, Any]:
+def _version_row(version: JsonObject) -> JsonObject:
     return {
         **version,
         "size": megabytes(version["size_bytes"]),
@@ -154,7 +155,7 @@ def _version_row(version: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pin(pin: dict[str, Any] | None) -> list[tuple[str, str | None]]:
+def _pin(pin: JsonObject | None) -> list[tuple[str, str | None]]:
     if pin is None:
         return [("pin", None)]
     size, price = megabytes(pin["size_bytes"]), dollars(pin["price_nanousd_per_hour"])

@@ -1,13 +1,14 @@
 """`chorale chat`: talk to the base model or an adapter from the terminal."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from server.cli.connection import DEFAULT_URL, ApiKey, Url, as_tenant
 from server.cli.terminal import say
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -46,7 +47,7 @@ def _read_line() -> str | None:
         return None
 
 
-def _take_turn(client: "Client", messages: list[dict[str, str]], options: dict[str, Any]) -> None:
+def _take_turn(client: "Client", messages: list[dict[str, str]], options: JsonObject) -> None:
     """Streams the answer to the last message and appends it; takes the message back if refused."""
     from server.client.http import ApiRefused
 

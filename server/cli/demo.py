@@ -4,7 +4,7 @@ import json
 import time
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from server.cli.adapter_push import push_with_progress
 from server.cli.connection import connect
 from server.cli.serve import Readiness, base_url, load, start_serving
 from server.cli.terminal import CommandFailed, say, show
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -54,7 +55,7 @@ def demo(
         say("Stopping; Ctrl-C again kills.")
 
 
-def _provision(settings: "Settings", adapters: Path) -> dict[str, Any]:
+def _provision(settings: "Settings", adapters: Path) -> JsonObject:
     """Tenants, keys and adapters that are not there yet. The content of demo.json."""
     from server.launch.secrets import load_admin_key
 
@@ -125,7 +126,7 @@ def _push_missing(client: "Client", adapters: Path, names: tuple[str, ...]) -> N
             push_with_progress(client, adapters / name, name)
 
 
-def _show_what_to_paste(made: dict[str, Any]) -> None:
+def _show_what_to_paste(made: JsonObject) -> None:
     url, tenants = made["base_url"], made["tenants"]
     show(f"\nIn a browser:\n\n  {url}/#keys={','.join(t['api_key'] for t in tenants)}\n")
     for tenant in tenants:

@@ -1,6 +1,6 @@
 """`chorale engines`: the pool behind a gateway."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from server.cli.connection import (
     as_operator,
 )
 from server.cli.terminal import say, show_json, show_table
+from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="The engines that serve (operator).")
 
@@ -63,7 +64,7 @@ def lose_engine(
         say(f"{found['num_open']} more have not expired: say it again in some minutes.")
 
 
-def _row(engine: dict[str, Any]) -> dict[str, Any]:
+def _row(engine: JsonObject) -> JsonObject:
     figures = engine["figures"] or {}
     return {
         **engine,

@@ -20,6 +20,7 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -165,7 +166,7 @@ def _path(tenant: str | None) -> str:
     return "/v1/keys" if tenant is None else f"/admin/v1/tenants/{tenant}/keys"
 
 
-def _show_new(key: dict[str, Any], as_json: bool) -> None:
+def _show_new(key: JsonObject, as_json: bool) -> None:
     if as_json:
         # First: the only thing that cannot be asked for again.
         show_json({"api_key": key["api_key"], **key})

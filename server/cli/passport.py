@@ -5,11 +5,12 @@ from typing import Any
 
 from server.cli.terminal import show_facts
 from server.cli.units import dollars, megabytes, milliseconds
+from server.text.json_object import JsonObject
 
 Row = tuple[str, Any]
 
 
-def show_passport(passport: dict[str, Any], version: dict[str, Any] | None = None) -> None:
+def show_passport(passport: JsonObject, version: JsonObject | None = None) -> None:
     """version: None for a dry run, which makes none."""
     rows: list[Row] = [
         *_identity(version or {}),
@@ -23,13 +24,13 @@ def show_passport(passport: dict[str, Any], version: dict[str, Any] | None = Non
     show_facts("passport", rows)
 
 
-def _identity(version: dict[str, Any]) -> Iterator[Row]:
+def _identity(version: JsonObject) -> Iterator[Row]:
     for name in ("version", "state", "tier", "is_servable", "digest", "base_revision"):
         if name in version:
             yield name, version[name]
 
 
-def _static(passport: dict[str, Any]) -> Iterator[Row]:
+def _static(passport: JsonObject) -> Iterator[Row]:
     yield "format", passport.get("lora_format")
     yield "rank", _shares(passport.get("rank"), passport.get("ranks"))
     yield "scale", _shares(None, passport.get("scales"))
@@ -48,7 +49,7 @@ def _shares(largest: int | None, counts: dict[str, int] | None) -> str | int | N
     return ", ".join(f"{value} in {count} modules" for value, count in counts.items())
 
 
-def _canary(canary: dict[str, Any] | None) -> Iterator[Row]:
+def _canary(canary: JsonObject | None) -> Iterator[Row]:
     if canary is None:
         return
     yield "canary", "passed" if canary.get("passed") else "failed"
@@ -63,6 +64,6 @@ def _canary(canary: dict[str, Any] | None) -> Iterator[Row]:
         yield "cold load", milliseconds(canary["cold_load_s"])
 
 
-def _warnings(passport: dict[str, Any]) -> list[str]:
+def _warnings(passport: JsonObject) -> list[str]:
     canary = passport.get("canary") or {}
     return [*passport.get("warnings", ()), *canary.get("warnings", ())]

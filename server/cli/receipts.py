@@ -10,6 +10,7 @@ import typer
 
 from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, say, show, show_json
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.billing.receipts.check import Gap, ReceiptCheck, TenantSummary
@@ -94,7 +95,7 @@ def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
     return {key.key_id: key for key in keys}
 
 
-def _read_document(path: Path) -> dict[str, Any] | None:
+def _read_document(path: Path) -> JsonObject | None:
     """An answer of the API that was kept; None if the file is none. Raises CommandFailed."""
     try:
         with path.open("rb") as file:
@@ -110,11 +111,11 @@ def _read_document(path: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "object" in document else None
 
 
-def _read_statement(path: Path) -> dict[str, Any]:
+def _read_statement(path: Path) -> JsonObject:
     return _issued(path, _read_document(path) or {})
 
 
-def _issued(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+def _issued(path: Path, document: JsonObject) -> JsonObject:
     """A statement with its seal. Raises CommandFailed."""
     names = {"object", "status", "statement", "sha256", "signature"}
     is_issued = document.get("object") == "statement" and document.get("status") == "issued"
@@ -139,7 +140,7 @@ def _check_export(check: "ReceiptCheck", path: Path) -> None:
         raise CommandFailed(f"{path}: there is no receipt in it.", 2)
 
 
-def _check_receipt(check: "ReceiptCheck", document: dict[str, Any]) -> None:
+def _check_receipt(check: "ReceiptCheck", document: JsonObject) -> None:
     """One receipt as the API answers it. Row 1; the corrections are the rows after it."""
     names = {"object", "receipt", "corrections", "verified_with"}
     receipt, corrections = document.get("receipt"), document.get("corrections")
@@ -166,7 +167,7 @@ def _check_names(fields: Any) -> None:
 
 
 def _check_statement(
-    check: "ReceiptCheck", document: dict[str, Any], keys: Mapping[str, "PublicKey"]
+    check: "ReceiptCheck", document: JsonObject, keys: Mapping[str, "PublicKey"]
 ) -> None:
     from server.billing.receipts.check import statement_faults
 
@@ -221,7 +222,7 @@ def _gap(gap: "Gap") -> str:
     return f"{gap.tenant_id}: {gap.num_receipts:,} receipts of other periods are not here: {which}"
 
 
-def _sums(tenant: "TenantSummary") -> dict[str, Any]:
+def _sums(tenant: "TenantSummary") -> JsonObject:
     return {
         "num_receipts": tenant.num_receipts,
         "num_missing": tenant.num_missing,

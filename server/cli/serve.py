@@ -9,11 +9,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from server.cli.terminal import CommandFailed, say
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.launch.settings import Settings
@@ -98,7 +99,7 @@ def serve(
         supervisor.run()
 
 
-def load(flags: dict[str, Any], config: Path | None = None) -> "Settings":
+def load(flags: JsonObject, config: Path | None = None) -> "Settings":
     """Settings, or a failure of the command that says which one is wrong."""
     import tomllib
 

@@ -16,6 +16,7 @@ from server.cli.connection import (
     as_operator,
 )
 from server.cli.terminal import CommandFailed, show_json, show_table
+from server.text.json_object import JsonObject
 
 _PRICES = ("prompt", "cached", "completion", "storage", "pinned", "resident")
 _COLUMNS = ("tenant", "kind", "num_entries", "actual_usd", "simulated_usd", "difference_usd")
@@ -53,7 +54,7 @@ def simulate(
     prices = {name: given[name] for name in names if given[name] is not None}
     if (bool(prices) + (price_version is not None) + (book is not None)) != 1:
         raise CommandFailed("Name prices, or --price-version, or --book: one of them.", 2)
-    body: dict[str, Any] = {"start": start, "end": end, "tenant": tenant}
+    body: JsonObject = {"start": start, "end": end, "tenant": tenant}
     if price_version is not None:
         body["price_version"] = price_version
     else:

@@ -1,6 +1,6 @@
 """`chorale tenants`: the operator's list of customers, and their limits."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from server.cli.connection import (
     as_operator,
 )
 from server.cli.terminal import say, show_json, show_table
+from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
 
@@ -115,7 +116,7 @@ def resume(
         _show(client.request("POST", f"/admin/v1/tenants/{tenant}/resume"), json)
 
 
-def _show(tenant: dict[str, Any], as_json: bool) -> None:
+def _show(tenant: JsonObject, as_json: bool) -> None:
     if as_json:
         show_json(tenant)
         return

@@ -4,7 +4,7 @@ import sys
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.client.http import Client
@@ -140,7 +141,7 @@ def export_usage(
     say(f"Written to {output}.")
 
 
-def _total(rows: list[dict[str, Any]], first_column: str) -> dict[str, Any]:
+def _total(rows: list[JsonObject], first_column: str) -> JsonObject:
     """The last line of a table."""
     counts = {name: sum(row[name] for row in rows) for name in _SUMS if name != "amount_usd"}
     amount_usd = format_usd(sum(row["amount_nanousd"] for row in rows))

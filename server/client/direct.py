@@ -9,7 +9,6 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -17,6 +16,7 @@ from server.client.files import read_part
 from server.client.http import Client, ClientError, is_loopback
 from server.client.patience import Patience
 from server.client.progress import Tally
+from server.text.json_object import JsonObject
 
 PARTS_AT_ONCE = 4
 
@@ -68,7 +68,7 @@ class DirectSender:
         self._patience = patience
         self._transport = transport
 
-    def send(self, upload: dict[str, Any], folder: Path, tally: Tally) -> None:
+    def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
         """Rounds until nothing is missing. Raises ClientError, after some that brought nothing."""
         path, failures = f"/v1/uploads/{upload['id']}", 0
         while missing := _missing(upload):
@@ -136,7 +136,7 @@ def _lost(part: _Part) -> StoreRefused:
     return StoreRefused(part.host, part.filename, part.number, "it took it, and does not have it")
 
 
-def _missing(upload: dict[str, Any]) -> list[_Part]:
+def _missing(upload: JsonObject) -> list[_Part]:
     """Nothing, once the upload takes no more."""
     return [
         _Part(filename, part["number"], part["start"], part["size_bytes"], part["url"])
@@ -145,5 +145,5 @@ def _missing(upload: dict[str, Any]) -> list[_Part]:
     ]
 
 
-def _received(upload: dict[str, Any]) -> dict[str, int]:
+def _received(upload: JsonObject) -> dict[str, int]:
     return {name: int(file["received_bytes"]) for name, file in upload["files"].items()}

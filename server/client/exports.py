@@ -10,6 +10,7 @@ from server.billing.exports.formats import ExportFormat
 from server.billing.exports.resuming import Whole, whole_part
 from server.client.http import ApiRefused, Client, ClientError
 from server.client.patience import Patience
+from server.text.json_object import JsonObject
 
 _THROUGH = "x-chorale-export-through"
 
@@ -60,7 +61,7 @@ def _insist(
 class _Draft:
     """The file of what came so far. Beside it lies what was asked for; only that may go on."""
 
-    def __init__(self, output: Path, asked: dict[str, Any]) -> None:
+    def __init__(self, output: Path, asked: JsonObject) -> None:
         self._output = output
         self._asked = asked
         self._path = output.with_name(output.name + ".part")
@@ -104,14 +105,14 @@ class _Draft:
                     return
         self.discard()
 
-    def _whole_part(self, file: BinaryIO, note: dict[str, Any]) -> Whole:
+    def _whole_part(self, file: BinaryIO, note: JsonObject) -> Whole:
         file.seek(0)
         return whole_part(file, self._asked["format"]) if note["through"] else Whole()
 
-    def _read_note(self) -> dict[str, Any]:
+    def _read_note(self) -> JsonObject:
         """The note of the draft that is there, if it is of this export; otherwise an empty one."""
         try:
-            note: dict[str, Any] = json.loads(self._note.read_text())
+            note: JsonObject = json.loads(self._note.read_text())
             if note["asked"] == self._asked:
                 return note
         except (FileNotFoundError, ValueError, LookupError, TypeError):
@@ -120,7 +121,7 @@ class _Draft:
         start = self._asked.get("start") or f"{datetime.now(UTC):%Y-%m}-01"
         return {"asked": self._asked, "start": start, "through": None}
 
-    def _write_note(self, note: dict[str, Any]) -> None:
+    def _write_note(self, note: JsonObject) -> None:
         draft = self._note.with_name(self._note.name + ".new")
         draft.write_text(json.dumps(note))
         draft.rename(self._note)

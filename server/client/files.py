@@ -3,9 +3,9 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from server.client.http import ClientError
+from server.text.json_object import JsonObject
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -53,10 +53,10 @@ def check_files(folder: Path) -> None:
             raise NotAnAdapter(folder, filename, is_pickled=is_pickled)
 
 
-def describe(folder: Path) -> dict[str, dict[str, Any]]:
+def describe(folder: Path) -> dict[str, JsonObject]:
     """Size and sha256 of both, as an upload declares them. Raises NotAnAdapter, Unreadable."""
     check_files(folder)
-    files: dict[str, dict[str, Any]] = {}
+    files: dict[str, JsonObject] = {}
     for filename in ADAPTER_FILES:
         path = folder / filename
         try:

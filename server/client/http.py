@@ -22,6 +22,8 @@ from urllib.parse import quote
 
 import httpx
 
+from server.text.json_object import JsonObject
+
 _PAGE_SIZE = 1000
 # Completing an upload reads and checks all of it.
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=600.0)
@@ -65,7 +67,7 @@ class Answer:
     """A success. retry_after_s: when it is not the last word."""
 
     status: int
-    body: dict[str, Any]
+    body: JsonObject
     retry_after_s: float | None
 
 
@@ -92,28 +94,28 @@ class Client:
         self._http.close()
 
     def request(
-        self, method: str, path: str, *, body: Any = None, params: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, method: str, path: str, *, body: Any = None, params: JsonObject | None = None
+    ) -> JsonObject:
         """The JSON answer. Raises ServerUnreachable, ApiRefused."""
         return self.ask(method, path, body=body, params=params).body
 
     def ask(
-        self, method: str, path: str, *, body: Any = None, params: dict[str, Any] | None = None
+        self, method: str, path: str, *, body: Any = None, params: JsonObject | None = None
     ) -> Answer:
         """As `request`, with what came beside the JSON."""
         with self._answers():
             return _checked(self._http.request(method, path, json=body, params=_given(params)))
 
-    def put(self, path: str, content: Iterator[bytes], headers: dict[str, str]) -> dict[str, Any]:
+    def put(self, path: str, content: Iterator[bytes], headers: dict[str, str]) -> JsonObject:
         """Send bytes as they are read; the JSON answer. Raises ServerUnreachable, ApiRefused."""
         with self._answers():
             return _checked(self._http.put(path, content=content, headers=headers)).body
 
     def list_all(
-        self, path: str, cursor: str, key: str, params: dict[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
+        self, path: str, cursor: str, key: str, params: JsonObject | None = None
+    ) -> list[JsonObject]:
         """Every page of a list. cursor: the parameter that takes the last item's `key`."""
-        items: list[dict[str, Any]] = []
+        items: list[JsonObject] = []
         after = None
         while True:
             page_of = {**(params or {}), cursor: after, "limit": _PAGE_SIZE}
@@ -126,7 +128,7 @@ class Client:
     def download(
         self,
         path: str,
-        params: dict[str, Any],
+        params: JsonObject,
         on_headers: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> Iterator[bytes]:
         """The answer's bytes as they come. on_headers: told what comes before them."""
@@ -135,7 +137,7 @@ class Client:
             on_headers(answer.headers)
             yield from answer.iter_bytes()
 
-    def stream(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+    def stream(self, path: str, body: JsonObject) -> Generator[JsonObject, None, None]:
         """The chunks of a streamed completion. Raises ApiRefused for an error in mid-stream too."""
         with self._answers(), self._http.stream("POST", path, json=body) as answer:
             _check_stream(answer)
@@ -144,7 +146,7 @@ class Client:
                 if data == "[DONE]":
                     return
                 if data:
-                    chunk: dict[str, Any] = json.loads(data)
+                    chunk: JsonObject = json.loads(data)
                     if "error" in chunk:
                         raise ApiRefused(httpx.Response(answer.status_code, json=chunk))
                     yield chunk
@@ -163,7 +165,7 @@ def adapter_path(*names: str | int) -> str:
     return "/v1/adapters/" + "/".join(quote(str(name), safe="") for name in names)
 
 
-def _given(params: dict[str, Any] | None) -> dict[str, Any]:
+def _given(params: JsonObject | None) -> JsonObject:
     return {name: value for name, value in (params or {}).items() if value is not None}
 
 
@@ -171,7 +173,7 @@ def _checked(answer: httpx.Response) -> Answer:
     if not answer.is_success:
         raise ApiRefused(answer)
     try:
-        content: dict[str, Any] = answer.json()
+        content: JsonObject = answer.json()
     except ValueError:
         raise ServerUnreachable(str(answer.url), "its answer is not JSON") from None
     return Answer(answer.status_code, content, _retry_after_s(answer))
@@ -183,7 +185,7 @@ def _check_stream(answer: httpx.Response) -> None:
         raise ApiRefused(answer)
 
 
-def _error_object(answer: httpx.Response) -> dict[str, Any]:
+def _error_object(answer: httpx.Response) -> JsonObject:
     try:
         error = answer.json()["error"]
     except (ValueError, KeyError, TypeError):

@@ -1,12 +1,12 @@
 """An upload's files sent to the gateway: part after part, from where it says it stands."""
 
 from pathlib import Path
-from typing import Any
 
 from server.client.files import ADAPTER_FILES, read_part
 from server.client.http import Client, ClientError
 from server.client.patience import Patience
 from server.client.progress import Tally
+from server.text.json_object import JsonObject
 
 PART_BYTES = 16 << 20
 
@@ -19,7 +19,7 @@ class PartSender:
         self._patience = patience
         self._part_bytes = part_bytes
 
-    def send(self, upload: dict[str, Any], folder: Path, tally: Tally) -> None:
+    def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
         """What the server has not of both files. Raises ClientError."""
         received = {name: int(file["received_bytes"]) for name, file in upload["files"].items()}
         tally.restart(received)

@@ -8,7 +8,6 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -18,6 +17,7 @@ from server.client.http import Answer, ApiRefused, Client, ClientError, adapter_
 from server.client.parts import PART_BYTES, PartSender
 from server.client.patience import Patience
 from server.client.progress import Tally, Watcher
+from server.text.json_object import JsonObject
 
 _DEFAULT_PAUSE_S = 1.0
 # The upload may have failed, and then says why.
@@ -27,7 +27,7 @@ _VERDICT_STATUSES = (400, 409, 413)
 class UploadFailed(ClientError):
     """The server has checked the files and will not serve them. upload: its report."""
 
-    def __init__(self, upload: dict[str, Any]) -> None:
+    def __init__(self, upload: JsonObject) -> None:
         fault = upload["error"] or {}
         self.code = fault.get("code")
         self.upload = upload
@@ -37,7 +37,7 @@ class UploadFailed(ClientError):
 class NotProvedYet(ClientError):
     """The files have arrived and passed their checks. upload: as it is."""
 
-    def __init__(self, upload: dict[str, Any], waited_s: float) -> None:
+    def __init__(self, upload: JsonObject, waited_s: float) -> None:
         self.upload = upload
         super().__init__(
             f"The adapter has arrived, but no engine has proved it within {waited_s:.0f} s; "
@@ -56,7 +56,7 @@ class DirectNotSupported(ClientError):
 class Pushed:
     """The upload, complete, with its version. is_known: its bytes were there and not sent again."""
 
-    upload: dict[str, Any]
+    upload: JsonObject
     is_known: bool
 
 
@@ -112,7 +112,7 @@ class Uploader:
             memory.forget()
         return Pushed(upload, is_known)
 
-    def validate(self, folder: Path, watcher: Watcher | None = None) -> dict[str, Any]:
+    def validate(self, folder: Path, watcher: Watcher | None = None) -> JsonObject:
         """The upload of a dry run, with the passport; the server keeps nothing of it."""
         watcher = watcher or Watcher()
         watcher.enter("reading")
@@ -122,15 +122,13 @@ class Uploader:
 
     def prove_again(
         self, name: str, version: int, alias: str | None, watcher: Watcher | None = None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """The upload that makes a version for another base model one for the server's."""
         path = adapter_path(name, "versions", str(version), "prove")
         upload = self._client.request("POST", path, body={"alias": alias})
         return self._wait_ended(upload, watcher or Watcher())
 
-    def _recall(
-        self, memory: "UploadMemory | None", wanted: dict[str, Any]
-    ) -> dict[str, Any] | None:
+    def _recall(self, memory: "UploadMemory | None", wanted: JsonObject) -> JsonObject | None:
         """The upload that an earlier run left, if it can still come to a good end."""
         upload_id = memory.recall(wanted) if memory else None
         if upload_id is None:
@@ -143,7 +141,7 @@ class Uploader:
             return None
         return upload if upload["state"] in ("open", "proving", "complete") else None
 
-    def _create(self, path: str, body: dict[str, Any], watcher: Watcher) -> dict[str, Any]:
+    def _create(self, path: str, body: JsonObject, watcher: Watcher) -> JsonObject:
         """A new upload, after a wait where a quota says how long.
 
         All else is for the caller: an answer that is lost may have made an upload.
@@ -164,7 +162,7 @@ class Uploader:
             watcher.enter("waiting")
             self._patience.sleep(pause_s)
 
-    def _finish(self, upload: dict[str, Any], folder: Path, watcher: Watcher) -> dict[str, Any]:
+    def _finish(self, upload: JsonObject, folder: Path, watcher: Watcher) -> JsonObject:
         """Send what is missing, and wait for the end; the complete upload."""
         if upload["state"] == "open":
             watcher.enter("sending")
@@ -173,7 +171,7 @@ class Uploader:
             sender.send(upload, folder, Tally(size_bytes, watcher))
         return self._wait_ended(upload, watcher)
 
-    def _wait_ended(self, upload: dict[str, Any], watcher: Watcher) -> dict[str, Any]:
+    def _wait_ended(self, upload: JsonObject, watcher: Watcher) -> JsonObject:
         """The complete upload. Raises UploadFailed, NotProvedYet."""
         watcher.enter("proving" if upload["state"] == "proving" else "checking")
         started_at = self._patience.clock()
@@ -208,7 +206,7 @@ class UploadMemory:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def recall(self, wanted: dict[str, Any]) -> str | None:
+    def recall(self, wanted: JsonObject) -> str | None:
         """The upload of exactly these bytes under this name on this server."""
         try:
             kept = json.loads(self._path.read_text())
@@ -216,7 +214,7 @@ class UploadMemory:
             return None
         return kept["upload_id"] if kept.get("wanted") == wanted else None
 
-    def remember(self, wanted: dict[str, Any], upload_id: str) -> None:
+    def remember(self, wanted: JsonObject, upload_id: str) -> None:
         # An upload that cannot be remembered can be made all the same.
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)

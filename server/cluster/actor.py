@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import ray.util
 
@@ -20,6 +19,7 @@ from server.cluster.pool import Placed, Pool, Role
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.local_pool import engine_name
 from server.launch.supervisor import Backoff, SupervisorConfig, die_with_parent
+from server.text.json_object import JsonObject
 
 _MAX_PROBLEM_CHARS = 2000
 
@@ -27,7 +27,7 @@ _MAX_PROBLEM_CHARS = 2000
 class EngineActor:
     """kind: what it runs in the folder of engine `number`."""
 
-    def __init__(self, pool: dict[str, Any], number: int, kind: Kind) -> None:
+    def __init__(self, pool: JsonObject, number: int, kind: Kind) -> None:
         self._pool = Pool.of(pool)
         self._kind = kind
         self._name = engine_name(number)
@@ -38,7 +38,7 @@ class EngineActor:
         self._is_leaving = False
         self._problem = ""
 
-    def tend(self, role: Role) -> dict[str, Any]:
+    def tend(self, role: Role) -> JsonObject:
         """A `Placed`; called again and again with what is wanted of it."""
         try:
             return self._tend(role, time.monotonic()).as_dict()

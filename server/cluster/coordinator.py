@@ -27,6 +27,7 @@ from server.cluster.pool import Placed, Pool, Role, first_line
 from server.launch.engine_template import Kind
 from server.launch.local_pool import engine_name
 from server.pool.files import MAX_ENGINES
+from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Coordinator:
             self._linger_until = time.monotonic() + LINGER_S
         return None
 
-    def poll(self, placer_id: str, wanted: int) -> dict[str, Any] | None:
+    def poll(self, placer_id: str, wanted: int) -> JsonObject | None:
         """What to tell a gateway; None from a coordinator that `placer_id` has not joined yet.
 
         addresses: of all engines by name, "" where one is not known.   problems: for the operator.

@@ -30,6 +30,7 @@ from server.pool.files import (
     wanted_path,
     write_members,
 )
+from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class Placer:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="placer: %(message)s")
     config = PlacerConfig.read(Path(sys.argv[1]))
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     if config.address == "local":
         options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     ray.init(

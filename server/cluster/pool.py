@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from server.launch.placer_config import PlacerConfig
+from server.text.json_object import JsonObject
 
 COORDINATOR = "coordinator"
 """Its name, in the pool's namespace."""
@@ -63,7 +64,7 @@ class Pool:
             num_gpus=config.num_gpus if on_gpus else 0,
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return asdict(self)
 
     def refusal(self, other: "Pool") -> str | None:
@@ -86,7 +87,7 @@ class Placed:
     problem: str = ""
     is_gone: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         return asdict(self)
 
 

@@ -8,9 +8,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from server.launch.supervisor import ChildSpec
+from server.text.json_object import JsonObject
 
 # Of the environment, what only some of the processes may see.
 STORE_CREDENTIALS = ("AWS_",)
@@ -48,7 +48,7 @@ def base_revision_of(path: Path) -> str | None:
     return None
 
 
-def write_private(path: Path, content: dict[str, Any]) -> None:
+def write_private(path: Path, content: JsonObject) -> None:
     """JSON that may hold keys and passwords, with mode 0600."""
     draft = path.with_suffix(".part")
     draft.unlink(missing_ok=True)

@@ -6,7 +6,9 @@ import os
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+from server.text.json_object import JsonObject
 
 Kind = Literal["engine", "retired"]
 """What an actor runs in an engine's folder: the engine, or what is left of one that has left."""
@@ -23,7 +25,7 @@ class EngineTemplate:
     model: str
     model_id: str
     base_revision: str
-    config: dict[str, Any]
+    config: JsonObject
     storage: str
     disk_cache_bytes: int
     max_fetches: int

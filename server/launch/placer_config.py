@@ -5,11 +5,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
+from server.text.json_object import JsonObject
 
 _KILL_S = 15.0
 """What a process may take beyond its own patience."""
@@ -33,14 +33,14 @@ class PlacerConfig:
     device: str
     num_cpus: int
     num_gpus: int
-    template: dict[str, Any] = field(repr=False)
+    template: JsonObject = field(repr=False)
 
     @classmethod
     def of(
         cls,
         settings: Settings,
         keys: PoolKeys,
-        engine_config: dict[str, Any],
+        engine_config: JsonObject,
         modules: Mapping[Kind, str],
     ) -> "PlacerConfig":
         """engine_config: fields of engine.config.EngineConfig; folders are the nodes' to give."""

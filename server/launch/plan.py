@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
@@ -44,6 +43,7 @@ from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec, Plan
 from server.pool.keys import PoolKeys
+from server.text.json_object import JsonObject
 from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
 _MAX_SOCKET_PATH = 100
@@ -121,7 +121,7 @@ def _check_length(settings: Settings, base: BaseModel) -> None:
         )
 
 
-def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> JsonObject:
     """The fields of engine.config.EngineConfig, by name: the file is the interface.
 
     Without data_dir: each engine has one of its own.
@@ -177,7 +177,7 @@ def _fetcher(settings: Settings) -> ChildSpec:
     )
 
 
-def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> LocalPool:
+def _local_pool(settings: Settings, config: JsonObject, module: str) -> LocalPool:
     """config: what is the same for all engines. Raises TooFewGpus."""
     data_dir, size = settings.data_dir, settings.tensor_parallel_size
     gpus = _gpus_to_share(settings)
@@ -212,7 +212,7 @@ def _local_pool(settings: Settings, config: dict[str, Any], module: str) -> Loca
     )
 
 
-def _placer(settings: Settings, secrets: Secrets, config: dict[str, Any], module: str) -> ChildSpec:
+def _placer(settings: Settings, secrets: Secrets, config: JsonObject, module: str) -> ChildSpec:
     """What keeps the engines on a cluster. config: what is the same for all. Raises RayMissing."""
     if importlib.util.find_spec("ray") is None:
         raise RayMissing

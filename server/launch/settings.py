@@ -20,6 +20,7 @@ from pydantic import (
 
 from registry.storage_url import parse_storage_url
 from server.pool.files import MAX_ENGINES
+from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
 _HOLD_SLACK_S = 60.0
@@ -39,7 +40,7 @@ class InvalidSetting(Exception):
     """Which setting, and what it must be."""
 
 
-def _default_threads(values: dict[str, Any]) -> int:
+def _default_threads(values: JsonObject) -> int:
     """One core is left to gateway and fetcher; all engines that may run share the others."""
     num_engines = values["max_engines"] or values["engines"]
     return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * values["tensor_parallel_size"]))
@@ -163,7 +164,7 @@ class Settings(BaseModel):
         return self.storage or (self.data_dir.resolve() / "objects").as_uri()
 
 
-def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings:
+def load_settings(flags: JsonObject, config: Path | None = None) -> Settings:
     """Flags win over the environment, the environment over the file. None flags were not given.
 
     Raises UnknownSetting and InvalidSetting.
@@ -178,7 +179,7 @@ def load_settings(flags: dict[str, Any], config: Path | None = None) -> Settings
         raise InvalidSetting(f"{name}: {first['msg']}") from None
 
 
-def _from_file(path: Path | None) -> dict[str, Any]:
+def _from_file(path: Path | None) -> JsonObject:
     if path is None:
         return {}
     values = tomllib.loads(path.read_text())
@@ -186,7 +187,7 @@ def _from_file(path: Path | None) -> dict[str, Any]:
     return values
 
 
-def _from_environment() -> dict[str, Any]:
+def _from_environment() -> JsonObject:
     values = {
         name.removeprefix(ENV_PREFIX).lower(): value
         for name, value in os.environ.items()
@@ -196,7 +197,7 @@ def _from_environment() -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown(values: dict[str, Any], where: str, prefix: str = "") -> None:
+def _refuse_unknown(values: JsonObject, where: str, prefix: str = "") -> None:
     for name in values:
         if name not in Settings.model_fields:
             shown = prefix + (name.upper() if prefix else name)

@@ -18,6 +18,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from server.text.json_object import JsonObject
+
 MAX_PROMPT_CHARACTERS = 16 << 20
 
 _END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
@@ -54,7 +56,7 @@ class ChatTemplate:
         self._sources = sources
 
     @classmethod
-    def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
+    def load(cls, model_dir: Path, config: JsonObject) -> "ChatTemplate":
         """Of a model's folder. config: of tokenizer_config.json. Raises TemplateError."""
         return cls(_sources(model_dir, config), _special_tokens(model_dir, config))
 
@@ -133,7 +135,7 @@ def _joined(pieces: Iterable[str]) -> str:
 # ---- where a model keeps it ----
 
 
-def _sources(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
+def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
     """Name -> template. Files of their own win over tokenizer_config.json, as in transformers."""
     files = {path.stem: path for path in model_dir.glob("additional_chat_templates/*.jinja")}
     if (model_dir / "chat_template.jinja").exists():
@@ -149,7 +151,7 @@ def _sources(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
     return {"default": found} if isinstance(found, str) else {}
 
 
-def _special_tokens(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(model_dir: Path, config: JsonObject) -> dict[str, str]:
     """`bos_token`, `eos_token` and every other `..._token` that has a text."""
     named = dict(config)
     if "added_tokens_decoder" not in config:

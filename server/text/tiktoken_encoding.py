@@ -11,11 +11,11 @@ neighbours of which it is the union, provided that every way to cut it in two to
 """
 
 from itertools import pairwise
-from typing import Any
 
 import tiktoken
 from tokenizers import Tokenizer as HFTokenizer
 
+from server.text.json_object import JsonObject
 from server.text.vocabulary import BYTE_ALPHABET, byte_level
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -43,7 +43,7 @@ class TiktokenEncoding:
     definition: of tokenizer.json.   hf: the tokenizer read from it.
     """
 
-    def __init__(self, definition: dict[str, Any], hf: HFTokenizer) -> None:
+    def __init__(self, definition: JsonObject, hf: HFTokenizer) -> None:
         model = definition["model"]
         added = definition.get("added_tokens", [])
         _check_model(model)
@@ -78,19 +78,19 @@ class TiktokenEncoding:
         return self._encoding.encode(text, allowed_special="all")
 
 
-def _check_model(model: dict[str, Any]) -> None:
+def _check_model(model: JsonObject) -> None:
     """Plain byte-level BPE."""
     extras = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model.get(name) for name in (*extras, "byte_fallback")):
         raise NotExact("it is no plain byte-level BPE")
 
 
-def _check_normalizer(normalizer: dict[str, Any] | None) -> None:
+def _check_normalizer(normalizer: JsonObject | None) -> None:
     if normalizer and normalizer["type"] != "NFC":
         raise NotExact(f"it has the normalizer {normalizer['type']}")
 
 
-def _check_added_tokens(added: list[dict[str, Any]], *, has_normalizer: bool) -> None:
+def _check_added_tokens(added: list[JsonObject], *, has_normalizer: bool) -> None:
     """Found wherever they stand, all in one pass, and never two at one place."""
     if any(token["single_word"] or token["lstrip"] or token["rstrip"] for token in added):
         raise NotExact("its added tokens depend on what stands beside them")
@@ -102,7 +102,7 @@ def _check_added_tokens(added: list[dict[str, Any]], *, has_normalizer: bool) ->
         raise NotExact("an added token begins with another")
 
 
-def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
+def _pattern(pre_tokenizer: JsonObject | None) -> str:
     """The one regular expression that splits text before byte-level BPE."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     patterns: list[str] = []
@@ -124,7 +124,7 @@ def _pattern(pre_tokenizer: dict[str, Any] | None) -> str:
     return patterns[0]
 
 
-def _check_merges(model: dict[str, Any], vocab: dict[str, int], hf: HFTokenizer) -> None:
+def _check_merges(model: JsonObject, vocab: dict[str, int], hf: HFTokenizer) -> None:
     """Merging by id is merging by the model's list; see the module's docstring."""
     if not BYTE_ALPHABET.keys() <= vocab.keys():
         raise NotExact("it has no token for some bytes")

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as HFTokenizer
 
 from server.text.chat_template import ChatTemplate, content, read_json
 from server.text.chat_template import TemplateError as TemplateError
+from server.text.json_object import JsonObject
 from server.text.tiktoken_encoding import NotExact, TiktokenEncoding
 from server.text.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
 from server.text.vocabulary import read_vocabulary
@@ -115,7 +116,7 @@ class Detokenizer:
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
 
 
-def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: JsonObject) -> tuple[int, ...]:
     """Every id that ends an answer, from all the places where models say so."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
@@ -133,7 +134,7 @@ def _around_text(hf: HFTokenizer) -> tuple[list[int], list[int]]:
     return whole[:start], whole[start + len(bare) :]
 
 
-def _tiktoken(definition: dict[str, Any], hf: HFTokenizer) -> TiktokenEncoding | None:
+def _tiktoken(definition: JsonObject, hf: HFTokenizer) -> TiktokenEncoding | None:
     try:
         encoding = TiktokenEncoding(definition, hf)
     except NotExact as reason:

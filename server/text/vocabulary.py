@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+
+from server.text.json_object import JsonObject
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
@@ -11,7 +12,7 @@ class UnsupportedTokenizer(Exception):
     """What makes it so. Its tokens cannot be written as bytes, or its template does not parse."""
 
 
-def read_vocabulary(definition: dict[str, Any]) -> list[bytes]:
+def read_vocabulary(definition: JsonObject) -> list[bytes]:
     """Token id -> its bytes; special tokens and ids that nobody has are none.
 
     definition: of tokenizer.json. A token's bytes are those it has after other text, so a word of a
@@ -46,7 +47,7 @@ BYTE_ALPHABET = _byte_alphabet()
 """The characters by which byte-level BPE writes bytes (GPT-2's table)."""
 
 
-def _flattened(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _flattened(decoder: JsonObject | None) -> list[JsonObject]:
     """The steps of a decoder, in order."""
     if decoder is None:
         return []
@@ -55,7 +56,7 @@ def _flattened(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _converter(steps: list[dict[str, Any]]) -> Callable[[str], bytes]:
+def _converter(steps: list[JsonObject]) -> Callable[[str], bytes]:
     """From a token's name to its bytes, as the decoder's steps would."""
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
@@ -81,7 +82,7 @@ def _byte_level_or_text(token: str) -> bytes:
         return token.encode()
 
 
-def _replacement(step: dict[str, Any], kinds: list[str]) -> tuple[str, str] | None:
+def _replacement(step: JsonObject, kinds: list[str]) -> tuple[str, str] | None:
     """What this step replaces in every token. Raises UnsupportedTokenizer if it does other things.
 
     The space that Strip and Metaspace take from a text's start stays: see Detokenizer.

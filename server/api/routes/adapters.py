@@ -1,7 +1,7 @@
 """A tenant's adapters: list and search, versions, aliases and their past, delete and restore."""
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,6 +28,7 @@ from server.billing.rating import monthly_storage_nanousd
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.pool.engines import Engines
+from server.text.json_object import JsonObject
 
 router = APIRouter(prefix="/adapters")
 
@@ -66,10 +67,10 @@ async def list_adapters(
     after: Search | None = None,
     limit: Limit = 100,
     search: Search = "",
-) -> dict[str, Any]:
+) -> JsonObject:
     """By name, those after the name `after` that have `search` in their name."""
 
-    def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
+    def read(conn: Connection) -> tuple[list[JsonObject], bool]:
         found = catalog.list_adapters(
             conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
@@ -86,7 +87,7 @@ async def get_adapter(
     catalog: CatalogDep,
     engines: EnginesDep,
     identity: AdaptersReadKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await database.read(
         lambda conn: _adapter(
             catalog, engines, conn, catalog.get_adapter(conn, identity.tenant_id, name)
@@ -97,7 +98,7 @@ async def get_adapter(
 @router.delete("/{name}")
 async def delete_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """With its versions and aliases; within the retention it can be restored."""
     await database.write(
         lambda conn: catalog.delete_adapter(conn, identity.tenant_id, name, actor=identity.actor)
@@ -113,7 +114,7 @@ async def restore_adapter(
     engines: EnginesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Undo the deletion, but for its pin and grants."""
 
     def restore(conn: Connection) -> Adapter:
@@ -137,10 +138,10 @@ async def list_versions(
     before: Before = None,
     limit: Limit = 100,
     include_deleted: bool = False,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Newest first; on request also those that were deleted, or purged after that."""
 
-    def read(conn: Connection) -> tuple[list[dict[str, Any]], bool]:
+    def read(conn: Connection) -> tuple[list[JsonObject], bool]:
         found = catalog.list_versions(
             conn,
             identity.tenant_id,
@@ -162,7 +163,7 @@ async def list_versions(
 @router.delete("/{name}/versions/{version}")
 async def delete_version(
     name: str, version: int, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """A version that no alias means; within the retention it can be restored."""
     await database.write(
         lambda conn: catalog.delete_version(
@@ -181,8 +182,8 @@ async def restore_version(
     engines: EnginesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
-    def write(conn: Connection) -> dict[str, Any]:
+) -> JsonObject:
+    def write(conn: Connection) -> JsonObject:
         restored = catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
@@ -207,7 +208,7 @@ async def set_alias(
     engines: EnginesDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Alias, json_body(_Alias)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Let the alias mean a version; for some percent of the requests a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
     return await _changed(
@@ -228,7 +229,7 @@ async def roll_back_alias(
     catalog: CatalogDep,
     engines: EnginesDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Let the alias mean what it meant before its last move; again undoes that."""
     return await _changed(
         database,
@@ -248,7 +249,7 @@ async def remove_alias(
     catalog: CatalogDep,
     engines: EnginesDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Any but `latest`."""
     return await _changed(
         database,
@@ -269,7 +270,7 @@ async def list_moves(
     identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Newest first, those before the move `before`."""
     found = await database.read(
         lambda conn: catalog.list_moves(
@@ -285,14 +286,14 @@ async def list_moves(
 
 async def _changed(
     database: Database, catalog: Catalog, engines: Engines, change: Callable[[Connection], Adapter]
-) -> dict[str, Any]:
+) -> JsonObject:
     """The adapter after a change, as it was in the change's own transaction."""
     return await database.write(lambda conn: _adapter(catalog, engines, conn, change(conn)))
 
 
 def _adapters(
     catalog: Catalog, engines: Engines, conn: Connection, found: list[Adapter]
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Of one tenant. canaries: only of the aliases that have one."""
     if not found:
         return []
@@ -319,9 +320,7 @@ def _adapters(
     ]
 
 
-def _adapter(
-    catalog: Catalog, engines: Engines, conn: Connection, adapter: Adapter
-) -> dict[str, Any]:
+def _adapter(catalog: Catalog, engines: Engines, conn: Connection, adapter: Adapter) -> JsonObject:
     return _adapters(catalog, engines, conn, [adapter])[0]
 
 
@@ -330,7 +329,7 @@ def _canary(target: Target) -> dict[str, int] | None:
     return {"version": canary.version, "percent": canary.percent} if canary else None
 
 
-def _move(move: Move) -> dict[str, Any]:
+def _move(move: Move) -> JsonObject:
     """version: null where the alias was removed."""
     return {
         "id": move.move_id,
@@ -344,7 +343,7 @@ def _move(move: Move) -> dict[str, Any]:
 
 def render_version(
     catalog: Catalog, engines: Engines, version: Version, price: Price
-) -> dict[str, Any]:
+) -> JsonObject:
     """A version as its tenant sees it. tier: where its weights are in the engine now."""
     residency = engines.residency(version.object_key)
     return {
@@ -363,6 +362,6 @@ def render_version(
     }
 
 
-def render_passport(passport: dict[str, Any], size_bytes: int, price: Price) -> dict[str, Any]:
+def render_passport(passport: JsonObject, size_bytes: int, price: Price) -> JsonObject:
     """With what its object costs today, in 30 days."""
     return {**passport, "storage_nanousd_per_month": monthly_storage_nanousd(size_bytes, price)}

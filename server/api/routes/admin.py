@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,6 +21,7 @@ from server.billing.price_tags import PriceTags
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -56,7 +57,7 @@ async def create_tenant(
     database: DatabaseDep,
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
 
     def create(conn: Connection) -> Tenant:
@@ -71,8 +72,8 @@ async def create_tenant(
 
 
 @router.get("/tenants")
-async def list_tenants(database: DatabaseDep) -> dict[str, Any]:
-    def read(conn: Connection) -> list[dict[str, Any]]:
+async def list_tenants(database: DatabaseDep) -> JsonObject:
+    def read(conn: Connection) -> list[JsonObject]:
         limits = _monthly_budgets(conn)
         return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
 
@@ -80,10 +81,10 @@ async def list_tenants(database: DatabaseDep) -> dict[str, Any]:
 
 
 @router.get("/tenants/{tenant}")
-async def get_tenant(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def get_tenant(tenant: str, database: DatabaseDep) -> JsonObject:
     """By id or by name."""
 
-    def read(conn: Connection) -> dict[str, Any]:
+    def read(conn: Connection) -> JsonObject:
         found = tenants.get_tenant(conn, tenant)
         return _tenant(found, _monthly_budgets(conn, found.tenant_id))
 
@@ -97,7 +98,7 @@ async def change_tenant(
     database: DatabaseDep,
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What is not named stays as it is."""
     named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
 
@@ -118,14 +119,14 @@ async def change_tenant(
 @router.post("/tenants/{tenant}/suspend")
 async def suspend_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _change_status(database, identities, price_tags, tenant, tenants.suspend_tenant)
 
 
 @router.post("/tenants/{tenant}/resume")
 async def resume_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _change_status(database, identities, price_tags, tenant, tenants.resume_tenant)
 
 
@@ -135,12 +136,12 @@ async def get_usage(
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await render_usage(database, None, start, end, group_by or ["tenant"])
 
 
 @router.get("/residency")
-async def residency(engines: EnginesDep) -> dict[str, Any]:
+async def residency(engines: EnginesDep) -> JsonObject:
     """Where every adapter that an engine knows of is now."""
     data = [
         {"engine": name, **dataclasses.asdict(residency)}
@@ -155,7 +156,7 @@ async def _change_status(
     price_tags: PriceTags,
     tenant: str,
     change: Callable[..., None],
-) -> dict[str, Any]:
+) -> JsonObject:
     def write(conn: Connection) -> Tenant:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         change(conn, tenant_id, now_ms=now_ms())
@@ -169,10 +170,10 @@ async def _write(
     identities: Identities,
     price_tags: PriceTags,
     write: Callable[[Connection], Tenant],
-) -> dict[str, Any]:
+) -> JsonObject:
     """A change that this gateway's next request sees."""
 
-    def write_and_show(conn: Connection) -> dict[str, Any]:
+    def write_and_show(conn: Connection) -> JsonObject:
         tenant = write(conn)
         return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
 
@@ -205,7 +206,7 @@ def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str
     }
 
 
-def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> dict[str, Any]:
+def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> JsonObject:
     return {
         "object": "tenant",
         "tenant_id": tenant.tenant_id,

@@ -1,6 +1,6 @@
 """Who did what: all of it for the operator, and what its own keys did for a tenant's admin."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 
@@ -9,6 +9,7 @@ from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
 from server.api.deps import DatabaseDep, TenantAdminKey
 from server.api.routes.lists import list_page
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -32,7 +33,7 @@ async def get_own(
     end: _Seconds = None,
     after: _After = None,
     limit: _Limit = 100,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What keys of the tenant did; start, end: Unix seconds."""
     asked = Asked(
         tenant_id=identity.tenant_id,
@@ -56,7 +57,7 @@ async def get_all(
     end: _Seconds = None,
     after: _After = None,
     limit: _Limit = 100,
-) -> dict[str, Any]:
+) -> JsonObject:
     """tenant: an id or a name; its things only."""
     tenant_id = None
     if tenant is not None:
@@ -73,12 +74,12 @@ async def get_all(
     return await _page(database, asked, limit)
 
 
-async def _page(database: Database, asked: Asked, limit: int) -> dict[str, Any]:
+async def _page(database: Database, asked: Asked, limit: int) -> JsonObject:
     found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
     return list_page([_line(line) for line in found], "audit_id", limit)
 
 
-def _line(line: AuditLine) -> dict[str, Any]:
+def _line(line: AuditLine) -> JsonObject:
     return {
         "object": "audit_log.line",
         "audit_id": line.audit_id,

@@ -2,7 +2,7 @@
 
 import re
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,6 +19,7 @@ from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -50,12 +51,12 @@ class _Correction(BaseModel):
 
 
 @router.get("/balance")
-async def get_balance(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def get_balance(database: DatabaseDep, identity: UsageKey) -> JsonObject:
     return await _balance(database, identity.tenant_id)
 
 
 @admin_router.get("/tenants/{tenant}/balance")
-async def get_balance_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def get_balance_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await _balance(database, tenant)
 
 
@@ -66,7 +67,7 @@ async def add_credit(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Give a tenant something."""
     return await _post_credit(database, signer, "credit", tenant, body, idempotency_key)
 
@@ -78,7 +79,7 @@ async def add_payment(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What a tenant has paid, before or after it used anything."""
     return await _post_credit(database, signer, "payment", tenant, body, idempotency_key)
 
@@ -89,7 +90,7 @@ async def add_correction(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Undo an entry, once, by an entry of its own."""
 
     def write(conn: Connection) -> Receipt:
@@ -112,7 +113,7 @@ async def _post_credit(
     tenant: str,
     body: _Amount,
     idempotency_key: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     amount_nanousd = _amount_nanousd(body)
 
     def write(conn: Connection) -> Receipt:
@@ -153,13 +154,13 @@ def _amount_nanousd(body: _Amount) -> int:
     return amount
 
 
-async def _balance(database: Database, tenant: str) -> dict[str, Any]:
+async def _balance(database: Database, tenant: str) -> JsonObject:
     """tenant: id or name."""
 
-    def read(conn: Connection) -> dict[str, Any]:
+    def read(conn: Connection) -> JsonObject:
         found = tenants.get_tenant(conn, tenant)
         balance = credits.balance_of(conn, found.tenant_id)
-        shown: dict[str, Any] = {
+        shown: JsonObject = {
             "object": "balance", "tenant_id": found.tenant_id, "tenant": found.name,
         }  # fmt: skip
         for name in ("balance", "held", "available"):
@@ -170,5 +171,5 @@ async def _balance(database: Database, tenant: str) -> dict[str, Any]:
     return await database.read(read)
 
 
-def _entry(receipt: Receipt) -> dict[str, Any]:
+def _entry(receipt: Receipt) -> JsonObject:
     return {"object": "entry", **receipt}

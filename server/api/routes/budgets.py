@@ -1,7 +1,7 @@
 """Budgets: what operators set, and how a tenant stands."""
 
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +16,7 @@ from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -31,19 +32,19 @@ class _Amount(BaseModel):
 
 
 @router.get("/budgets")
-async def list_budgets(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def list_budgets(database: DatabaseDep, identity: UsageKey) -> JsonObject:
     return await database.read(lambda conn: _list(conn, identity.tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets")
-async def list_budgets_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def list_budgets_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await database.read(lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def get_budget(
     tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
-) -> dict[str, Any]:
+) -> JsonObject:
     return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
 
 
@@ -55,10 +56,10 @@ async def set_budget(
     body: Annotated[_Amount, json_body(_Amount)],
     database: DatabaseDep,
     identities: IdentitiesDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     """It holds from the next request on, at the other gateways within two seconds."""
 
-    def write(conn: Connection) -> tuple[str, dict[str, Any]]:
+    def write(conn: Connection) -> tuple[str, JsonObject]:
         budget = Budget(
             tenant_id=tenants.get_tenant(conn, tenant).tenant_id,
             kind=kind,
@@ -80,7 +81,7 @@ async def remove_budget(
     enforcement: Enforcement,
     database: DatabaseDep,
     identities: IdentitiesDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         if not budgets.remove_budget(conn, tenant_id, kind, enforcement, now_ms=now_ms()):
@@ -95,7 +96,7 @@ def nanousd(amount: Dollars) -> int:
     return int(Decimal(amount) * 10**9)
 
 
-def _list(conn: Connection, tenant_id: str) -> dict[str, Any]:
+def _list(conn: Connection, tenant_id: str) -> JsonObject:
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
     found = budgets.get_budgets(conn, tenant_id)
@@ -103,10 +104,8 @@ def _list(conn: Connection, tenant_id: str) -> dict[str, Any]:
     return {"object": "list", "data": data, "has_more": False}
 
 
-def _get(
-    conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforcement
-) -> dict[str, Any]:
-    listed: list[dict[str, Any]] = _list(conn, tenants.get_tenant(conn, tenant).tenant_id)["data"]
+def _get(conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforcement) -> JsonObject:
+    listed: list[JsonObject] = _list(conn, tenants.get_tenant(conn, tenant).tenant_id)["data"]
     for budget in listed:
         if (budget["kind"], budget["enforcement"]) == (kind, enforcement):
             return budget
@@ -117,7 +116,7 @@ def _not_found() -> errors.ApiError:
     return errors.not_found("There is no such budget.", code="budget_not_found", param="kind")
 
 
-def _budget(budget: Budget, sums: Sums, at_ms: int) -> dict[str, Any]:
+def _budget(budget: Budget, sums: Sums, at_ms: int) -> JsonObject:
     """spent: in the month; of prepaid there is the balance.   status: whether it stops requests."""
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
     is_enforcing = budget.enforcement == "hard" and remaining <= 0
@@ -126,7 +125,7 @@ def _budget(budget: Budget, sums: Sums, at_ms: int) -> dict[str, Any]:
         amounts["spent"] = sums.spent_nanousd
     else:
         amounts["balance"] = sums.balance_nanousd
-    shown: dict[str, Any] = {
+    shown: JsonObject = {
         "object": "budget",
         "tenant_id": budget.tenant_id,
         "kind": budget.kind,

@@ -1,7 +1,7 @@
 """The pool, for operators: who is there, and who never comes back."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path
 
@@ -10,12 +10,13 @@ from server.api.deps import DatabaseDep, EnginesDep
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
 from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
 
 @router.get("/engines")
-async def engines(engines: EnginesDep) -> dict[str, Any]:
+async def engines(engines: EnginesDep) -> JsonObject:
     """The pool, as this gateway sees it."""
     data = [_render(figures) for figures in engines.figures()]
     return {"object": "list", "data": data, "has_more": False}
@@ -24,7 +25,7 @@ async def engines(engines: EnginesDep) -> dict[str, Any]:
 @router.post("/engines/{engine_id}/lost")
 async def lost(
     database: DatabaseDep, engines: EnginesDep, engine_id: Annotated[str, Path(max_length=64)]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Void what an engine held whose journal is gone for good: what ran there is free.
 
     Only holds that have expired: num_open others, of requests that might still run, want the same
@@ -47,7 +48,7 @@ async def lost(
     }
 
 
-def _render(figures: EngineFigures) -> dict[str, Any]:
+def _render(figures: EngineFigures) -> JsonObject:
     """requests_here: answers that this gateway waits for."""
     welcome, stats = figures.welcome, figures.stats
     return {

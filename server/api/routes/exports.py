@@ -1,7 +1,7 @@
 """The ledger as files: streamed to who asks, or put into the object store now and then."""
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
@@ -27,6 +27,7 @@ from server.billing.exports.stream import stream
 from server.billing.receipts.rows import Place
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -141,7 +142,7 @@ def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
 
 
 @router.get("/usage/exports")
-async def list_schedules(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def list_schedules(database: DatabaseDep, identity: UsageKey) -> JsonObject:
     found = await database.read(lambda c: schedules.list_of(c, identity.tenant_id))
     return {"object": "list", "data": [_schedule(each) for each in found], "has_more": False}
 
@@ -152,7 +153,7 @@ async def put_schedule(
     database: DatabaseDep,
     identity: UsageKey,
     body: Annotated[_NewSchedule, json_body(_NewSchedule)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """What there is of it already stays; the first one begins with the first receipt."""
     await _open_encoder(format)
     return _schedule(
@@ -172,7 +173,7 @@ async def put_schedule(
 @router.delete("/usage/exports/{format}")
 async def delete_schedule(
     format: ExportFormat, database: DatabaseDep, identity: UsageKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """Its objects stay."""
     await database.write(
         lambda conn: schedules.delete_schedule(
@@ -182,7 +183,7 @@ async def delete_schedule(
     return {"object": "usage.export.deleted", "format": format, "deleted": True}
 
 
-def _schedule(schedule: Schedule) -> dict[str, Any]:
+def _schedule(schedule: Schedule) -> JsonObject:
     """exported_seq: receipts up to there are in the store.   next_at, created_at: Unix seconds."""
     intervals = {seconds: name for name, seconds in schedules.INTERVAL_S.items()}
     return {

@@ -1,7 +1,7 @@
 """API keys: a tenant's own, with scope `admin`, and any tenant's for the operator."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +16,7 @@ from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKe
 from server.api.routes.lists import list_page
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -41,7 +42,7 @@ class _Terms(BaseModel):
     tokens_per_minute: _Limit = None
     max_concurrency: _Limit = None
 
-    def given(self) -> dict[str, Any]:
+    def given(self) -> JsonObject:
         """Those that were named, as server.accounts.keys takes them."""
         given = self.model_dump(exclude_unset=True)
         if "expires_at" in given:
@@ -69,7 +70,7 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 @router.post("/keys", status_code=201)
 async def create_own(
     database: DatabaseDep, pepper: PepperDep, identity: TenantAdminKey, body: _TermsBody
-) -> dict[str, Any]:
+) -> JsonObject:
     """Within what the asking key has; the one answer that carries the key itself."""
     return await _create(database, pepper, identity.tenant_id, body, identity)
 
@@ -80,12 +81,12 @@ async def list_own(
     identity: TenantAdminKey,
     after: _After = None,
     limit: _PageSize = 100,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _list(database, identity.tenant_id, after, limit)
 
 
 @router.get("/keys/{key_id}")
-async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
     return await _get(database, identity.tenant_id, key_id)
 
 
@@ -96,7 +97,7 @@ async def change_own(
     identities: IdentitiesDep,
     identity: TenantAdminKey,
     body: _TermsBody,
-) -> dict[str, Any]:
+) -> JsonObject:
     """What is not named stays as it is."""
     return await _change(database, identities, identity.tenant_id, key_id, body, identity)
 
@@ -109,14 +110,14 @@ async def rotate_own(
     pepper: PepperDep,
     identity: TenantAdminKey,
     body: _RotationBody,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _rotate(database, identities, pepper, identity.tenant_id, key_id, body, identity)
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_own(
     key_id: str, database: DatabaseDep, identities: IdentitiesDep, identity: TenantAdminKey
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _revoke(database, identities, identity.tenant_id, key_id, identity)
 
 
@@ -126,7 +127,7 @@ async def revoke_own(
 @admin_router.post("/tenants/{tenant}/keys", status_code=201)
 async def create_key(
     tenant: str, body: _TermsBody, database: DatabaseDep, pepper: PepperDep
-) -> dict[str, Any]:
+) -> JsonObject:
     """The one answer that carries the key itself."""
     return await _create(database, pepper, await _tenant_id(database, tenant), body)
 
@@ -134,19 +135,19 @@ async def create_key(
 @admin_router.get("/tenants/{tenant}/keys")
 async def list_keys(
     tenant: str, database: DatabaseDep, after: _After = None, limit: _PageSize = 100
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _list(database, await _tenant_id(database, tenant), after, limit)
 
 
 @admin_router.get("/tenants/{tenant}/keys/{key_id}")
-async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> dict[str, Any]:
+async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> JsonObject:
     return await _get(database, await _tenant_id(database, tenant), key_id)
 
 
 @admin_router.patch("/tenants/{tenant}/keys/{key_id}")
 async def change_key(
     tenant: str, key_id: str, body: _TermsBody, database: DatabaseDep, identities: IdentitiesDep
-) -> dict[str, Any]:
+) -> JsonObject:
     """What is not named stays as it is."""
     return await _change(database, identities, await _tenant_id(database, tenant), key_id, body)
 
@@ -159,7 +160,7 @@ async def rotate_key(
     database: DatabaseDep,
     identities: IdentitiesDep,
     pepper: PepperDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _rotate(
         database, identities, pepper, await _tenant_id(database, tenant), key_id, body
     )
@@ -168,7 +169,7 @@ async def rotate_key(
 @admin_router.delete("/tenants/{tenant}/keys/{key_id}")
 async def revoke_key(
     tenant: str, key_id: str, database: DatabaseDep, identities: IdentitiesDep
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _revoke(database, identities, await _tenant_id(database, tenant), key_id)
 
 
@@ -193,7 +194,7 @@ async def _write(
 
 async def _create(
     database: Database, pepper: str, tenant_id: str, body: _Terms, by: Identity | None = None
-) -> dict[str, Any]:
+) -> JsonObject:
     def create(conn: Connection) -> tuple[ApiKey, str]:
         given = {"name": "", **body.given()}
         return keys.create_key(conn, tenant_id, pepper=pepper, now_ms=now_ms(), by=by, **given)
@@ -202,16 +203,14 @@ async def _create(
     return {**_key(key), "api_key": plaintext}
 
 
-async def _list(
-    database: Database, tenant_id: str, after: str | None, limit: int
-) -> dict[str, Any]:
+async def _list(database: Database, tenant_id: str, after: str | None, limit: int) -> JsonObject:
     found = await database.read(
         lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
     )
     return list_page([_key(key) for key in found], "key_id", limit)
 
 
-async def _get(database: Database, tenant_id: str, key_id: str) -> dict[str, Any]:
+async def _get(database: Database, tenant_id: str, key_id: str) -> JsonObject:
     return _key(await database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
 
 
@@ -222,7 +221,7 @@ async def _change(
     key_id: str,
     body: _Terms,
     by: Identity | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     def change(conn: Connection) -> ApiKey:
         return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
 
@@ -237,7 +236,7 @@ async def _rotate(
     key_id: str,
     body: _Rotation,
     by: Identity | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     def rotate(conn: Connection) -> tuple[ApiKey, str]:
         return keys.rotate_key(
             conn,
@@ -259,7 +258,7 @@ async def _revoke(
     tenant_id: str,
     key_id: str,
     by: Identity | None = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     def revoke(conn: Connection) -> None:
         keys.revoke_key(conn, tenant_id, key_id, now_ms=now_ms(), by=by)
 
@@ -267,7 +266,7 @@ async def _revoke(
     return {"key_id": key_id, "object": "key.revoked", "revoked": True}
 
 
-def _key(key: ApiKey) -> dict[str, Any]:
+def _key(key: ApiKey) -> JsonObject:
     def seconds(at_ms: int | None) -> int | None:
         return None if at_ms is None else at_ms // 1000
 

@@ -1,7 +1,7 @@
 """Limits as they stand, each with what takes of it and when that frees; and those of an adapter."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -25,6 +25,7 @@ from server.limits.adapter_limits import (
     set_adapter_limits,
 )
 from server.limits.rules import Standing
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -42,7 +43,7 @@ class _Limits(BaseModel):
 @router.get("/limits")
 async def get_limits(
     database: DatabaseDep, limiter: LimiterDep, load: LoadDep, identity: IdentityDep
-) -> dict[str, Any]:
+) -> JsonObject:
     """Of the tenant, of the key that asks, and of the tenant's adapters that have some."""
     adapters = await database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
     names = {adapter_id: name for name, adapter_id, _ in adapters}
@@ -60,7 +61,7 @@ async def get_limits(
 @router.get("/adapters/{name}/limits")
 async def get_limits_of_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
-) -> dict[str, Any]:
+) -> JsonObject:
     def read(conn: Connection) -> AdapterLimits:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         return get_adapter_limits(conn, adapter.adapter_id)
@@ -75,7 +76,7 @@ async def set_limits_of_adapter(
     catalog: CatalogDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Limits, json_body(_Limits)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """Of all that ask for it together; what is left out is not limited."""
     limits = AdapterLimits(**body.model_dump())
 
@@ -87,11 +88,11 @@ async def set_limits_of_adapter(
     return _adapter_limits(name, limits)
 
 
-def _adapter_limits(name: str, limits: AdapterLimits) -> dict[str, Any]:
+def _adapter_limits(name: str, limits: AdapterLimits) -> JsonObject:
     return {"object": "adapter.limits", "id": name, **dataclasses.asdict(limits)}
 
 
-def _standing(standing: Standing, names: dict[str, str]) -> dict[str, Any]:
+def _standing(standing: Standing, names: dict[str, str]) -> JsonObject:
     limit = standing.limit
     return {
         "object": "limit",

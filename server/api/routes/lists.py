@@ -1,9 +1,9 @@
 """A page of a list, in OpenAI's shape."""
 
-from typing import Any
+from server.text.json_object import JsonObject
 
 
-def list_page(items: list[dict[str, Any]], key: str, limit: int) -> dict[str, Any]:
+def list_page(items: list[JsonObject], key: str, limit: int) -> JsonObject:
     """items: up to one more than `limit`, which says that there is more.   key: what names one."""
     data = items[:limit]
     return {

@@ -1,7 +1,5 @@
 """The models a tenant may name: the base, its own adapters, and those shared with it."""
 
-from typing import Any
-
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
@@ -10,6 +8,7 @@ from server.accounts import tenants
 from server.adapters.names import resolve_model
 from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey
 from server.inference.served_base import ServedBase
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -17,8 +16,8 @@ router = APIRouter()
 @router.get("/models")
 async def list_models(
     database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
-) -> dict[str, Any]:
-    def read(conn: Connection) -> list[dict[str, Any]]:
+) -> JsonObject:
+    def read(conn: Connection) -> list[JsonObject]:
         own = [
             _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
@@ -39,8 +38,8 @@ async def list_models(
 @router.get("/models/{model:path}")
 async def get_model(
     model: str, database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
-) -> dict[str, Any]:
-    def read(conn: Connection) -> dict[str, Any]:
+) -> JsonObject:
+    def read(conn: Connection) -> JsonObject:
         named = resolve_model(conn, catalog, identity, model, request_key=model)
         if named is None:
             return _base(base)
@@ -51,14 +50,12 @@ async def get_model(
     return await database.read(read)
 
 
-def _base(base: ServedBase) -> dict[str, Any]:
+def _base(base: ServedBase) -> JsonObject:
     created = base.model.created_at_s
     return _model(base, base.model_id, base.model_id, created, "chorale", None)
 
 
-def _adapter(
-    base: ServedBase, model: str, name: str, created_at_ms: int, owner: str
-) -> dict[str, Any]:
+def _adapter(base: ServedBase, model: str, name: str, created_at_ms: int, owner: str) -> JsonObject:
     """An adapter's entry.   model: as it was asked for.   name: without version or alias."""
     base_id = base.model_id
     return _model(base, model, name, created_at_ms // 1000, owner, base_id)
@@ -66,7 +63,7 @@ def _adapter(
 
 def _model(
     base: ServedBase, model: str, root: str, created: int, owner: str, parent: str | None
-) -> dict[str, Any]:
+) -> JsonObject:
     """root, parent, max_model_len: vLLM's fields; parent is the base that an adapter changes."""
     return {
         "id": model,

@@ -29,6 +29,7 @@ from server.billing.usage_buckets import (
 )
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 # Buckets of a page: without a limit, and at most.
 LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
@@ -101,7 +102,7 @@ router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
 @router.get("/usage/completions")
 async def usage_completions(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
-) -> dict[str, Any]:
+) -> JsonObject:
     page = _page(query, *LIMITS[query.bucket_width])
     sums: list[UsageSum] = []
     # There are no users and no batches.
@@ -121,12 +122,12 @@ async def usage_completions(
 @router.get("/costs")
 async def costs(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
-) -> dict[str, Any]:
+) -> JsonObject:
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
     which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
     sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], which)
-    results: list[tuple[UsageSum, dict[str, Any]]] = []
+    results: list[tuple[UsageSum, JsonObject]] = []
     for group in _by_group(sums):
         found = [cost for total in group for cost in costs_of(total)]
         if query.line_items is not None:
@@ -178,11 +179,9 @@ def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:
     return groups.values()
 
 
-def _render(
-    page: Page, width: Width, results: Iterable[tuple[UsageSum, dict[str, Any]]]
-) -> dict[str, Any]:
+def _render(page: Page, width: Width, results: Iterable[tuple[UsageSum, JsonObject]]) -> JsonObject:
     """results: in order, beside the sums that say in which bucket they are."""
-    by_start: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_start: dict[int, list[JsonObject]] = defaultdict(list)
     for total, result in results:
         assert total.at_ms is not None
         by_start[total.at_ms // 1000].append(result)
@@ -199,7 +198,7 @@ def _render(
     return {"object": "page", "data": data, "has_more": has_more, "next_page": page.next_page}
 
 
-def _completions_result(total: UsageSum, group_by: Iterable[str]) -> dict[str, Any]:
+def _completions_result(total: UsageSum, group_by: Iterable[str]) -> JsonObject:
     uncached = total.prompt_tokens - total.cached_tokens
     return {
         "object": "organization.usage.completions.result",
@@ -227,7 +226,7 @@ def _completions_result(total: UsageSum, group_by: Iterable[str]) -> dict[str, A
     }
 
 
-def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -> dict[str, Any]:
+def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -> JsonObject:
     """parts: what it is the sum of; one, where line items are told apart."""
     amount_nanousd = sum(cost.amount_nanousd for cost in parts)
     item = parts[0] if "line_item" in group_by else None
@@ -246,6 +245,6 @@ def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -
     }
 
 
-def _ones(*names: str, group_by: Iterable[str]) -> dict[str, Any]:
+def _ones(*names: str, group_by: Iterable[str]) -> JsonObject:
     """The dimensions that have one value: it, where they are grouped by."""
     return {name: _ONE_VALUE[name] if name in group_by else None for name in names}

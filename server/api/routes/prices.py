@@ -1,7 +1,7 @@
 """The operator's price books: new versions, and those that there are."""
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,6 +16,7 @@ from server.api.errors import ApiError
 from server.billing import prices
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -54,7 +55,7 @@ async def list_prices(
     database: DatabaseDep,
     scope: Scope | None = None,
     scope_id: Annotated[str | None, Query(max_length=64)] = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The newest versions first, also those that are not in effect yet."""
     found = await database.read(
         lambda conn: prices.list_prices(conn, MAX_PRICES + 1, scope=scope, scope_id=scope_id)
@@ -68,7 +69,7 @@ async def add_price(
     body: Annotated[_NewPrice, json_body(_NewPrice)],
     database: DatabaseDep,
     price_tags: PriceTagsDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     """A new version; what is not named costs what applies there at that time."""
     now = now_ms()
     at_ms = _effective_at_ms(body, now)
@@ -129,7 +130,7 @@ def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
     return errors.not_found(message, code="adapter_not_found", param=param)
 
 
-def _price(price: Price) -> dict[str, Any]:
+def _price(price: Price) -> JsonObject:
     values = dataclasses.asdict(price)
     effective_at_ms, until_ms = values.pop("effective_at_ms"), values.pop("until_ms")
     return {

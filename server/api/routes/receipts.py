@@ -1,7 +1,6 @@
 """Receipts of what a tenant was charged for, and the public keys that they can be checked with."""
 
 import re
-from typing import Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter
@@ -13,6 +12,7 @@ from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import entries, holds, usage_events
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 public_router = APIRouter()
@@ -23,7 +23,7 @@ _RETRY_AFTER_S = 1.0
 
 
 @public_router.get("/receipts/keys")
-async def get_keys(database: DatabaseDep) -> dict[str, Any]:
+async def get_keys(database: DatabaseDep) -> JsonObject:
     """The newest first. For everybody: who verifies a bill needs no account here."""
     keys = await database.read(list_keys)
     data = [
@@ -41,7 +41,7 @@ async def get_keys(database: DatabaseDep) -> dict[str, Any]:
 
 # The scope is usage, not inference: receipts say prices, and entries can be asked for by number.
 @router.get("/receipts/{request_id}")
-async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
     """By the request's id, by its answer's (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`."""
     found = await database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
     if found is None:

@@ -3,7 +3,6 @@ whether it is kept resident.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from fastapi import APIRouter
 from sqlalchemy import Connection
@@ -21,6 +20,7 @@ from server.api.deps import AdaptersReadKey, AdaptersWriteKey, CatalogDep, Datab
 from server.billing.prices import Price, price_for
 from server.billing.rating import hourly_pin_nanousd
 from server.database.clock import now_ms
+from server.text.json_object import JsonObject
 
 router = APIRouter(prefix="/adapters/{name}")
 
@@ -28,8 +28,8 @@ router = APIRouter(prefix="/adapters/{name}")
 @router.get("/grants")
 async def list_grants(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
-) -> dict[str, Any]:
-    def read(conn: Connection) -> list[dict[str, Any]]:
+) -> JsonObject:
+    def read(conn: Connection) -> list[JsonObject]:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         found = grants.list_grants(conn, adapter)
         names = tenants.names_of(conn, [grant.grantee_id for grant in found])
@@ -42,10 +42,10 @@ async def list_grants(
 @router.put("/grants/{tenant}")
 async def grant(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """tenant: by name or id."""
 
-    def write(conn: Connection) -> dict[str, Any]:
+    def write(conn: Connection) -> JsonObject:
         adapter = _locked(conn, catalog, identity, name)
         grantee = tenants.get_tenant(conn, tenant)
         if grantee.tenant_id == identity.tenant_id:
@@ -59,7 +59,7 @@ async def grant(
 @router.delete("/grants/{tenant}")
 async def revoke(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """Whether it was granted or not."""
 
     def write(conn: Connection) -> Tenant:
@@ -81,10 +81,10 @@ async def revoke(
 @router.put("/pin")
 async def pin(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """Keep what `latest` means on the device, from now on and wherever it moves."""
 
-    def write(conn: Connection) -> dict[str, Any]:
+    def write(conn: Connection) -> JsonObject:
         adapter = _locked(conn, catalog, identity, name)
         made = pins.pin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
         price = price_for(
@@ -98,7 +98,7 @@ async def pin(
 @router.delete("/pin")
 async def unpin(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> dict[str, Any]:
+) -> JsonObject:
     """Whether it was pinned or not."""
 
     def write(conn: Connection) -> None:
@@ -111,7 +111,7 @@ async def unpin(
 
 def render_pins(
     conn: Connection, tenant_id: str, prices: Mapping[str, Price]
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonObject]:
     """{adapter_id: its pin}, of those that are pinned. prices: of the tenant's adapters, by id."""
     pinned = pins.find_pins(conn, tenant_id, list(prices))
     return {adapter_id: _pin(pin, prices[adapter_id]) for adapter_id, pin in pinned.items()}
@@ -123,7 +123,7 @@ def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -
     return catalog.get_adapter(conn, identity.tenant_id, name)
 
 
-def _pin(pin: Pin, price: Price) -> dict[str, Any]:
+def _pin(pin: Pin, price: Price) -> JsonObject:
     """since: for this version, in Unix seconds.   size_bytes: on the device."""
     return {
         "since": pin.pinned_at_ms // 1000,
@@ -133,7 +133,7 @@ def _pin(pin: Pin, price: Price) -> dict[str, Any]:
     }
 
 
-def _grant(name: str, grantee_name: str, grant: Grant) -> dict[str, Any]:
+def _grant(name: str, grantee_name: str, grant: Grant) -> JsonObject:
     return {
         "object": "adapter.grant",
         "adapter": name,

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +18,7 @@ from server.api.routes.usage import parse_range
 from server.billing.prices import Scope, get_price
 from server.billing.rating import Prices, format_usd
 from server.billing.simulate import Book, Line, simulate
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -52,7 +53,7 @@ class _Simulation(BaseModel):
 @router.post("/billing/simulate")
 async def simulate_billing(
     body: Annotated[_Simulation, json_body(_Simulation)], database: DatabaseDep
-) -> dict[str, Any]:
+) -> JsonObject:
     """Nothing is written. What no price is named for costs what it did."""
     if (body.price_version is None) == (body.book is None):
         raise errors.invalid_request("Give price_version or book, one of them.", param="book")
@@ -107,8 +108,8 @@ def _book(conn: Connection, body: _Simulation) -> Book:
     return Book({scope: prices.model_dump(exclude_none=True) for scope, prices in named.items()})
 
 
-def _amounts(lines: list[Line]) -> dict[str, Any]:
-    shown: dict[str, Any] = {"num_entries": sum(line.num_entries for line in lines)}
+def _amounts(lines: list[Line]) -> JsonObject:
+    shown: JsonObject = {"num_entries": sum(line.num_entries for line in lines)}
     for name in ("actual", "simulated", "difference"):
         amount = sum(getattr(line, f"{name}_nanousd") for line in lines)
         shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}

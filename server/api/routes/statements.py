@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +15,7 @@ from server.api.deps import DatabaseDep, StatementsDep, UsageKey
 from server.billing import statements
 from server.billing.rating import format_usd
 from server.billing.statements import OpenPeriod, PeriodNotOver, Statement
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -35,7 +36,7 @@ class _Issue(BaseModel):
 
 
 @router.get("/statements")
-async def list_statements(database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def list_statements(database: DatabaseDep, identity: UsageKey) -> JsonObject:
     """The newest month first: open ones, then those that are issued."""
     tenant_id = identity.tenant_id
 
@@ -51,7 +52,7 @@ async def list_statements(database: DatabaseDep, identity: UsageKey) -> dict[str
 
 
 @router.get("/statements/{period}")
-async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> dict[str, Any]:
+async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
     """Signed once it is issued; of an open month the figures so far."""
     _check_period(period)
 
@@ -74,7 +75,7 @@ async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) 
 @admin_router.post("/statements")
 async def issue_statements(
     body: Annotated[_Issue, json_body(_Issue)], database: DatabaseDep, issuing: StatementsDep
-) -> dict[str, Any]:
+) -> JsonObject:
     """Issue those of a month that is over, without waiting for its last requests to settle."""
     _check_period(body.period)
 
@@ -101,7 +102,7 @@ def _check_period(period: str) -> None:
         )
 
 
-def _summary(statement: Statement) -> dict[str, Any]:
+def _summary(statement: Statement) -> JsonObject:
     return {
         "object": "statement.summary",
         "period": statement.period,
@@ -112,7 +113,7 @@ def _summary(statement: Statement) -> dict[str, Any]:
     }
 
 
-def _open_summary(period: OpenPeriod) -> dict[str, Any]:
+def _open_summary(period: OpenPeriod) -> JsonObject:
     return {
         "object": "statement.summary",
         "period": period.period,
@@ -123,7 +124,7 @@ def _open_summary(period: OpenPeriod) -> dict[str, Any]:
     }
 
 
-def _sums(of: Statement | OpenPeriod) -> dict[str, Any]:
+def _sums(of: Statement | OpenPeriod) -> JsonObject:
     return {
         "num_entries": of.num_entries,
         "total_nanousd": of.total_nanousd,
@@ -131,7 +132,7 @@ def _sums(of: Statement | OpenPeriod) -> dict[str, Any]:
     }
 
 
-def _open_figures(period: OpenPeriod) -> dict[str, Any]:
+def _open_figures(period: OpenPeriod) -> JsonObject:
     """By the names of a statement."""
     return {
         "tenant_id": period.tenant_id,

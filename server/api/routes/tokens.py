@@ -4,7 +4,6 @@ A call counts as a request, and takes no tokens.
 """
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter
 from sqlalchemy import Connection
@@ -22,6 +21,7 @@ from server.inference.admission import count_request
 from server.inference.errors import unknown_token_id
 from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -34,7 +34,7 @@ async def tokenize(
     base: BaseDep,
     identity: InferenceKey,
     body: BodyDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
@@ -62,7 +62,7 @@ async def detokenize(
     base: BaseDep,
     identity: InferenceKey,
     body: BodyDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The text of token ids, special tokens written out."""
     asked = parse_body(body, TokensToDecode)
     await _begin(database, catalog, limiter, identity, asked.model)
@@ -73,7 +73,7 @@ async def detokenize(
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> dict[str, Any]:
+async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> JsonObject:
     """The tokenizer's special tokens, and the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -9,7 +9,7 @@ import re
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse
@@ -55,6 +55,7 @@ from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.pool.engines import Engines
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -115,7 +116,7 @@ async def create_upload(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """A session for two files; complete at once where they were uploaded before."""
     known = await _known(database, engines, uploads, identity.tenant_id, name, body.specs())
     upload = await database.write(
@@ -142,7 +143,7 @@ async def create_dry_run(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """A session whose completion answers with the passport, and leaves nothing."""
     upload = await database.write(
         lambda conn: uploads.create_dry_run(
@@ -163,7 +164,7 @@ async def prove_again(
     prover: ProverDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Proof, json_body(_Proof)],
-) -> dict[str, Any]:
+) -> JsonObject:
     """A version for another base model becomes one for this, if it proves itself on it."""
     upload = await database.write(
         lambda conn: prove_version_again(
@@ -189,7 +190,7 @@ async def cancel_upload(
     engines: EnginesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     """End an open upload now; what it sent is deleted."""
     upload = await database.write(
         lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
@@ -206,7 +207,7 @@ async def get_upload(
     engines: EnginesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> dict[str, Any]:
+) -> JsonObject:
     upload = await database.read(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
@@ -224,7 +225,7 @@ async def put_part(
     work_dir: WorkDirDep,
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The next part of a file, by Content-Range, or a whole small file without one."""
     # Before the first byte: what is refused anyway takes no place.
     upload = await database.read(
@@ -345,7 +346,7 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
 
 async def _opened(
     database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
-) -> dict[str, Any]:
+) -> JsonObject:
     """A new upload; where the store cannot offer its parts, none is left behind."""
     try:
         return await _rendered(database, catalog, engines, uploads, upload)
@@ -358,7 +359,7 @@ async def _opened(
 
 async def _rendered(
     database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
-) -> dict[str, Any]:
+) -> JsonObject:
     """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
     offered: dict[str, OfferedFile] = {}
     if upload.state == OPEN and upload.transfer == PRESIGNED:
@@ -390,8 +391,8 @@ async def _rendered(
     }
 
 
-def _file(file: UploadFile, offered: OfferedFile | None) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def _file(file: UploadFile, offered: OfferedFile | None) -> JsonObject:
+    shown: JsonObject = {
         "size_bytes": file.size_bytes,
         "sha256": file.sha256,
         "received_bytes": file.received_bytes,

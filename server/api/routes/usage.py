@@ -1,7 +1,7 @@
 """What a tenant used, as sums."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 
@@ -11,6 +11,7 @@ from server.billing.rating import format_usd
 from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -29,7 +30,7 @@ async def get_usage(
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await render_usage(database, identity.tenant_id, start, end, group_by or [])
 
 
@@ -39,7 +40,7 @@ async def render_usage(
     start: str | None,
     end: str | None,
     group_by: list[Dimension],
-) -> dict[str, Any]:
+) -> JsonObject:
     """tenant_id None is all tenants."""
     start_ms, end_ms = parse_range(start, end)
     which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
@@ -53,8 +54,8 @@ async def render_usage(
     }
 
 
-def _render_sum(total: UsageSum, group_by: list[Dimension]) -> dict[str, Any]:
-    groups: dict[str, Any] = {}
+def _render_sum(total: UsageSum, group_by: list[Dimension]) -> JsonObject:
+    groups: JsonObject = {}
     for name in group_by:
         groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
     return groups | {

@@ -1,6 +1,6 @@
 """A tenant's webhook: set by its admin or by the operator, tried out, and what it was told."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +12,7 @@ from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRulesDep
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
@@ -37,29 +38,29 @@ async def set_webhook(
     webhook_rules: WebhookRulesDep,
     identity: TenantAdminKey,
     body: Body,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The first answer carries the secret; another URL keeps it."""
     return await _set(database, pepper, webhook_rules, identity.tenant_id, body.url, identity.actor)
 
 
 @router.get("/webhook")
-async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
     return await _get(database, identity.tenant_id)
 
 
 @router.delete("/webhook")
-async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
     return await _remove(database, identity.tenant_id, identity.actor)
 
 
 @router.post("/webhook/test", status_code=202)
-async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
     """An event that is about nothing, delivered within seconds."""
     return await _test(database, identity.tenant_id)
 
 
 @router.get("/webhook/events")
-async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> dict[str, Any]:
+async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
     """The newest first, with how their delivery stands."""
     return await _events(database, identity.tenant_id)
 
@@ -71,33 +72,33 @@ async def set_webhook_of(
     database: DatabaseDep,
     pepper: PepperDep,
     webhook_rules: WebhookRulesDep,
-) -> dict[str, Any]:
+) -> JsonObject:
     return await _set(database, pepper, webhook_rules, tenant, body.url, "operator")
 
 
 @admin_router.get("/tenants/{tenant}/webhook")
-async def get_webhook_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def get_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await _get(database, tenant)
 
 
 @admin_router.delete("/tenants/{tenant}/webhook")
-async def remove_webhook_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def remove_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await _remove(database, tenant, "operator")
 
 
 @admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
-async def send_test_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def send_test_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await _test(database, tenant)
 
 
 @admin_router.get("/tenants/{tenant}/webhook/events")
-async def list_events_of(tenant: str, database: DatabaseDep) -> dict[str, Any]:
+async def list_events_of(tenant: str, database: DatabaseDep) -> JsonObject:
     return await _events(database, tenant)
 
 
 async def _set(
     database: Database, pepper: str, webhook_rules: UrlRules, tenant: str, url: str, actor: str
-) -> dict[str, Any]:
+) -> JsonObject:
     try:
         check_url(url, webhook_rules)
     except BadWebhookUrl as error:
@@ -112,11 +113,11 @@ async def _set(
     return _webhook(webhook) | ({"secret": secret} if is_new else {})
 
 
-async def _get(database: Database, tenant: str) -> dict[str, Any]:
+async def _get(database: Database, tenant: str) -> JsonObject:
     return _webhook(await database.read(lambda conn: _find(conn, tenant)))
 
 
-async def _remove(database: Database, tenant: str, actor: str) -> dict[str, Any]:
+async def _remove(database: Database, tenant: str, actor: str) -> JsonObject:
     def write(conn: Connection) -> None:
         tenant_id = _find(conn, tenant).tenant_id
         events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=actor)
@@ -125,7 +126,7 @@ async def _remove(database: Database, tenant: str, actor: str) -> dict[str, Any]
     return {"object": "webhook.deleted", "deleted": True}
 
 
-async def _test(database: Database, tenant: str) -> dict[str, Any]:
+async def _test(database: Database, tenant: str) -> JsonObject:
     def write(conn: Connection) -> Event:
         webhook = _find(conn, tenant)
         if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
@@ -141,7 +142,7 @@ async def _test(database: Database, tenant: str) -> dict[str, Any]:
     return _event(await database.write(write))
 
 
-async def _events(database: Database, tenant: str) -> dict[str, Any]:
+async def _events(database: Database, tenant: str) -> JsonObject:
     def read(conn: Connection) -> list[Event]:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         return events.list_events(conn, tenant_id, MAX_EVENTS + 1)
@@ -158,7 +159,7 @@ def _find(conn: Connection, tenant: str) -> Webhook:
     return found
 
 
-def _webhook(webhook: Webhook) -> dict[str, Any]:
+def _webhook(webhook: Webhook) -> JsonObject:
     return {
         "object": "webhook",
         "webhook_id": webhook.webhook_id,
@@ -168,7 +169,7 @@ def _webhook(webhook: Webhook) -> dict[str, Any]:
     }
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _event(event: Event) -> JsonObject:
     """body: as it was sent, for who missed it."""
 
     def seconds(at_ms: int | None) -> int | None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
+from server.text.json_object import JsonObject
+
 MAX_FINDINGS = 1000
 """Of one check, by name; the rest are counted."""
 
@@ -99,7 +101,7 @@ def differences(check: str, subject: str, pairs: dict[str, tuple[Any, Any]]) -> 
             yield Finding(check=check, subject=subject, detail=name, expected=expected, found=found)
 
 
-def report_body(report: Report) -> dict[str, Any]:
+def report_body(report: Report) -> JsonObject:
     """Plain JSON."""
     return {
         "at": report.at_ms // 1000,
@@ -119,7 +121,7 @@ def report_body(report: Report) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: Finding) -> JsonObject:
     def plain(value: Any) -> Any:
         return value if isinstance(value, int | str | bool | None) else str(value)
 

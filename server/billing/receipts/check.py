@@ -24,6 +24,7 @@ from server.billing.receipts.faults import (
 from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of
 from server.billing.receipts.signing import PublicKey
 from server.billing.statement_figures import StatementFigures
+from server.text.json_object import JsonObject
 
 MAX_FINDINGS = 1000
 """More are counted, not kept; the same of gaps."""
@@ -155,7 +156,7 @@ class ReceiptCheck:
 
     def _note(self, row: int, receipt: Receipt, faults: "Iterator[Fault] | list[Fault]") -> None:
         for field_name, message in faults:
-            named: dict[str, Any] = {
+            named: JsonObject = {
                 name: value
                 for name in ("tenant_id", "receipt_seq", "entry_id", "request_id")
                 if type(value := receipt.get(name)) is TYPES[name]
