@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check test test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check house test test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+house: $(VENV)/dev.stamp ## readings of the code: sizes, arrows between rooms, what is long [ARGS=--json]
+	@$(BIN)/python .ci/house.py $(ARGS)
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)

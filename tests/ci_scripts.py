@@ -1,0 +1,19 @@
+"""Scripts of .ci/ as modules: the folder is no package."""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+from tests.deployment_files import ROOT
+
+
+def load_script(name: str) -> ModuleType:
+    """A new module of .ci/<name>.py; its `main` was not called."""
+    spec = importlib.util.spec_from_file_location(f"ci_{name}", ROOT / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up the module that they are declared in.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
