@@ -1,0 +1,137 @@
+"""Every import contract of pyproject.toml is a wall: imports that it forbids break it.
+
+The graph of all imports is built once. A proof adds one import to a copy of the graph and asks
+import-linter's own classes. A contract of a type that has no proof here fails the tests.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import grimp
+import pytest
+from importlinter.api import read_configuration
+from importlinter.contracts.forbidden import ForbiddenContract
+from importlinter.contracts.layers import LayersContract
+from importlinter.domain.contract import Contract
+
+from tests.deployment_files import ROOT
+
+CONFIGURATION = read_configuration(str(ROOT / "pyproject.toml"))
+SESSION = CONFIGURATION["session_options"]
+CONTRACTS = {options["name"]: options for options in CONFIGURATION["contracts_options"]}
+
+Import = tuple[str, str]
+"""The importer, and what it imports."""
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(
+        *SESSION["root_packages"], include_external_packages=True, cache_dir=None
+    )
+
+
+# ---- what a contract forbids ----
+
+
+def forbidden_imports(options: dict[str, Any]) -> Iterator[Import]:
+    yield from itertools.product(options["source_modules"], options["forbidden_modules"])
+
+
+def upward_imports(options: dict[str, Any]) -> Iterator[Import]:
+    """From each layer to each one above it, and between neighbours both ways."""
+    for container in options.get("containers", [""]):
+        layers = [
+            [f"{container}.{name.strip()}".strip(".") for name in layer.split("|")]
+            for layer in options["layers"]
+        ]
+        for higher, lower in itertools.combinations(layers, 2):
+            yield from itertools.product(lower, higher)
+        for layer in layers:
+            yield from itertools.permutations(layer, 2)
+
+
+PROOFS: dict[str, tuple[type[Contract], Callable[[dict[str, Any]], Iterator[Import]]]] = {
+    "forbidden": (ForbiddenContract, forbidden_imports),
+    "layers": (LayersContract, upward_imports),
+}
+
+
+# ---- a graph with one import more ----
+
+
+def with_import(graph: grimp.ImportGraph, added: Import) -> grimp.ImportGraph:
+    """A copy in which a new file of the importer has the import; nobody imports the new file."""
+    importer, imported = added
+    copy = deepcopy(graph)
+    # As deep as there are packages: an exhaustive contract refuses a file beside the rooms.
+    while packages := [each for each in copy.find_children(importer) if copy.find_children(each)]:
+        importer = min(packages)
+    if copy.find_children(importer):
+        importer += ".a_new_file"
+        copy.add_module(importer)
+    if imported not in copy.modules:
+        copy.add_module(imported, is_squashed=True)
+    copy.add_import(importer=importer, imported=imported, line_number=1, line_contents="import")
+    return copy
+
+
+def is_kept(name: str, graph: grimp.ImportGraph) -> bool:
+    options = CONTRACTS[name]
+    contract_type, _ = PROOFS[options["type"]]
+    contract = contract_type(name, SESSION, options)
+    # A check may take ignored imports out of its graph.
+    return contract.check(deepcopy(graph), verbose=False).kept
+
+
+def proofs(name: str) -> list[Import]:
+    _, imports_of = PROOFS[CONTRACTS[name]["type"]]
+    return list(imports_of(CONTRACTS[name]))
+
+
+# ---- proofs ----
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_every_import_that_a_contract_forbids_breaks_it(
+    name: str, graph: grimp.ImportGraph
+) -> None:
+    assert is_kept(name, graph)
+    forbidden = proofs(name)
+    assert forbidden
+    let_through = [added for added in forbidden if is_kept(name, with_import(graph, added))]
+    assert let_through == []
+
+
+def test_each_forbidden_module_is_imported_by_somebody(graph: grimp.ImportGraph) -> None:
+    """A misspelt name of a library would forbid nothing."""
+    named = {
+        module for options in CONTRACTS.values() for module in options.get("forbidden_modules", ())
+    }
+    assert named - graph.modules == set()
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_a_contract_forbids_an_import_that_no_other_forbids(
+    name: str, graph: grimp.ImportGraph
+) -> None:
+    others = [other for other in CONTRACTS if other != name]
+    for added in proofs(name):
+        changed = with_import(graph, added)
+        if all(is_kept(other, changed) for other in others):
+            return
+    pytest.fail(f"Whatever {name!r} forbids, another contract forbids too.")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, options in CONTRACTS.items() if options.get("exhaustive")]
+)
+def test_a_room_without_a_layer_breaks_an_exhaustive_contract(
+    name: str, graph: grimp.ImportGraph
+) -> None:
+    for container in CONTRACTS[name]["containers"]:
+        copy = deepcopy(graph)
+        copy.add_module(f"{container}.a_new_room")
+        assert not is_kept(name, copy)
