@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check house test test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check surface house test test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,15 @@ demo: $(VENV)/serve.stamp ## serve the demo model, two tenants, four adapters [P
 demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
 	@$(BIN)/python -m demo
 
-check: $(VENV)/dev.stamp ## lint, format, types, import contracts
+check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docs/surface.md
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/surface.py --check
+
+surface: $(VENV)/dev.stamp ## write docs/surface.md: routes, settings, commands, metrics, dependencies
+	@$(BIN)/python .ci/surface.py
 
 house: $(VENV)/dev.stamp ## readings of the code: sizes, arrows between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)

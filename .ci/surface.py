@@ -1,0 +1,313 @@
+"""What the product shows to the outside, read from the code and written to docs/surface.md.
+
+Routes, settings, commands, metrics and dependencies; `--check` only says whether the page is
+current. No engine is started and no file of a data directory is read.
+"""
+
+import ast
+import inspect
+import io
+import re
+import sys
+import textwrap
+import tokenize
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import iter_route_contexts
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from rich.text import Text
+from typer.main import get_command
+
+from server.accounts.auth import USAGE_READ
+from server.api import deps
+from server.api.app import create_app
+from server.api.metrics import Metrics
+from server.cli.main import app as command_line
+from server.launch.settings import ENV_PREFIX, Settings
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "surface.md"
+OUTDATED = "docs/surface.md does not say what the code shows: run `make surface` and commit it."
+
+_CALLERS: dict[Callable[..., Any], str] = {
+    deps.require_admin: "admin key",
+    deps.usage_reader: f"tenant key with `{USAGE_READ}`, or admin key",
+    deps.authenticate: "tenant key",
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_REQUIREMENT = re.compile(r"(?P<name>[\w.-]+(\[[\w,-]+\])?)(?P<versions>[^;]*)(;(?P<marker>.*))?")
+
+Row = tuple[str, ...]
+
+
+def main(arguments: Sequence[str], path: Path = PAGE) -> int:
+    page = surface()
+    if "--check" not in arguments:
+        path.write_text(page)
+    elif not path.is_file() or path.read_text() != page:
+        sys.stderr.write(f"{OUTDATED}\n")
+        return 1
+    return 0
+
+
+def make_app() -> FastAPI:
+    """The application with all its routes, around a gateway that can answer nothing."""
+    gateway: Any = SimpleNamespace(settings=SimpleNamespace(cors_origins=()), metrics=None)
+    return create_app(gateway)
+
+
+def make_metrics() -> Metrics:
+    """The metrics of a gateway that has no engine yet."""
+    engines: Any = SimpleNamespace(figures=lambda: [], num_deaths=0)
+    settler: Any = SimpleNamespace(lags={})
+    return Metrics(engines, settler)
+
+
+def surface(
+    app: FastAPI | None = None, model: type[BaseModel] = Settings, metrics: Metrics | None = None
+) -> str:
+    """The whole page. Arguments are for tests: what they add has to be on it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cli: Any = get_command(command_line)
+    sections = [
+        _section("Routes", _ABOUT_ROUTES, route_rows(app or make_app())),
+        _section("Settings", _ABOUT_SETTINGS, setting_rows(model, cli.commands["serve"])),
+        _section("Commands", "`chorale COMMAND --help` says more.", command_rows(cli)),
+        _section("Metrics", "`GET /metrics` shows these.", metric_rows(metrics or make_metrics())),
+        _section(
+            "Dependencies",
+            f"Python {project['requires-python']}, and these packages. Those without an extra are "
+            "always installed.",
+            dependency_rows(project),
+        ),
+    ]
+    return "\n\n".join([_TITLE, *sections]) + "\n"
+
+
+_TITLE = """# What Chorale shows to the outside
+
+`make surface` writes this page from the code, and `make check` fails if it is not current."""
+_ABOUT_ROUTES = (
+    "A tenant key is an API key of a tenant, with a scope where one is named; the admin key is the "
+    "operator's. A route whose function has no docstring shows the function's name."
+)
+_ABOUT_SETTINGS = (
+    "Settings of `chorale serve`. Each is also a key of chorale.toml and a variable "
+    f"`{ENV_PREFIX}<NAME>`. In parentheses stands what the code says of a default that is not a "
+    "number or a word."
+)
+
+
+def _section(title: str, about: str, rows: Iterable[Row]) -> str:
+    """rows: the names of the columns first."""
+    columns, *cells = rows
+    lines = [_line(row) for row in (columns, ["---"] * len(columns), *cells)]
+    return "\n".join([f"## {title}", "", about, "", *lines])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+# ---- routes ----
+
+
+def route_rows(app: FastAPI) -> Iterator[Row]:
+    """By path; HEAD comes with GET and is not shown."""
+    yield "method", "path", "who may call", "what it does"
+    rows = []
+    for route in iter_route_contexts(app.routes):
+        assert route.endpoint is not None
+        summary = _first_line(route.endpoint.__doc__) or _words(route.endpoint.__name__)
+        who = _who_may_call(getattr(route.original_route, "dependant", None) and route.dependant)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            rows.append((route.path_format or str(route.path), method, who, summary))
+    for path, method, who, summary in sorted(rows):
+        yield method, f"`{path}`", who, summary
+
+
+def _who_may_call(dependant: Dependant | None) -> str:
+    calls = list(_calls(dependant)) if dependant else []
+    scopes = sorted({call.scope for call in calls if hasattr(call, "scope")})
+    if scopes:
+        return f"tenant key with {' and '.join(f'`{scope}`' for scope in scopes)}"
+    return next((who for call, who in _CALLERS.items() if call in calls), "anyone, without a key")
+
+
+def _calls(dependant: Dependant) -> Iterator[Any]:
+    """Everything that is called before the route's own function."""
+    for part in dependant.dependencies:
+        yield part.call
+        yield from _calls(part)
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().partition("\n")[0]
+
+
+def _words(name: str) -> str:
+    return name.strip("_").replace("_", " ").capitalize()
+
+
+# ---- settings ----
+
+
+def setting_rows(model: type[BaseModel], serve: Any) -> Iterator[Row]:
+    """By name. serve: the command whose flags are settings too."""
+    yield "name", "type", "default", "flag", "what it is"
+    options = {option.name: option for option in serve.params}
+    comments = _comments(model)
+    for name, field in sorted(model.model_fields.items()):
+        option = options.get(name)
+        flag = f"`{option.opts[0]}`" if option else ""
+        about = _plain(option.help) if option else ""
+        comment = comments.get(name, "")
+        if field.default_factory is not None:
+            comment = _first_line(field.default_factory.__doc__)
+        # Of other defaults a comment says what the flag's help says.
+        is_in_words = field.default_factory is not None or field.default is None
+        if about and comment and is_in_words:
+            about = f"{about} ({comment})"
+        yield f"`{name}`", _type(field), _default(field), flag, about or comment
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [
+        f"{words} {getattr(limit, attribute)}"
+        for limit in field.metadata
+        for attribute, words in _BOUNDS.items()
+        if hasattr(limit, attribute)
+    ]
+    return ", ".join([_type_name(field.annotation), *bounds])
+
+
+def _type_name(annotation: Any) -> str:
+    """A type as a writer of chorale.toml knows it; `None` is not shown, as it cannot be written."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if origin is typing.Annotated:
+        return _type_name(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_type_name(each) for each in arguments if each is not types.NoneType)
+    return "path" if annotation is Path else str(annotation.__name__)
+
+
+def _default(field: FieldInfo) -> str:
+    """A default in words where it depends on the machine or on other settings."""
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None:
+        return "derived at start"
+    match field.default:
+        case None:
+            return "unset"
+        case ():
+            return "empty"
+        case bool():
+            return f"`{str(field.default).lower()}`"
+        case default:
+            return f"`{default}`"
+
+
+def _comments(model: type[BaseModel]) -> dict[str, str]:
+    """The comment of each field: the lines right above it, then what stands at its line's end."""
+    found: dict[str, str] = {}
+    for each in reversed(model.__mro__):
+        if issubclass(each, BaseModel) and each is not BaseModel:
+            source = textwrap.dedent(inspect.getsource(each))
+            found |= _field_comments(source)
+    return found
+
+
+def _field_comments(source: str) -> dict[str, str]:
+    lines = source.splitlines()
+    comments = {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            above: list[str] = []
+            number = node.lineno - 1
+            while number in comments and lines[number - 1].lstrip().startswith("#"):
+                above.insert(0, comments[number])
+                number -= 1
+            behind = comments.get(node.end_lineno or 0, "")
+            if above and behind:
+                behind = f"({behind})"
+            found[node.target.id] = " ".join([*above, behind]).strip()
+    return found
+
+
+def _plain(markup: str | None) -> str:
+    return " ".join(Text.from_markup(markup or "").plain.split())
+
+
+# ---- commands ----
+
+
+def command_rows(cli: Any) -> Iterator[Row]:
+    yield "command", "what it does"
+    yield from _commands(cli, "chorale")
+
+
+def _commands(group: Any, prefix: str) -> Iterator[Row]:
+    """By name, those of groups too; hidden ones are not shown."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix} {name}")
+        elif not command.hidden:
+            yield f"`{prefix} {name}`", _plain(_first_line(command.help))
+
+
+# ---- metrics ----
+
+
+def metric_rows(metrics: Metrics) -> Iterator[Row]:
+    """By name; a counter's name ends as Prometheus has it."""
+    yield "name", "type", "labels", "help"
+    labels: Mapping[str, Iterable[str]] = {
+        family.name: metric._labelnames
+        for metric in vars(metrics).values()
+        if isinstance(metric, MetricWrapperBase)
+        for family in metric.describe()
+    }
+    for family in sorted(metrics._registry.collect(), key=lambda family: family.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        shown = labels.get(family.name, getattr(family, "_labelnames", ()))
+        names = ", ".join(f"`{label}`" for label in shown)
+        yield f"`{name}`", family.type, names, family.documentation
+
+
+# ---- dependencies ----
+
+
+def dependency_rows(project: Mapping[str, Any]) -> Iterator[Row]:
+    """By extra and name."""
+    yield "extra", "package", "versions", "where"
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    for extra, requirements in sorted(groups.items()):
+        for text in sorted(requirements):
+            found = _REQUIREMENT.fullmatch(text)
+            assert found is not None, text
+            cells = (extra, found["name"], found["versions"].strip(), found["marker"] or "")
+            yield tuple(f"`{cell.strip()}`" if cell else "" for cell in cells)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
