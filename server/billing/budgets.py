@@ -118,7 +118,7 @@ def extend(
     # Never waited for: who settles it may wait for the tenant. Its lease needs no more then.
     query = sa.select(holds.c.token_lease).where(holds.c.request_id == request_id)
     query = query.where(holds.c.state == "open").with_for_update(skip_locked=True)
-    lease = conn.scalar(query)
+    lease: int | None = conn.scalar(query)
     if lease is None:
         return 0
     price = get_price(conn, hold.price_version)

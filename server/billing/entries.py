@@ -145,7 +145,7 @@ def lock_ledger(conn: Connection) -> int:
     """Wait for every other poster, and keep them out until the transaction ends; the last id."""
     head = ledger_head.c
     query = sa.select(head.last_entry_id).where(head.name == "ledger").with_for_update()
-    last_id = conn.scalar(query)
+    last_id: int | None = conn.scalar(query)
     if last_id is None:
         insert = upsert(conn.dialect.name, ledger_head).values(name="ledger", last_entry_id=0)
         conn.execute(insert.on_conflict_do_nothing())

@@ -179,15 +179,15 @@ def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
     query = sa.select(journal_positions.c.settled_seq).where(
         journal_positions.c.engine_id == engine_id
     )
-    position = conn.scalar(query.with_for_update())
+    position: int | None = conn.scalar(query.with_for_update())
     if position is not None:
         return position
     values = {"engine_id": engine_id, "settled_seq": 0, "updated_at_ms": now_ms}
     insert = upsert(conn.dialect.name, journal_positions)
     conn.execute(insert.values(**values).on_conflict_do_nothing())
-    position = conn.scalar(query.with_for_update())
-    assert position is not None
-    return position
+    made: int | None = conn.scalar(query.with_for_update())
+    assert made is not None
+    return made
 
 
 def _move_position(

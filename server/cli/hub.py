@@ -38,6 +38,7 @@ def download(hub_id: str, revision: str | None = None) -> Path:
 @contextmanager
 def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None]:
     """The hub's errors, each as what can be done about it."""
+    from httpx import HTTPError
     from huggingface_hub import errors
 
     try:
@@ -62,7 +63,7 @@ def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None
     except errors.EntryNotFoundError as error:
         is_pickled = filename == WEIGHTS_FILE and _exists(hub_id, PICKLED_FILE, revision)
         raise CommandFailed(str(NotAnAdapter(hub_id, filename, is_pickled=is_pickled))) from error
-    except (errors.HTTPError, OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
         raise CommandFailed(
             f"The hub did not give {filename} of {hub_id}: {first_line}."
@@ -70,9 +71,10 @@ def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None
 
 
 def _exists(hub_id: str, filename: str, revision: str | None) -> bool:
-    from huggingface_hub import errors, file_exists
+    from httpx import HTTPError
+    from huggingface_hub import file_exists
 
     try:
         return file_exists(hub_id, filename, revision=revision)
-    except (errors.HTTPError, OSError):
+    except (HTTPError, OSError):
         return False

@@ -15,7 +15,7 @@ def database_now_ms(conn: Connection) -> int:
     """PostgreSQL's own; SQLite runs on this machine."""
     if conn.dialect.name == "sqlite":
         return now_ms()
-    value = conn.scalar(sa.select(postgres_now()))
+    value: int | None = conn.scalar(sa.select(postgres_now()))
     assert value is not None
     return value
 

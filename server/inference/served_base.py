@@ -23,7 +23,8 @@ class ServedBase:
     @property
     def vocabulary_size(self) -> int:
         """Token ids below it are served: those that both the tokenizer and the model have."""
-        return min(len(self.tokenizer.vocabulary), self.model.config["vocab_size"])
+        num_rows: int = self.model.config["vocab_size"]
+        return min(len(self.tokenizer.vocabulary), num_rows)
 
     @property
     def max_model_len(self) -> int:

@@ -42,8 +42,9 @@ class InvalidSetting(Exception):
 
 def _default_threads(values: JsonObject) -> int:
     """One core is left to gateway and fetcher; all engines that may run share the others."""
-    num_engines = values["max_engines"] or values["engines"]
-    return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * values["tensor_parallel_size"]))
+    num_engines: int = values["max_engines"] or values["engines"]
+    ranks: int = values["tensor_parallel_size"]
+    return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * ranks))
 
 
 _Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]

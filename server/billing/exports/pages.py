@@ -89,12 +89,14 @@ def _next_seq(conn: Connection, within: Range, after_seq: int) -> int | None:
     # older than the time to find its first.
     seq = _entries.receipt_seq + 0
     query = sa.select(sa.func.min(seq)).where(*_in_time(within), seq > after_seq)
-    return conn.scalar(query.where(_entries.tenant_id == within.tenant_id))
+    found: int | None = conn.scalar(query.where(_entries.tenant_id == within.tenant_id))
+    return found
 
 
 def _next_tenant(conn: Connection, place: Place) -> str | None:
     query = sa.select(sa.func.min(_entries.tenant_id))
-    return conn.scalar(query.where(_entries.tenant_id > place.tenant_id))
+    found: str | None = conn.scalar(query.where(_entries.tenant_id > place.tenant_id))
+    return found
 
 
 def _read(conn: Connection, within: Range, place: Place, size: int) -> list[Receipt]:

@@ -192,7 +192,7 @@ class LateLimiter(MemoryLimiter):
     def __init__(self, after: int) -> None:
         super().__init__(lambda: NOW_MS)
         self.after = after
-        self.settled: list[int | None] = []
+        self.released: list[int | None] = []
 
     async def acquire(self, *args: Any, **options: Any) -> Grant:
         epoch = 7 if self.after else 8
@@ -201,9 +201,9 @@ class LateLimiter(MemoryLimiter):
     async def refresh(self) -> None:
         self.after -= 1
 
-    def settle(self, grant: Grant, used_tokens: int | None) -> None:
-        self.settled.append(used_tokens)
-        super().settle(grant, used_tokens)
+    def release(self, grant: Grant, used_tokens: int | None) -> None:
+        self.released.append(used_tokens)
+        super().release(grant, used_tokens)
 
 
 @pytest.mark.parametrize(("after", "status"), [(0, 200), (1, 200), (2, 200), (3, 503)])
@@ -219,8 +219,8 @@ def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
     here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
     assert replace(user, product=here).complete("base").status_code == status
     # Refused holds gave back the one request that there is.
-    assert limiter.settled[:after] == [None] * after
-    assert len(limiter.settled) == after + (status == 200)
+    assert limiter.released[:after] == [None] * after
+    assert len(limiter.released) == after + (status == 200)
 
 
 # ---- leases ----

@@ -6,6 +6,7 @@ from typing import get_args
 import pytest
 
 from engine.messages import AddRequest, RequestOutput, SamplingParams, StopCause
+from server.api.foreign_errors import from_fault
 from server.billing import failures, ledger
 from server.billing.failures import Failures
 from server.billing.holds import get_hold
@@ -82,7 +83,9 @@ def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(database)
     posted = receipts(database)
     assert len(posted) == len(told)
     for receipt, error in zip(posted, told, strict=True):
-        assert receipt["is_failed"] == (error is not None and error.status >= 500), receipt
+        assert receipt["is_failed"] == (error is not None and from_fault(error).status >= 500), (
+            receipt
+        )
         assert (receipt["amount_nanousd"] == 0) == (error is not None), receipt
 
 
