@@ -56,6 +56,7 @@ from server.limits.memory import MemoryLimiter
 from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
 from server.limits.shared import SharedLimiter
+from server.pool.engine_pool import EnginePool
 from server.pool.engines import Engines
 from server.pool.keys import PoolKeys
 from server.pool.membership import Membership
@@ -165,7 +166,7 @@ def _engines(
         token_leases.extend_soon(engines, low)
 
     client_key = PoolKeys.of(secrets.pepper).gateway.secret
-    engines = Engines(
+    engines = EnginePool(
         Membership(data_dir), client_key, base_revision, running, settle_soon, extend_lease
     )
     settler = Settler(database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids)

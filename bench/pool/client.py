@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.messages import AddRequest, EngineStats
-from server.pool.engines import Engines
+from server.pool.engine_pool import EnginePool
 from server.pool.files import Member
 from server.pool.running import Running, RunningRequest
 
@@ -40,7 +40,7 @@ class PoolClient:
     def __init__(self, members: Sequence[Member], base_revision: str) -> None:
         self._names = [member.name for member in members]
         self._running = Running()
-        self._engines = Engines(
+        self._engines = EnginePool(
             lambda: members,
             "",
             base_revision,

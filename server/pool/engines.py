@@ -1,50 +1,15 @@
-"""The engines behind this gateway: who is there, which of them a request goes to, and what they
-have to tell each other.
-"""
+"""What the other rooms may ask of the engines behind a gateway."""
 
-import asyncio
-import logging
-import time
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from engine.client import EngineClient
-from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError
-from engine.messages import (
-    AddRequest,
-    EngineStats,
-    LeaseLow,
-    PinAdapters,
-    Prefetch,
-    RequestOutput,
-    Residency,
-    TenantService,
-    Tier,
-    Welcome,
-)
+from engine.messages import AddRequest, EngineStats, RequestOutput, Residency, Welcome
 from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
-from server.pool import router
-from server.pool.engine import EngineState, PooledEngine
-from server.pool.files import Member
-from server.pool.load_costs import LoadCosts
-from server.pool.prefix_table import PrefixTable, marks_of
-from server.pool.quarantine import Quarantine, fingerprint
-from server.pool.running import Running
-
-logger = logging.getLogger(__name__)
-
-TURN_S = 0.25
-"""Between looks at who is there, and between what engines are told of each other's service."""
-_MAX_TENANTS = 100_000
-_BY_NEARNESS: tuple[Tier, ...] = (
-    "device", "loading", "host", "disk", "fetching", "failed", "remote",
-)  # fmt: skip
+from server.pool.engine import EngineState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,137 +23,41 @@ class EngineFigures:
     num_own: int
 
 
-class Engines:
-    """Follows `members`, the engines that there are, and speaks to each.
+class Engines(Protocol):
+    """The engines, each by its name. `EnginePool` is the one that a gateway has."""
 
-    client_key: of this pool's gateways, secret, for engines on other machines.
-    running: this gateway's requests, with the engines that have them.
-    on_end: called for every request that ended.   on_lease_low: for one that needs more tokens.
-    """
+    async def start(self) -> None: ...
 
-    def __init__(
-        self,
-        members: Callable[[], Iterable[Member]],
-        client_key: str,
-        base_revision: str,
-        running: Running,
-        on_end: Callable[[], None],
-        on_lease_low: Callable[[LeaseLow], None],
-    ) -> None:
-        self._members = members
-        self._client_key = client_key
-        self._base_revision = base_revision
-        self._running = running
-        self._on_end = on_end
-        self._on_lease_low = on_lease_low
-        self._engines: dict[str, PooledEngine] = {}
-        self._costs = LoadCosts()
-        self._prefixes = PrefixTable()
-        self._quarantine = Quarantine()
-        self._services: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-        self._num_past_deaths = 0
-        self._turning: asyncio.Task[None] | None = None
-
-    # ---- who is there ----
-
-    async def start(self) -> None:
-        await self._follow()
-        self._turning = asyncio.create_task(self._turn())
-
-    async def close(self) -> None:
-        if self._turning:
-            self._turning.cancel()
-            await asyncio.gather(self._turning, return_exceptions=True)
-        for name in list(self._engines):
-            await self._part(name)
-
-    async def _turn(self) -> None:
-        while True:
-            await asyncio.sleep(TURN_S)
-            await self._follow()
-            for engine in self._engines.values():
-                engine.look()
-                if engine.take_death():
-                    self._prefixes.forget_engine(engine.name)
-            await self._pass_on_service()
-
-    async def _follow(self) -> None:
-        """Meet who has come, part from who is gone; who moved is both."""
-        members = {member.name: member for member in self._members()}
-        for name, engine in list(self._engines.items()):
-            if members.get(name) != engine.member:
-                await self._part(name)
-        for name in members.keys() - self._engines.keys():
-            await self._meet(members[name])
-
-    async def _meet(self, member: Member) -> None:
-        endpoint = Endpoint(member.address, member.server_key, self._client_key)
-        client = EngineClient(endpoint, self._on_end, self._on_lease_low, self._note_service)
-        self._engines[member.name] = PooledEngine(
-            member, client, self._base_revision, self._costs, self._running.num_at
-        )
-        await client.start()
-
-    async def _part(self, name: str) -> None:
-        engine = self._engines.pop(name)
-        self._prefixes.forget_engine(name)
-        await engine.client.close()
-        self._num_past_deaths += engine.client.num_deaths
+    async def close(self) -> None: ...
 
     # ---- what there is to know of them ----
 
     @property
     def is_ready(self) -> bool:
         """Whether one of them takes requests."""
-        return any(engine.state == "ready" for engine in self._engines.values())
 
     @property
     def num_deaths(self) -> int:
-        deaths = (engine.client.num_deaths for engine in self._engines.values())
-        return self._num_past_deaths + sum(deaths)
+        """How often an engine has died since the gateway's start."""
 
     @property
     def welcomes(self) -> tuple[Welcome, ...]:
         """What those serve that take requests, by name."""
-        return tuple(e.client.welcome for e in self._ready() if e.client.welcome)
 
     @property
     def max_model_len(self) -> int:
-        """What all of this model can take; 0 while none has been there."""
-        known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
-        ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
-        return min((welcome.max_model_len for welcome in ours), default=0)
+        """Tokens that all of this model can take; 0 while none has been there."""
 
-    def figures(self) -> list[EngineFigures]:
-        return [
-            EngineFigures(
-                engine.name,
-                engine.state,
-                engine.client.welcome,
-                engine.client.stats if engine.client.is_ready else None,
-                self._running.num_at(engine.name),
-            )
-            for engine in sorted(self._engines.values(), key=lambda engine: engine.name)
-        ]
+    def figures(self) -> list[EngineFigures]: ...
 
     def engine_ids(self) -> list[str]:
         """Whose journals there are, of all that have been there and are not gone for good."""
-        return [engine.engine_id for engine in self._engines.values() if engine.engine_id]
 
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
         """Where an adapter is: at this engine, or where it is nearest to being used."""
-        asked = self._engines.values() if name is None else [self._engines[name]]
-        found = [engine.client.residency.get(object_key) for engine in asked]
-        known = [residency for residency in found if residency]
-        return min(known, key=lambda found: _BY_NEARNESS.index(found.tier), default=None)
 
     def all_residency(self) -> list[tuple[str, Residency]]:
         """Every adapter that an engine has spoken of since it started, with the engine's name."""
-        return [
-            (engine.name, residency)
-            for engine in self._engines.values()
-            for residency in engine.client.residency.values()
-        ]
 
     # ---- requests ----
 
@@ -197,134 +66,36 @@ class Engines:
 
         It counts as being there once it is among the running ones.   besides: another than this.
         """
-        ready = [engine for engine in self._ready() if engine.name != besides]
-        if len(ready) < 2:
-            if not ready:
-                raise EngineAwayError("no engine is ready")
-            return ready[0].name
-        marks = marks_of(request)
-        cached, num_tokens = self._prefixes.cached_tokens(marks), len(request.prompt_token_ids)
-        views = [
-            engine.view(request.adapter, num_tokens - cached.get(engine.name, 0))
-            for engine in ready
-        ]
-        name = router.choose(_key(request, marks), views).name
-        self._prefixes.note(name, marks)
-        return name
 
     def engine_id(self, name: str) -> str:
-        """Of the engine that has this name now. Raises EngineAwayError when there is none."""
-        engine = self._engines.get(name)
-        if engine is None or engine.engine_id is None:
-            raise EngineAwayError("the engine is gone")
-        return engine.engine_id
+        """The id of the engine that has this name now. Raises EngineAwayError if there is none."""
 
-    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+    def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         """At the engine that `route` named. Raises EngineAwayError (then `route` may name another),
         EngineDeadError, RequestRefused, Quarantined.
         """
-        mark = fingerprint(request)
-        self._quarantine.check(mark)
-        engine = self._engines.get(name)
-        if engine is None:
-            raise EngineAwayError("the engine is gone")
-        started = time.monotonic()
-        try:
-            async with aclosing(engine.client.generate(request)) as stream:
-                async for output in stream:
-                    if output.is_last:
-                        engine.note_request(time.monotonic() - started)
-                    yield output
-        except EngineAwayError:
-            raise  # it did not die of what it never had
-        except EngineDeadError:
-            self._quarantine.note_death(mark)
-            raise
 
     async def abort(self, request_id: str) -> None:
-        if engine := self._engine_of(request_id):
-            await engine.client.abort(request_id)
+        """End a request wherever it runs; nothing where it does not."""
 
     async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        if engine := self._engine_of(request_id):
-            await engine.client.extend_lease(request_id, token_lease)
+        """Let a request come to so many completion tokens in all."""
 
     # ---- adapters ----
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
         """At this engine, or at the one that its next request would go to."""
-        engine = self._engines.get(name) if name else self._place(adapter)
-        if engine is not None:
-            engine.expect(adapter)
-            await engine.client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         """Keep exactly these in an arena, each at its home, as far as the engines' limits go."""
-        ready = self._ready()
-        homes: dict[str, list[AdapterRef]] = {engine.name: [] for engine in ready}
-        for adapter in adapters if homes else ():
-            homes[max(homes, key=lambda name: router.rank(adapter.object_key, name))].append(
-                adapter
-            )
-        for engine in ready:
-            await engine.client.pin(PinAdapters(adapters=tuple(homes[engine.name])))
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What an engine finds out about an adapter. Raises EngineDeadError.
+        """What an engine finds out about an adapter by serving it. Raises EngineDeadError.
 
         object_path: its canonical object, in a file that the engine can read.
         """
-        if (engine := self._place(adapter)) is None:
-            raise EngineDeadError("no engine is ready")
-        return await engine.client.prove(adapter, object_path)
 
     # ---- journals ----
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
         """Raises EngineDeadError, also when another engine has taken that one's place."""
-        for engine in self._engines.values():
-            if engine.engine_id == engine_id:
-                return await engine.client.read_journal(engine_id, settled_seq, limit)
-        raise EngineDeadError("the engine is gone")
-
-    # ---- service ----
-
-    def _note_service(self, message: TenantService) -> None:
-        """Totals only grow, so the latest is all there is to pass on."""
-        totals = self._services[message.engine_id, message.epoch]
-        if len(totals) < _MAX_TENANTS:
-            totals |= dict(message.totals)
-
-    async def _pass_on_service(self) -> None:
-        services, self._services = self._services, defaultdict(dict)
-        if len(self._engines) < 2:
-            return
-        for (engine_id, epoch), totals in services.items():
-            message = TenantService(engine_id=engine_id, epoch=epoch, totals=tuple(totals.items()))
-            for engine in self._engines.values():
-                if engine.engine_id != engine_id:
-                    await engine.client.tell_service(message)
-
-    # ---- who is meant ----
-
-    def _ready(self) -> list[PooledEngine]:
-        return [engine for engine in self._engines.values() if engine.state == "ready"]
-
-    def _engine_of(self, request_id: str) -> PooledEngine | None:
-        request = self._running.find(request_id)
-        return self._engines.get(request.engine) if request else None
-
-    def _place(self, adapter: AdapterRef) -> PooledEngine | None:
-        """Where a request on this adapter would go now."""
-        ready = self._ready()
-        if not ready:
-            return None
-        views = [engine.view(adapter) for engine in ready]
-        return self._engines[router.choose(adapter.object_key, views).name]
-
-
-def _key(request: AddRequest, marks: Sequence[bytes]) -> str:
-    """What requests have in common that should meet."""
-    if request.adapter:
-        return request.adapter.object_key
-    return marks[0].hex() if marks else request.request_id

@@ -1,16 +1,13 @@
 """A gateway called without a socket, around an engine that answers three tokens to everything."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 from fastapi import FastAPI
 
-from engine.messages import AddRequest, RequestOutput, Residency, Welcome
-from registry.ref import AdapterRef
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
 from server.api.app import create_app
@@ -18,75 +15,11 @@ from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.prices import ensure_price
 from server.launch.settings import Settings
-from server.pool.engines import EngineFigures
 from tests.server.factories import NOW_MS, make_tenant
+from tests.server.fake_engines import FakeEngines
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 ADMIN_KEY = "the-operator"
-
-
-def make_welcome(epoch: int = 1) -> Welcome:
-    return Welcome(
-        engine_id="engine-1", epoch=epoch, base_revision="b" * 64, max_model_len=512,
-        max_num_seqs=8, device="fake", dtype="float32",
-    )  # fmt: skip
-
-
-@dataclass
-class FakeEngines:
-    """Remembers what it was told and asked."""
-
-    welcome: Welcome | None = field(default_factory=make_welcome)
-    is_ready: bool = True
-    asked: list[AddRequest] = field(default_factory=list)
-    prefetched: list[tuple[str, AdapterRef]] = field(default_factory=list)
-    pinned: list[tuple[AdapterRef, ...]] = field(default_factory=list)
-
-    @property
-    def welcomes(self) -> tuple[Welcome, ...]:
-        return (self.welcome,) if self.is_ready and self.welcome else ()
-
-    @property
-    def max_model_len(self) -> int:
-        return self.welcome.max_model_len if self.welcome else 0
-
-    def route(self, message: AddRequest, besides: str | None = None) -> str:
-        return "engine"
-
-    def engine_id(self, name: str) -> str:
-        return "engine-1"
-
-    def engine_ids(self) -> list[str]:
-        return ["engine-1"]
-
-    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        return None
-
-    def all_residency(self) -> list[tuple[str, Residency]]:
-        return []
-
-    def figures(self) -> list[EngineFigures]:
-        return []
-
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
-        self.prefetched.append((tenant_id, adapter))
-
-    async def pin(self, adapters: Sequence[AdapterRef]) -> None:
-        self.pinned.append(tuple(adapters))
-
-    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        self.asked.append(message)
-        yield RequestOutput(
-            request_id=message.request_id,
-            seq=0,
-            new_token_ids=(40, 41, 42),
-            finish_reason="length",
-            stop_cause="max_tokens",
-            num_prompt_tokens=len(message.prompt_token_ids),
-            num_completion_tokens=3,
-            adapter_digest=message.adapter.digest if message.adapter else None,
-            is_last=True,
-        )
 
 
 def with_engines(gateway: Gateway, engines: Any, **changes: Any) -> Gateway:

@@ -4,17 +4,15 @@ import asyncio
 import contextlib
 import json
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import sqlalchemy as sa
 
-from engine.errors import EngineAwayError
-from engine.messages import AddRequest, RequestOutput, TokenLogprobs, Welcome
-from registry.ref import AdapterRef
+from engine.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
 from server.api.app import create_app
@@ -26,14 +24,12 @@ from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
 from tests.server.factories import NOW_MS, make_tenant
+from tests.server.fake_engines import FakeEngines, Script
 from tests.server.in_process import with_engines
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
-MAX_MODEL_LEN = 512
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
-
-Script = Callable[[AddRequest], Iterable[RequestOutput | Exception]]
 
 
 def token_ids(index: int) -> tuple[int, ...]:
@@ -91,57 +87,11 @@ def end_at_once(**fields: Any) -> Script:
 
 
 @dataclass
-class ScriptedEngines:
-    """Follows its script, and remembers what it was asked. away: those of `names` that have gone,
-    as a request finds out there.
-    """
-
-    script: Script = answer_all
-    names: tuple[str, ...] = ("engine",)
-    away: frozenset[str] = frozenset()
-    is_ready: bool = True
-    asked: list[AddRequest] = field(default_factory=list)
-    welcome: Welcome = field(
-        default_factory=lambda: Welcome(
-            engine_id="engine-1", epoch=1, base_revision="b" * 64, max_model_len=MAX_MODEL_LEN,
-            max_num_seqs=8, device="fake", dtype="float32",
-        )
-    )  # fmt: skip
-
-    max_model_len = MAX_MODEL_LEN
-
-    @property
-    def welcomes(self) -> tuple[Welcome, ...]:
-        return (self.welcome,) if self.is_ready else ()
-
-    def route(self, message: AddRequest, besides: str | None = None) -> str:
-        for name in self.names:
-            if name != besides:
-                return name
-        raise EngineAwayError("no engine is ready")
-
-    def engine_id(self, name: str) -> str:
-        return f"id of {name}"
-
-    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str) -> None:
-        raise AssertionError("the base model needs no adapter")
-
-    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        self.asked.append(message)
-        if name in self.away:
-            raise EngineAwayError("the engine leaves")
-        for said in self.script(message):
-            if isinstance(said, Exception):
-                raise said
-            yield said
-
-
-@dataclass
 class Product:
     """The gateway's application with one tenant, called without a socket."""
 
     gateway: Gateway
-    engines: ScriptedEngines
+    engines: FakeEngines
     tenant_id: str
     api_key: str
 
@@ -179,7 +129,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     settings = Settings(
         model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12
     )
-    engines = ScriptedEngines()
+    engines = FakeEngines(answer_all)
     built = assemble(settings, DEMO, AdminKey("admin"))
     # Its clock stands still, or limits would refill while a test runs.
     gateway = with_engines(built, engines, limiter=MemoryLimiter(lambda: NOW_MS))

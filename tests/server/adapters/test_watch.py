@@ -19,7 +19,7 @@ from server.database.database import Database
 from tests.registry.factories import make_base
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS
-from tests.server.in_process import FakeEngines, make_welcome
+from tests.server.fake_engines import FakeEngines, make_welcome
 
 A, B = "tenant-a", "tenant-b"
 

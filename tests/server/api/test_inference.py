@@ -12,8 +12,8 @@ from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
 from server.pool.quarantine import fingerprint
 from tests.server.factories import NOW_MS
+from tests.server.fake_engines import MAX_MODEL_LEN
 from tests.server.scripted_product import (
-    MAX_MODEL_LEN,
     TEXT,
     Product,
     answer_all,

@@ -47,7 +47,7 @@ from server.pool.running import RunningRequest
 from server.webhooks import events
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
-from tests.server.in_process import ADMIN_KEY, FakeEngines, InProcess, User, with_engines
+from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 
@@ -167,13 +167,6 @@ BODIES: dict[str, dict[str, Any]] = {
 
 Request = tuple[str, str, Any]  # method, path, body
 Answer = tuple[int, str, dict[str, str]]  # status, body, headers
-
-
-class Engines(FakeEngines):
-    """Takes cancellations, too."""
-
-    async def abort(self, request_id: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -303,7 +296,6 @@ def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
 def open_world(folder: Path, *users: User) -> World:
     """users: who have keys already; else they are made."""
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    product.gateway = with_engines(product.gateway, Engines())
     if users:
         users = tuple(replace(user, product=product) for user in users)
     else:

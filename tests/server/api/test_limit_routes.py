@@ -21,11 +21,11 @@ from server.limits.learned import FIRST_GUESS
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import Grant
 from server.limits.tables import limiter_epochs
-from server.pool.engines import Engines
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price
-from tests.server.in_process import FakeEngines, InProcess, User, with_engines
+from tests.server.fake_engines import FakeEngines
+from tests.server.in_process import InProcess, User, with_engines
 
 _numbers = itertools.count()
 
@@ -226,16 +226,6 @@ def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
 # ---- leases ----
 
 
-class AskedEngines(Engines):
-    """Remembers how far leases were extended."""
-
-    def __init__(self) -> None:
-        self.extended: list[tuple[str, int]] = []
-
-    async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        self.extended.append((request_id, token_lease))
-
-
 def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess) -> None:
     user = user_of(product)
     gateway = product.gateway
@@ -249,7 +239,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     message = product.engines.asked[-1]
     assert message.token_lease == 256, "a part of what it wants, so that others get theirs"
     # Its hold is open still: nobody settles here.
-    engines, leases = AskedEngines(), TokenLeases(gateway.database, gateway.running)
+    engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
 
     async def extend(lease: int, request_id: str) -> None:
@@ -302,7 +292,7 @@ def test_a_lease_is_asked_for_again_while_nobody_can_say(
         await asyncio.gather(*leases._asking.values())
         assert not answers, "asked as often as that, and no more"
 
-    engines = AskedEngines()
+    engines = FakeEngines()
     asyncio.run(extend())
     assert engines.extended == extended
 

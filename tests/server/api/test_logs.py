@@ -15,7 +15,8 @@ import pytest
 from server.api.app import create_app
 from server.database.database import DEFAULT_FILE
 from server.logs import LogHandler, LogWriter
-from tests.server.in_process import FakeEngines, InProcess, User, with_engines
+from tests.server.fake_engines import FakeEngines
+from tests.server.in_process import InProcess, User, with_engines
 
 MARK = "zebra"
 PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"

@@ -1,7 +1,6 @@
 """A request is cancelled at any gateway, by its own tenant, as long as it runs."""
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.billing.holds import resolve
@@ -9,17 +8,8 @@ from server.database.database import Database
 from server.inference.cancels import note_cancel, noted_cancels
 from server.pool.running import RunningRequest
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
-from tests.server.in_process import FakeEngines, InProcess
-
-
-@dataclass
-class AbortedEngines(FakeEngines):
-    """Remembers what it was told to end."""
-
-    aborted: list[str] = field(default_factory=list)
-
-    async def abort(self, request_id: str) -> None:
-        self.aborted.append(request_id)
+from tests.server.fake_engines import FakeEngines
+from tests.server.in_process import InProcess
 
 
 def run_here(product: InProcess, request_id: str, tenant_id: str = "ten_1") -> None:
@@ -50,7 +40,7 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
     gateways = []
     for name in ("asked", "runs", "idle"):
         product = InProcess.build(tmp_path / name, url)
-        product.use(AbortedEngines())
+        product.use(FakeEngines())
         gateways.append(product)
     asked, runs, idle = gateways
     database = asked.gateway.database
@@ -75,7 +65,7 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
 
 def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_path: Path) -> None:
     product = InProcess.build(tmp_path, f"sqlite:///{migrated_sqlite}")
-    product.use(AbortedEngines())
+    product.use(FakeEngines())
     run_here(product, "r1")
     assert asyncio.run(product.gateway.cancels.cancel("ten_1", "r1"))
     assert not asyncio.run(product.gateway.cancels.cancel("ten_2", "r1"))

@@ -37,7 +37,8 @@ from server.inference.idempotency import (
 )
 from server.inference.tables import idempotency_keys
 from tests.server.factories import NOW_MS, make_tenant
-from tests.server.in_process import FakeEngines, InProcess, User, make_welcome
+from tests.server.fake_engines import FakeEngines, make_welcome
+from tests.server.in_process import InProcess, User
 
 CLAIM_MS = 60_000
 ANSWER = StoredAnswer("r1", 200, {"content-type": "application/json"}, b"body")

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from server.pool.engines import Engines
+from server.pool.service_exchange import ServiceExchange
 from tests.engine.fakes import make_message
-from tests.server.pool.test_engines import Pool, gateway
+from tests.server.pool.test_engine_pool import Pool, gateway
 
 DEMANDS = (("spread", "a"), ("spread", "b"), ("near", "a"), ("far", "b"))
 """Tenants, and at which engines their requests always wait."""
@@ -58,8 +58,8 @@ def test_who_asks_two_engines_gets_no_more_than_those_who_ask_one_each(pool):
 
 
 def test_it_gets_twice_as_much_where_engines_are_told_nothing(pool, monkeypatch):
-    async def tell_nobody(self):
+    async def tell_nobody(self, engines):
         pass
 
-    monkeypatch.setattr(Engines, "_pass_on_service", tell_nobody)
+    monkeypatch.setattr(ServiceExchange, "pass_on", tell_nobody)
     assert share_of_spread(pool) > 1.6

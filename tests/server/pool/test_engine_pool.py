@@ -10,7 +10,7 @@ import pytest
 from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError
 from engine.messages import TenantService
-from server.pool.engines import TURN_S, Engines
+from server.pool.engine_pool import TURN_S, EnginePool
 from server.pool.files import Member
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.quarantine import Quarantined
@@ -22,14 +22,14 @@ READY_S = 60.0
 
 
 class Pool:
-    """Engines by name, and a gateway's view of them."""
+    """EnginePool by name, and a gateway's view of them."""
 
     def __init__(self, folder):
         self.folder = folder
         self.members = []
         self.processes = {}
         self.running = Running()
-        self.engines = Engines(
+        self.engines = EnginePool(
             lambda: tuple(self.members), "", "base-1", self.running, lambda: None, lambda _: None
         )
 

@@ -1,0 +1,124 @@
+"""Engines without engines: what the gateway's tests put in place of `EnginePool`."""
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.errors import EngineAwayError, EngineDeadError
+from engine.messages import AddRequest, RequestOutput, Residency, Welcome
+from engine.records import JournalRecords
+from registry.proof import Proof
+from registry.ref import AdapterRef
+from server.pool.engines import EngineFigures, Engines
+
+MAX_MODEL_LEN = 512
+
+Script = Callable[[AddRequest], Iterable[RequestOutput | Exception]]
+
+
+def make_welcome(epoch: int = 1) -> Welcome:
+    return Welcome(
+        engine_id="engine-1", epoch=epoch, base_revision="b" * 64, max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8, device="fake", dtype="float32",
+    )  # fmt: skip
+
+
+def answer_at_once(message: AddRequest) -> list[RequestOutput]:
+    """Three tokens in one output, which is the last."""
+    output = RequestOutput(
+        request_id=message.request_id,
+        seq=0,
+        new_token_ids=(40, 41, 42),
+        finish_reason="length",
+        stop_cause="max_tokens",
+        num_prompt_tokens=len(message.prompt_token_ids),
+        num_completion_tokens=3,
+        adapter_digest=message.adapter.digest if message.adapter else None,
+        is_last=True,
+    )
+    return [output]
+
+
+@dataclass
+class FakeEngines:
+    """Follows its script, and remembers what it was told and asked.
+
+    away: those of `names` that have gone, as a request finds out there.
+    """
+
+    script: Script = answer_at_once
+    welcome: Welcome | None = field(default_factory=make_welcome)
+    is_ready: bool = True
+    names: tuple[str, ...] = ("engine",)
+    away: frozenset[str] = frozenset()
+    asked: list[AddRequest] = field(default_factory=list)
+    prefetched: list[tuple[str, AdapterRef]] = field(default_factory=list)
+    pinned: list[tuple[AdapterRef, ...]] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    extended: list[tuple[str, int]] = field(default_factory=list)
+    num_deaths: int = 0
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    @property
+    def welcomes(self) -> tuple[Welcome, ...]:
+        return (self.welcome,) if self.is_ready and self.welcome else ()
+
+    @property
+    def max_model_len(self) -> int:
+        return self.welcome.max_model_len if self.welcome else 0
+
+    def figures(self) -> list[EngineFigures]:
+        return []
+
+    def engine_ids(self) -> list[str]:
+        return ["engine-1"]
+
+    def residency(self, object_key: str, name: str | None = None) -> Residency | None:
+        return None
+
+    def all_residency(self) -> list[tuple[str, Residency]]:
+        return []
+
+    def route(self, request: AddRequest, besides: str | None = None) -> str:
+        for name in self.names:
+            if name != besides:
+                return name
+        raise EngineAwayError("no engine is ready")
+
+    def engine_id(self, name: str) -> str:
+        return f"id of {name}" if len(self.names) > 1 else "engine-1"
+
+    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+        self.asked.append(request)
+        if name in self.away:
+            raise EngineAwayError("the engine leaves")
+        for said in self.script(request):
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def extend_lease(self, request_id: str, token_lease: int) -> None:
+        self.extended.append((request_id, token_lease))
+
+    async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
+        self.prefetched.append((tenant_id, adapter))
+
+    async def pin(self, adapters: Sequence[AdapterRef]) -> None:
+        self.pinned.append(tuple(adapters))
+
+    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+        raise EngineDeadError("a fake proves nothing")
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        raise EngineDeadError("a fake has no journal")
+
+
+_: Engines = FakeEngines()
