@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,11 +29,14 @@ from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.errors import Failure
-from lora.host_region import HostRegion
 from lora.layout import Layout, ModelShape
 from lora.loads import Fetched, Loaded, Placed, Read
 from lora.manager import AdapterManager
 from registry.ref import AdapterRef
+
+if TYPE_CHECKING:
+    # It imports torch, for which every process of a fake engine would wait 2 s.
+    from lora.host_region import HostRegion
 
 EOS = 0
 VOCABULARY = [b"", *(bytes([b]) for b in range(1, 256))]
@@ -234,7 +238,7 @@ class FakeLoader:
     invocation_tokens: of aLoRAs, by object key.   region: that what is read takes slabs of.
     """
 
-    region: HostRegion | None = None
+    region: "HostRegion | None" = None
 
     def __init__(self, *, at_once: bool = True) -> None:
         self.at_once = at_once
