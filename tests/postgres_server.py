@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import needs
+
 
 @contextmanager
 def postgres_server() -> Iterator[Any]:
@@ -15,6 +17,7 @@ def postgres_server() -> Iterator[Any]:
     Its folder is outside of pytest's own, which every start of pytest closes to other users: as
     root, the server runs as one, so a second test run would take the first one's data away.
     """
+    needs.postgresql()
     with warnings.catch_warnings():
         # It warns where there is no login session.
         warnings.simplefilter("ignore")

