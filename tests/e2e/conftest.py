@@ -11,6 +11,10 @@ from tests.e2e.stack import Stack, Tenant, running
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
 DEMO = Path(__file__).parents[2] / "demo"
+PUBLIC_PROMPT = (
+    "You are a fox, and you answer every question as briefly as foxes do, never in prose."
+)
+"""The system prompt that all tenants of the tiny stack share."""
 
 
 @dataclass
@@ -54,7 +58,8 @@ def tiny(
     tiny_adapters: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TinyWorld]:
-    with running(tmp_path_factory.mktemp("tiny-stack"), tiny_model) as stack:
+    folder = tmp_path_factory.mktemp("tiny-stack")
+    with running(folder, tiny_model, public_prompts=[PUBLIC_PROMPT]) as stack:
         tenant = stack.tenant("acme")
         for name, folder in tiny_adapters.items():
             tenant.push(name, folder)

@@ -14,7 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tests.e2e.conftest import TinyWorld
-from tests.e2e.stack import running
+from tests.e2e.stack import Stack, Tenant, running
 from tests.e2e.test_billing import check_bill, load
 from tests.e2e.test_oracle import check_oracle
 
@@ -25,60 +25,69 @@ CREDENTIALS = {
 }
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
-    """A bucket on a server that speaks S3 over HTTP; and the environment that reaches it."""
+@pytest.fixture(scope="module")
+def s3_environment() -> Iterator[dict[str, str]]:
+    """The environment that reaches a bucket on a server that speaks S3 over HTTP."""
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     environment = CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://{host}:{port}"}
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    boto3.client("s3").create_bucket(Bucket="adapters")
-    yield "s3://adapters/prefix", environment
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        boto3.client("s3").create_bucket(Bucket="adapters")
+        yield environment
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def on_s3(
+    s3_environment: dict[str, str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    settings = {"storage": "s3://adapters/prefix", "environment": s3_environment}
+    with running(tmp_path_factory.mktemp("on-s3"), tiny_model, **settings) as stack:
+        yield stack
+
+
+def stored_digests(tenant: Tenant) -> set[str]:
+    """The last parts of the keys that the tenant has in the bucket."""
+    prefix = f"prefix/tenants/{tenant.tenant_id}/"
+    listed = boto3.client("s3").list_objects_v2(Bucket="adapters", Prefix=prefix)["Contents"]
+    return {entry["Key"].removeprefix(prefix) for entry in listed}
+
+
 def test_adapters_travel_through_s3(
-    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path], bucket
+    on_s3: Stack, tiny_model: Path, tiny_adapters: dict[str, Path]
 ) -> None:
-    url, environment = bucket
-    with running(tmp_path, tiny_model, storage=url, environment=environment) as stack:
-        tenant = stack.tenant("acme")
-        for name, folder in tiny_adapters.items():
-            tenant.push(name, folder)
-        check_oracle(TinyWorld(stack, tenant, tiny_model, tiny_adapters), count=8)
-        listed = boto3.client("s3").list_objects_v2(Bucket="adapters")["Contents"]
-        keys = {entry["Key"] for entry in listed}
-        digests = {
-            tenant.http.get(f"/v1/adapters/{name}").json()["latest"]["digest"]
-            for name in tiny_adapters
-        }
-        assert keys == {f"prefix/tenants/{tenant.tenant_id}/{digest}" for digest in digests}
-        engine = Path(f"/proc/{stack.pid('engine')}/environ").read_bytes()
-        assert b"AWS_" not in engine, "only the fetcher and the gateway hold credentials"
+    tenant = on_s3.tenant("acme")
+    for name, folder in tiny_adapters.items():
+        tenant.push(name, folder)
+    check_oracle(TinyWorld(on_s3, tenant, tiny_model, tiny_adapters), count=8)
+    assert stored_digests(tenant) == {
+        tenant.http.get(f"/v1/adapters/{name}").json()["latest"]["digest"] for name in tiny_adapters
+    }
+    engine = Path(f"/proc/{on_s3.pid('engine')}/environ").read_bytes()
+    assert b"AWS_" not in engine, "only the fetcher and the gateway hold credentials"
 
 
 def test_a_missing_object_fails_its_own_requests_and_nobody_else(
-    tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path], bucket
+    on_s3: Stack, tiny_adapters: dict[str, Path]
 ) -> None:
-    url, environment = bucket
-    with running(tmp_path, tiny_model, storage=url, environment=environment) as stack:
-        tenant = stack.tenant("acme")
-        tenant.push("alpha", tiny_adapters["alpha"])
-        tenant.push("gamma", tiny_adapters["gamma"])
-        digest = tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
-        key = f"prefix/tenants/{tenant.tenant_id}/{digest}"
-        boto3.client("s3").delete_object(Bucket="adapters", Key=key)
-        stack.restart_cold()
-        body = {"prompt": "hello", "max_tokens": 4}
-        lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
-        assert lost.status_code == 502
-        assert lost.json()["error"]["code"] == "adapter_missing"
-        assert lost.headers["x-should-retry"] == "false"
-        for model in ("gamma", "base"):
-            answer = tenant.http.post("/v1/completions", json=body | {"model": model})
-            assert answer.status_code == 200
+    tenant = on_s3.tenant("globex")
+    tenant.push("alpha", tiny_adapters["alpha"])
+    tenant.push("gamma", tiny_adapters["gamma"])
+    digest = tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
+    key = f"prefix/tenants/{tenant.tenant_id}/{digest}"
+    boto3.client("s3").delete_object(Bucket="adapters", Key=key)
+    on_s3.restart_cold()
+    body = {"prompt": "hello", "max_tokens": 4}
+    lost = tenant.http.post("/v1/completions", json=body | {"model": "alpha"})
+    assert lost.status_code == 502
+    assert lost.json()["error"]["code"] == "adapter_missing"
+    assert lost.headers["x-should-retry"] == "false"
+    for model in ("gamma", "base"):
+        answer = tenant.http.post("/v1/completions", json=body | {"model": model})
+        assert answer.status_code == 200
 
 
 def test_the_whole_road_on_postgresql(

@@ -1,10 +1,9 @@
 """Cached tokens as users see them: in usage, on the bill, and never across tenants."""
 
-from pathlib import Path
 from typing import Any
 
-from tests.e2e.conftest import TinyWorld
-from tests.e2e.stack import Tenant, running
+from tests.e2e.conftest import PUBLIC_PROMPT, TinyWorld
+from tests.e2e.stack import Tenant
 
 PROMPT = [7 + i % 90 for i in range(100)]
 
@@ -46,21 +45,15 @@ def test_of_n_answers_the_prompt_is_paid_once(tiny: TinyWorld) -> None:
     assert several["x_chorale"]["cost_nanousd"] == 100 * 150 + 12 * 600
 
 
-def test_a_public_prompt_is_shared_by_all_tenants_on_the_base_model(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    system = "You are a fox, and you answer every question as briefly as foxes do, never in prose."
-    with running(tmp_path, tiny_model, public_prompts=[system]) as stack:
-        found = []
-        for name in ("acme", "globex"):
-            tenant = stack.tenant(name)
-            messages = [
-                {"role": "system", "content": system},
-                {"role": "user", "content": f"I am {name}, who are you?"},
-            ]
-            body = {"model": "base", "messages": messages, "max_tokens": 2}
-            found.append(
-                cached(tenant.http.post("/v1/chat/completions", json=body).json()["usage"])
-            )
+def test_a_public_prompt_is_shared_by_all_tenants_on_the_base_model(tiny: TinyWorld) -> None:
+    found = []
+    for name in ("first-fox", "second-fox"):
+        tenant = tiny.stack.tenant(name)
+        messages = [
+            {"role": "system", "content": PUBLIC_PROMPT},
+            {"role": "user", "content": f"I am {name}, who are you?"},
+        ]
+        body = {"model": "base", "messages": messages, "max_tokens": 2}
+        found.append(cached(tenant.http.post("/v1/chat/completions", json=body).json()["usage"]))
     assert found[0] == 0
     assert found[1] >= 16
