@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check surface house test test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check surface house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ house: $(VENV)/dev.stamp ## readings of the code: sizes, arrows between rooms, w
 
 test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
+
+test-fast: $(VENV)/dev.stamp ## those without servers, browsers and compilers, in 2 minutes [ARGS=...]
+	$(PYTEST) -m "not soak" -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
 test-ray: $(VENV)/ray.stamp ## engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
@@ -101,7 +104,7 @@ $(VENV)/triton-$(TRITON).stamp: $(VENV)/venv.stamp
 	$(PIP) install --no-deps --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
 	@touch $@
 
-# The page's test drives a real browser; without one it is skipped, and this says why.
+# The page's test drives a real browser; without one it is skipped, in CI it fails; this says why.
 chromium:
 	@if command -v chromium >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
@@ -110,7 +113,7 @@ chromium:
 	fi; \
 	echo "Warning: no chromium here, so the page is not tested in a browser." >&2
 
-# Clients for Node are skipped without it, and the tests say so.
+# Clients for Node are skipped without it, in CI they fail, and the tests say so.
 node:
 	@if command -v npm >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \

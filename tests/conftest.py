@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import interpreter, needs
+from tests.order import is_fast, scope_of, seconds
 from tests.postgres_server import postgres_server
 from tests.redis_server import RedisServer, redis_binary
 
@@ -25,7 +26,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url(may_start_servers: None) -> Iterator[str]:
     """A PostgreSQL server of this test run's own, on a Unix socket."""
     with postgres_server() as server:
         yield server.get_uri()
@@ -50,24 +51,43 @@ def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
     admin.dispose()
 
 
-class _ByFile(LoadScopeScheduling):
-    """What one worker keeps to itself: a file; all of e2e.
-
-    Fixtures of a module are made once; stacks of several processes run one at a time.
-    """
+class _LongestFirst(LoadScopeScheduling):
+    """Gives a worker that is free the scope that takes longest, so that all end together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "e2e" if "/e2e/" in file else file
+        return scope_of(nodeid)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = max(self.workqueue, key=lambda scope: seconds(scope, self.workqueue[scope]))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
-    return _ByFile(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _LongestFirst:
+    return _LongestFirst(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only what is short and starts nothing")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Whether to leave a file or folder out; None leaves that to others."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    return True if config.getoption("--fast") and not is_fast(path) else None
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+def may_start_servers(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--fast"):
+        pytest.skip("--fast starts no servers")
+
+
+@pytest.fixture(scope="session")
+def redis_server(
+    may_start_servers: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RedisServer]:
     """A Redis server of this test run's own; whoever breaks it makes one for itself."""
     needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("redis")).start()

@@ -21,7 +21,9 @@ TOKENS = Limit("tokens", "tenant", "t", 600)
 PREFIX = "chorale:{test}:1.0"
 
 
-def test_a_redis_that_does_not_answer_costs_a_call_its_deadline(tmp_path_factory):
+def test_a_redis_that_does_not_answer_costs_a_call_its_deadline(
+    may_start_servers, tmp_path_factory
+):
     needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("r")).start()
 
