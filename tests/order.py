@@ -72,7 +72,7 @@ SECONDS: dict[str, int] = {
     "tests/kernels/test_tiled_attention.py": 6,
     "tests/lora/test_device.py": 6,
     "tests/lora/test_manager_any_sequence.py": 6,
-    "tests/registry/test_completion.py": 6,
+    "tests/registry/test_upload_build.py": 6,
     "tests/server/api/test_openapi.py": 6,
     "tests/server/billing/test_audit.py": 6,
     "tests/server/billing/test_credits.py": 6,

@@ -357,3 +357,10 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
 
     asyncio.run(run())
     assert process.wait(START_S) == 0
+
+
+def test_a_fake_engine_starts_without_torch():
+    """Tests start dozens of them: torch was 2 s of each."""
+    code = "import sys, tests.engine.fake_engine; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (answer.stdout, answer.stderr) == ("False\n", "")
