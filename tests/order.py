@@ -40,7 +40,7 @@ SECONDS: dict[str, int] = {
     "tests/server/pool/test_shares_of_engines.py": 13,
     "tests/registry/test_fuzz.py": 12,
     "tests/registry/test_uploads_any_sequence.py": 12,
-    "tests/server/pool/test_engines.py": 12,
+    "tests/server/pool/test_engine_pool.py": 12,
     "tests/engine/gpu/test_interpreted.py": 10,
     "tests/engine/test_scheduler.py": 10,
     "tests/registry/test_catalog_any_sequence.py": 10,
