@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from bench import cpu_time
-from tests.ports import free_port
+from bench.ports import free_port
 
 CHORALE = (sys.executable, "-m", "server.cli.main")
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.ports import free_port
 from bench.product import CHORALE, ProductFailed, started, wait_ready
 from bench.report import describe_machine, json_line
-from tests.ports import free_port
 
 _DEMO_TIMEOUT_S = 60.0
 _POLL_S = 0.05

@@ -1,6 +1,6 @@
 """`python -m bench.adapters.s3_server`: an S3 server that is slow on purpose, in its own process.
 
-Moto behind a proxy that waits before every answer (tests.faulty_s3), at the lowest priority. It
+Moto behind a proxy that waits before every answer (bench.faulty_s3), at the lowest priority. It
 ends when its standard input does.
 """
 
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from bench.adapters.tiers import ROOT
-from tests.faulty_s3 import CREDENTIALS, faulty_s3
+from bench.faulty_s3 import CREDENTIALS, faulty_s3
 
 _BUCKET = "bucket"
 _NICE = 19

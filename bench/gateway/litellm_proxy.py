@@ -18,8 +18,8 @@ import httpx
 
 from bench.gateway.asked import chat_body
 from bench.gateway.load import Target
+from bench.ports import free_port
 from bench.product import started, wait_ready
-from tests.ports import free_port
 
 VERSION = "1.106.2"
 _KEY = "sk-bench"

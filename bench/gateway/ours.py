@@ -11,12 +11,12 @@ from typing import Any
 
 from bench.gateway.asked import PROMPT, bare_body, chat_body
 from bench.gateway.load import Target
+from bench.ports import free_port
 from bench.process_tree import find_children
 from bench.product import Product, started, wait_ready
 from server.launch.plan import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.text.tokenizer import Tokenizer
-from tests.ports import free_port
 
 _MODEL_DIR = Path(__file__).parents[2] / "demo" / "model"
 _MODEL = "bench"

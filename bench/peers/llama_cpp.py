@@ -20,8 +20,8 @@ import httpx
 from bench.outcome import Outcome
 from bench.peers.gguf_files import convert_adapter, convert_model
 from bench.peers.peer import PeerFailed, Setting, log_tail
+from bench.ports import free_port
 from bench.workload import BenchRequest
-from tests.ports import free_port
 
 _OUTTYPES = {"float32": "f32", "q8_0": "q8_0"}
 _SLOTS = 32

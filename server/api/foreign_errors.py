@@ -84,7 +84,7 @@ def from_fault(fault: Fault) -> ApiError:
         case faults.Conflict():
             return errors.conflict(message, code=code or "conflict", param=param)
         case faults.QuotaExceeded():
-            return errors.insufficient_quota(message)
+            return errors.insufficient_quota(message, code=code or "insufficient_quota")
         case faults.Limited():
             headers = {"x-ratelimit-scope": fault.scope} if fault.scope else {}
             retry_after_s = fault.retry_after_s or 1.0

@@ -13,9 +13,9 @@ from typing import Any
 
 import httpx
 
+from bench.ports import free_port
 from tests.deployment_files import Compose, filled_variables, image_environment
 from tests.e2e.stack import Stack
-from tests.ports import free_port
 
 # Of tests alone: small arenas, and clients, gateways and engines on two cores, where it is not
 # Redis that is late.

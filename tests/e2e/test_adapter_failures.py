@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file, save_file
 
+from bench.faulty_s3 import CREDENTIALS, FaultyS3, Kind, faulty_s3
 from tests.e2e.stack import FILES, Stack, Tenant, running
-from tests.faulty_s3 import CREDENTIALS, FaultyS3, Kind, faulty_s3
 from tests.tiny_models import save_adapter
 
 BUCKET = "store-that-fails"

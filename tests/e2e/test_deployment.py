@@ -22,12 +22,12 @@ import redis
 import sqlalchemy as sa
 from moto.server import ThreadedMotoServer
 
+from bench.ports import free_port
 from server.billing.tables import holds
 from tests import needs
 from tests.deployment_files import DEPLOY, GUIDE, Compose, filled_variables
 from tests.e2e.composed import Machine, machines
 from tests.e2e.stack import Stack, Tenant
-from tests.ports import free_port
 
 PROMPT = [5, 6, 7]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.e2e.stack import FILES, Stack, Tenant, running
-from tests.faulty_s3 import CREDENTIALS, FaultyS3
 from tests.signed_s3 import signed_s3
 
 

@@ -6,6 +6,7 @@ import threading
 import boto3
 import pytest
 
+from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -15,7 +16,6 @@ from engine.messages import (
 )
 from registry.ref import AdapterRef
 from tests.engine.churn import ALARM, build_core, canonical_adapter
-from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import FetcherProcess, wait_for
 from tests.watched import forbidden_calls
 

@@ -3,6 +3,7 @@ import shutil
 import pytest
 from sqlalchemy import Engine, create_engine, delete, event
 
+from bench.faulty_s3 import CREDENTIALS
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
 from registry.storage import LocalStorage
@@ -10,7 +11,6 @@ from registry.storage_url import open_storage
 from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
-from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import Clock, InProcessValidator, make_base
 from tests.registry.publishing import publish
 from tests.signed_s3 import signed_s3

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from registry.errors import StorageError
 from registry.storage import LocalStorage
 from registry.storage_url import open_storage
@@ -23,7 +24,6 @@ from server.billing.exports.schedules import (
     put_schedule,
 )
 from server.database.database import DEFAULT_FILE
-from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.server.export_ledger import fill, use
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess

@@ -13,7 +13,7 @@ import time
 import httpx
 import pytest
 
-from tests.ports import free_port
+from bench.ports import free_port
 
 START_TIMEOUT_S = 60.0
 # What begins at the left: indented are the URLs, the commands and the program to paste.
