@@ -1,6 +1,6 @@
 """What a test needs and a machine may not have: without it the test is skipped, and in CI it fails.
 
-CHORALE_CI=1 says that this is CI (`.ci/run` sets it): there everything is to be there, and a test
+TESTS_IN_CI=1 says that this is CI (`.ci/run` sets it): there everything is to be there, and a test
 that is skipped for want of something is no proof. (The usual CI=1 would have Hypothesis try the
 same examples every time.)
 """
@@ -20,8 +20,8 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 def missing(what: str, install: str) -> NoReturn:
     """Ends the test. install: says how to get it, in the imperative."""
     sentence = f"There is no {what} here. {install}"
-    if os.environ.get("CHORALE_CI"):
-        pytest.fail(f"{sentence} In CI (CHORALE_CI is set) nothing is skipped for want of it.")
+    if os.environ.get("TESTS_IN_CI"):
+        pytest.fail(f"{sentence} In CI (TESTS_IN_CI is set) nothing is skipped for want of it.")
     pytest.skip(sentence)
 
 

@@ -11,7 +11,7 @@ WANTS = pytest.mark.parametrize(
 
 @WANTS
 def test_what_is_missing_skips_the_test_and_says_what_to_install(want, package, monkeypatch):
-    monkeypatch.delenv("CHORALE_CI", raising=False)
+    monkeypatch.delenv("TESTS_IN_CI", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(pytest.skip.Exception, match=f"Install Debian's {package}"):
         want()
@@ -19,14 +19,14 @@ def test_what_is_missing_skips_the_test_and_says_what_to_install(want, package, 
 
 @WANTS
 def test_in_ci_what_is_missing_fails_the_test_and_says_what_to_install(want, package, monkeypatch):
-    monkeypatch.setenv("CHORALE_CI", "1")
+    monkeypatch.setenv("TESTS_IN_CI", "1")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(pytest.fail.Exception, match=f"Install Debian's {package}"):
         want()
 
 
 def test_a_redis_and_a_postgresql_that_are_missing_fail_in_ci_too(monkeypatch):
-    monkeypatch.setenv("CHORALE_CI", "1")
+    monkeypatch.setenv("TESTS_IN_CI", "1")
     monkeypatch.setattr(needs, "redis_binary", lambda: None)
     monkeypatch.setattr(needs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(pytest.fail.Exception, match="Install Debian's redis-server"):
