@@ -17,7 +17,8 @@ from engine.wire import write_vocabulary
 from server.cluster import coordinator
 from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
-from server.cluster.pool import EngineTemplate, Placed, Pool
+from server.cluster.pool import Placed, Pool
+from server.launch.engine_template import EngineTemplate
 from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
 from server.pool.files import Member, members_path, read_members, wanted_path, write_members
