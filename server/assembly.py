@@ -125,6 +125,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         ledger_probe=LedgerProbe(database),
         chores=Chores(leases, chores),
         limiter=limiter,
+        webhook_rules=rules,
         running=running,
         load=load,
         token_leases=token_leases,

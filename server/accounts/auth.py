@@ -35,8 +35,6 @@ LIMITS: dict[str, Metric] = {
     "max_concurrency": "concurrency",
 }
 
-_NOBODY = sa.false()
-
 MAX_CHAIN = 8
 """Keys that made one another, the first and the last counted."""
 
@@ -98,7 +96,7 @@ def authenticate(
     plaintext: str,
     pepper: str,
     now_ms: int,
-    has_hard_budget: sa.ColumnElement[bool] = _NOBODY,
+    has_hard_budget: sa.ColumnElement[bool],
 ) -> Identity:
     """Whose key this is. Raises InvalidApiKey, TenantSuspended.
 

@@ -76,6 +76,8 @@ class Gateway:
     statements: Statements
     auditor: Auditor
     ledger_probe: LedgerProbe
+    # What tenants are told, and where.
+    webhook_rules: UrlRules
     # Requests under way.
     running: Running
     load: LoadShedder
@@ -128,7 +130,3 @@ class Gateway:
     @functools.cached_property
     def cancels(self) -> Cancels:
         return Cancels(self.database, self.base.engines, self.running)
-
-    @property
-    def webhook_rules(self) -> UrlRules:
-        return UrlRules(self.settings.webhook_allow_http, self.settings.webhook_allow_private)

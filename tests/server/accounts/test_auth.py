@@ -25,13 +25,16 @@ from server.accounts.tenants import (
     set_limits,
     suspend_tenant,
 )
+from server.billing.budgets import HAS_HARD_BUDGET
 from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
 
 SOME_KEY = "sk-chorale-0123456789ab-" + "0" * 32
 
 
 def log_in(database, plaintext, pepper=PEPPER, now_ms=NOW_MS):
-    return database.read_sync(lambda conn: authenticate(conn, plaintext, pepper, now_ms))
+    return database.read_sync(
+        lambda conn: authenticate(conn, plaintext, pepper, now_ms, HAS_HARD_BUDGET)
+    )
 
 
 def test_a_key_identifies_its_tenant_and_carries_its_limits(database):
@@ -152,7 +155,7 @@ def test_last_use_never_moves_back(database):
 @given(st.text(max_size=80) | st.from_regex(r"\Ask-chorale-[\w'\";-]{12}-\w{38}\n?\Z"))
 def test_text_that_is_no_key_never_reaches_the_database(text):
     with pytest.raises(InvalidApiKey):
-        authenticate(None, text, PEPPER, NOW_MS)
+        authenticate(None, text, PEPPER, NOW_MS, HAS_HARD_BUDGET)
 
 
 def test_what_is_done_to_tenants_and_keys_is_in_the_audit_log(database):

@@ -33,6 +33,7 @@ from server.accounts.keys import (
     rotate_key,
 )
 from server.accounts.tables import api_keys
+from server.billing.budgets import HAS_HARD_BUDGET
 from tests.server.factories import NOW_MS, PEPPER, make_tenant
 
 DAY_MS = 86_400_000
@@ -47,7 +48,9 @@ class World:
         self.now_ms = NOW_MS
 
     def identity(self, plaintext):
-        return self.database.read_sync(lambda c: authenticate(c, plaintext, PEPPER, self.now_ms))
+        return self.database.read_sync(
+            lambda c: authenticate(c, plaintext, PEPPER, self.now_ms, HAS_HARD_BUDGET)
+        )
 
     def do(self, change, *args, by=None, **options):
         asker = self.identity(by) if isinstance(by, str) else by
