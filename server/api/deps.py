@@ -20,6 +20,7 @@ from server.adapters.prover import Prover
 from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
+from server.api.adapter_view import AdapterView
 from server.api.gateway import Gateway
 from server.api.metrics import Metrics
 from server.api.serving import Serving
@@ -59,6 +60,9 @@ class _Part(Generic[T]):
         return self._pick(_gateway_of(request))
 
 
+AdapterViewDep = Annotated[
+    AdapterView, Depends(_Part(lambda gateway: AdapterView(gateway.catalog, gateway.base.engines)))
+]
 AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
 BaseDep = Annotated[ServedBase, Depends(_Part(lambda gateway: gateway.base))]
 CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]

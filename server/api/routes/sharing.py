@@ -2,8 +2,6 @@
 whether it is kept resident.
 """
 
-from collections.abc import Mapping
-
 from fastapi import APIRouter
 from sqlalchemy import Connection
 
@@ -11,14 +9,13 @@ from registry import grants, pins
 from registry.adapter_rows import Adapter, lock_tenant
 from registry.catalog import Catalog
 from registry.grants import Grant
-from registry.pins import Pin
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.accounts.tenants import Tenant
 from server.api import errors
+from server.api.adapter_view import pin_view
 from server.api.deps import AdaptersReadKey, AdaptersWriteKey, CatalogDep, DatabaseDep
-from server.billing.prices import Price, price_for
-from server.billing.rating import hourly_pin_nanousd
+from server.billing.prices import price_for
 from server.database.clock import now_ms
 from server.text.json_object import JsonObject
 
@@ -90,7 +87,7 @@ async def pin(
         price = price_for(
             conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter.adapter_id
         )
-        return _pin(made, price)
+        return pin_view(made, price)
 
     return {"id": name, "object": "adapter.pin", **await database.write(write)}
 
@@ -109,28 +106,10 @@ async def unpin(
     return {"id": name, "object": "adapter.pin.removed", "removed": True}
 
 
-def render_pins(
-    conn: Connection, tenant_id: str, prices: Mapping[str, Price]
-) -> dict[str, JsonObject]:
-    """{adapter_id: its pin}, of those that are pinned. prices: of the tenant's adapters, by id."""
-    pinned = pins.find_pins(conn, tenant_id, list(prices))
-    return {adapter_id: _pin(pin, prices[adapter_id]) for adapter_id, pin in pinned.items()}
-
-
 def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -> Adapter:
     """The caller's own adapter, which nobody changes until the transaction ends."""
     lock_tenant(conn, identity.tenant_id)
     return catalog.get_adapter(conn, identity.tenant_id, name)
-
-
-def _pin(pin: Pin, price: Price) -> JsonObject:
-    """since: for this version, in Unix seconds.   size_bytes: on the device."""
-    return {
-        "since": pin.pinned_at_ms // 1000,
-        "version": pin.version,
-        "size_bytes": pin.size_bytes,
-        "price_nanousd_per_hour": hourly_pin_nanousd(pin.size_bytes, price),
-    }
 
 
 def _grant(name: str, grantee_name: str, grant: Grant) -> JsonObject:

@@ -18,7 +18,6 @@ from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
 from registry.adapter_rows import Version
-from registry.catalog import Catalog
 from registry.errors import StorageError
 from registry.presigned import OfferedFile
 from registry.sweep import discard
@@ -37,10 +36,11 @@ from registry.upload_rows import (
 from registry.uploads import Uploads
 from server.adapters.errors import uploads_busy
 from server.api import errors
+from server.api.adapter_view import AdapterView, passport_view
 from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersWriteKey,
-    CatalogDep,
+    AdapterViewDep,
     DatabaseDep,
     EnginesDep,
     ProverDep,
@@ -50,7 +50,7 @@ from server.api.deps import (
     WorkDirDep,
 )
 from server.api.limit_headers import retry_headers
-from server.api.routes.adapters import limits_of, render_passport, render_version
+from server.api.routes.adapters import limits_of
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
@@ -111,7 +111,7 @@ class _Part:
 async def create_upload(
     name: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
+    view: AdapterViewDep,
     engines: EnginesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
@@ -132,14 +132,13 @@ async def create_upload(
             limits=limits_of(uploads, identity),
         )
     )
-    return await _opened(database, catalog, engines, uploads, upload)
+    return await _opened(database, view, uploads, upload)
 
 
 @router.post("/adapters:validate", status_code=201)
 async def create_dry_run(
     database: DatabaseDep,
-    catalog: CatalogDep,
-    engines: EnginesDep,
+    view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
@@ -150,7 +149,7 @@ async def create_dry_run(
             conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
         )
     )
-    return await _opened(database, catalog, engines, uploads, upload)
+    return await _opened(database, view, uploads, upload)
 
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
@@ -158,8 +157,7 @@ async def prove_again(
     name: str,
     version: int,
     database: DatabaseDep,
-    catalog: CatalogDep,
-    engines: EnginesDep,
+    view: AdapterViewDep,
     uploads: UploadsDep,
     prover: ProverDep,
     identity: AdaptersWriteKey,
@@ -179,15 +177,14 @@ async def prove_again(
         )
     )
     prover.wake()
-    return await _rendered(database, catalog, engines, uploads, upload)
+    return await _rendered(database, view, uploads, upload)
 
 
 @router.delete("/uploads/{upload_id}")
 async def cancel_upload(
     upload_id: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
-    engines: EnginesDep,
+    view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
@@ -196,22 +193,21 @@ async def cancel_upload(
         lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
     )
     await asyncio.to_thread(discard, uploads, database.begin, upload)
-    return await _rendered(database, catalog, engines, uploads, upload)
+    return await _rendered(database, view, uploads, upload)
 
 
 @router.get("/uploads/{upload_id}")
 async def get_upload(
     upload_id: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
-    engines: EnginesDep,
+    view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
     upload = await database.read(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
-    return await _rendered(database, catalog, engines, uploads, upload)
+    return await _rendered(database, view, uploads, upload)
 
 
 @router.put("/uploads/{upload_id}/files/{filename}")
@@ -263,8 +259,7 @@ async def put_part(
 async def complete_upload(
     upload_id: str,
     database: DatabaseDep,
-    catalog: CatalogDep,
-    engines: EnginesDep,
+    view: AdapterViewDep,
     uploads: UploadsDep,
     upload_builds: UploadBuildsDep,
     prover: ProverDep,
@@ -276,7 +271,7 @@ async def complete_upload(
     """
     upload = await upload_builds.build(identity.tenant_id, upload_id)
     upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
-    body = await _rendered(database, catalog, engines, uploads, upload)
+    body = await _rendered(database, view, uploads, upload)
     if upload.state == COMPLETE:
         return JSONResponse(body)
     return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
@@ -345,11 +340,11 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
 
 
 async def _opened(
-    database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
+    database: Database, view: AdapterView, uploads: Uploads, upload: Upload
 ) -> JsonObject:
     """A new upload; where the store cannot offer its parts, none is left behind."""
     try:
-        return await _rendered(database, catalog, engines, uploads, upload)
+        return await _rendered(database, view, uploads, upload)
     except StorageError:
         await database.write(
             lambda conn: uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
@@ -358,7 +353,7 @@ async def _opened(
 
 
 async def _rendered(
-    database: Database, catalog: Catalog, engines: Engines, uploads: Uploads, upload: Upload
+    database: Database, view: AdapterView, uploads: Uploads, upload: Upload
 ) -> JsonObject:
     """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
     offered: dict[str, OfferedFile] = {}
@@ -386,8 +381,8 @@ async def _rendered(
         "created_at": upload.created_at_ms // 1000,
         "expires_at": upload.expires_at_ms // 1000,
         "error": fault if upload.error else None,
-        "passport": render_passport(passport, passport["size_bytes"], price) if passport else None,
-        "version": render_version(catalog, engines, version, price) if version else None,
+        "passport": passport_view(passport, passport["size_bytes"], price) if passport else None,
+        "version": view.version(version, price) if version else None,
     }
 
 
