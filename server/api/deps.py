@@ -5,7 +5,7 @@ Authentication is a dependency of every router; nothing here looks at a path.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -38,8 +38,6 @@ from server.limits.rules import Limiter
 from server.pool.engines import Engines
 from server.webhooks.urls import UrlRules
 
-T = TypeVar("T")
-
 _bearer = HTTPBearer(auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
@@ -49,14 +47,14 @@ def _gateway_of(request: Request) -> Gateway:
     return gateway
 
 
-class _Part(Generic[T]):
+class _Part:
     """A dependency that is one part of the gateway."""
 
-    def __init__(self, pick: Callable[[Gateway], T]) -> None:
+    def __init__(self, pick: Callable[[Gateway], object]) -> None:
         self._pick = pick
 
     # Async: FastAPI would call a plain function on a thread.
-    async def __call__(self, request: Request) -> Any:
+    async def __call__(self, request: Request) -> object:
         return self._pick(_gateway_of(request))
 
 
