@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check surface house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check surface words house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docs/surface.
 
 surface: $(VENV)/dev.stamp ## write docs/surface.md: routes, settings, commands, metrics, dependencies
 	@$(BIN)/python .ci/surface.py
+
+words: $(VENV)/dev.stamp ## docstrings that open with a fragment [ARGS=PATH]
+	@$(BIN)/python .ci/words.py $(ARGS)
 
 house: $(VENV)/dev.stamp ## readings of the code: sizes, arrows between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)

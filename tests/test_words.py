@@ -1,0 +1,61 @@
+"""Docstrings that open with a fragment are found wherever Python programs have docstrings."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.ci_scripts import load_script
+
+words = load_script("words")
+
+PROGRAM = '''"""A module."""
+
+LIMIT = 3
+"""Of one tenant."""
+
+
+class Seat:
+    """That one holds."""
+
+    tenant: str
+    """Its holder."""
+
+    async def give(self) -> None:
+        """Give it back."""
+        "text that documents nothing"
+'''
+
+
+def test_docstrings_of_modules_constants_classes_attributes_and_functions_are_read() -> None:
+    found = dict(words.docstrings(PROGRAM))
+    assert found == {
+        1: "A module.",
+        4: "Of one tenant.",
+        8: "That one holds.",
+        11: "Its holder.",
+        14: "Give it back.",
+    }
+
+
+@pytest.mark.parametrize("text", ["Of one tenant.", "`that` one", "\n    Its holder.", "None: no"])
+def test_a_preposition_or_a_pronoun_opens_a_fragment(text: str) -> None:
+    assert words.is_fragment(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Seats of one tenant.", "Whether it holds.", "Offers a seat."]
+)
+def test_a_noun_or_a_verb_opens_a_sentence(text: str) -> None:
+    assert not words.is_fragment(text)
+
+
+def test_a_fragment_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "seat.py").write_text(PROGRAM)
+    monkeypatch.setattr(words, "ROOT", tmp_path)
+    monkeypatch.setattr(words, "_python_files", lambda paths: [tmp_path / "seat.py"])
+    assert words.main([]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "seat.py:4: Of one tenant."
+    assert printed[-1] == "3 of 5 docstrings open with a fragment."
