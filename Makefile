@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check surface words house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check reference docs words house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,15 +25,21 @@ demo: $(VENV)/serve.stamp ## serve the demo model, two tenants, four adapters [P
 demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
 	@$(BIN)/python -m demo
 
-check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docs/surface.md
+check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docs/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python .ci/surface.py --check
+	$(BIN)/python .ci/reference.py --check
+	$(BIN)/python -m bench.page --check
+	$(BIN)/python .ci/docs.py --check
 
-surface: $(VENV)/dev.stamp ## write docs/surface.md: routes, settings, commands, metrics, dependencies
-	@$(BIN)/python .ci/surface.py
+reference: $(VENV)/dev.stamp ## write the pages that are read from code and rows: docs/reference, benchmarks
+	@$(BIN)/python .ci/reference.py
+	@$(BIN)/python -m bench.page
+
+docs: $(VENV)/dev.stamp ## build the site of docs/ in build/docs
+	@$(BIN)/python .ci/docs.py
 
 words: $(VENV)/dev.stamp ## docstrings that open with a fragment [ARGS=PATH]
 	@$(BIN)/python .ci/words.py $(ARGS)

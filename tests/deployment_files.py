@@ -9,7 +9,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
-GUIDE = ROOT / "DEPLOYMENT.md"
+GUIDE = ROOT / "docs" / "operator"
 # What `openssl rand -hex 32` gives; a folder is put in by whoever starts something.
 FILLED = "ab" * 32
 
@@ -96,4 +96,9 @@ def image_environment() -> dict[str, str]:
 def texts() -> dict[Path, str]:
     """Every file that an operator reads or runs."""
     paths = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()]
-    return {path: path.read_text() for path in [*paths, GUIDE]}
+    return {path: path.read_text() for path in [*paths, *sorted(GUIDE.glob("*.md"))]}
+
+
+def guide() -> str:
+    """The operator's pages, one after the other."""
+    return "\n".join(path.read_text() for path in sorted(GUIDE.glob("*.md")))

@@ -1,4 +1,4 @@
-"""deploy/ and DEPLOYMENT.md say what is so, as far as that shows without containers."""
+"""deploy/ and docs/operator say what is so, as far as that shows without containers."""
 
 import contextlib
 import fnmatch
@@ -10,34 +10,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import click
 import pytest
 import sqlalchemy as sa
-import typer
 import yaml
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
 from server.api.routes import machines as machine_routes
-from server.cli.main import app as chorale
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
 from server.launch.supervisor import ChildSpec
+from tests.ci_scripts import load_script
 from tests.deployment_files import (
     DEPLOY,
-    GUIDE,
     ROOT,
     Compose,
     MissingVariable,
     dockerfile_steps,
     example_variables,
     filled_variables,
+    guide,
     image_environment,
     texts,
 )
 from tests.tiny_models import save_model
 
+check_commands = load_script("docs").check_commands
 VARIABLE = re.compile(r"\bCHORALE_[A-Z0-9_]+")
 
 
@@ -92,23 +91,14 @@ def test_every_variable_of_chorale_exists(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_every_command_and_flag_of_chorale_exists() -> None:
-    checked = 0
-    for path, text in texts().items():
-        # A command of a Dockerfile or of YAML is a list, and is checked with its service.
-        for line in re.findall(r"(?:^|[`\s])chorale ((?:[a-z-]+ ?)[^`\n#|]*)", text):
-            words = line.split()
-            command = _find_command(words)
-            if command is None:
-                continue
-            options = {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
-            flags = {word.partition("=")[0] for word in words if word.startswith("--")}
-            assert flags <= options | {"--help"}, f"{path}: {line}"
-            checked += 1
-    assert checked > 10
+    # A command of a Dockerfile or of YAML is a list, and is checked with its service.
+    checked = [path for path, text in texts().items() if "chorale " in text]
+    assert len(checked) > 5
+    assert [fault for path in checked for fault in check_commands(path.read_text())] == []
 
 
 def test_every_file_that_the_guide_names_exists() -> None:
-    named = re.findall(r"\b((?:deploy|bench|tests|server)/[\w./-]+\w)", GUIDE.read_text())
+    named = re.findall(r"\b((?:deploy|bench|tests|server)/[\w./-]+\w)", guide())
     assert len(named) > 10
     # An operator's own, beside the example that it is made from.
     ignored = {f"deploy/{line}" for line in (DEPLOY / ".gitignore").read_text().splitlines()}
@@ -116,18 +106,9 @@ def test_every_file_that_the_guide_names_exists() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_every_part_of_the_guide_that_is_linked_exists() -> None:
-    text = GUIDE.read_text()
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    linked = re.findall(r"\]\(#([\w-]+)\)", text)
-    assert linked
-    assert set(linked) <= anchors
-
-
 def test_every_setting_and_limit_that_the_guide_names_is_what_it_says() -> None:
     """`name` (30 s), `name` (50 ms): the default."""
-    named = re.findall(r"`(\w+)` \((\d+) (s|ms)\)", GUIDE.read_text())
+    named = re.findall(r"`(\w+)` \((\d+) (s|ms)\)", guide())
     assert len(named) >= 3
     for name, number, unit in named:
         default = getattr(Settings(model="m"), name)
@@ -147,7 +128,7 @@ def test_a_machine_that_is_stopped_has_the_time_that_its_end_takes(
     (grace,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", pod)
     (pre_stop,) = re.findall(r'\[sleep, "(\d+)"\]', pod)
     assert int(grace) > needed_s + int(pre_stop)
-    assert f"--stop-timeout {machine['stop_grace_period'].removesuffix('s')}" in GUIDE.read_text()
+    assert f"--stop-timeout {machine['stop_grace_period'].removesuffix('s')}" in guide()
 
 
 # ---- compose ----
@@ -354,20 +335,6 @@ def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[An
 
 
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
-
-
-def _find_command(words: list[str]) -> click.Command | None:
-    """What the first words name; None where the first is no command: that is prose."""
-    command: click.Command = typer.main.get_command(chorale)
-    for depth, word in enumerate(words):
-        commands = getattr(command, "commands", None)
-        if commands is None:
-            break
-        if depth == 0 and word not in commands:
-            return None
-        assert word in commands, f"chorale {' '.join(words)}"
-        command = commands[word]
-    return command
 
 
 def _allowed_in_context() -> list[str]:

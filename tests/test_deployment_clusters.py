@@ -23,7 +23,7 @@ from server.billing.audit.report import Report
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings, load_settings
 from server.pool.engines import EngineFigures
-from tests.deployment_files import DEPLOY, FILLED, GUIDE, dockerfile_steps, image_environment
+from tests.deployment_files import DEPLOY, FILLED, dockerfile_steps, guide, image_environment
 
 KUBERNETES = DEPLOY / "kubernetes"
 RAY = DEPLOY / "ray"
@@ -265,7 +265,7 @@ def test_alerts_ask_for_series_and_labels_that_there_are() -> None:
 
 
 def test_every_alert_says_how_bad_it_is_and_the_guide_says_what_to_do() -> None:
-    named = set(re.findall(r"`(Chorale\w+)`", GUIDE.read_text()))
+    named = set(re.findall(r"`(Chorale\w+)`", guide()))
     assert {rule["alert"] for rule in rules()} == named
     for rule in rules():
         assert rule["labels"]["severity"] in ("page", "ticket")
@@ -273,7 +273,7 @@ def test_every_alert_says_how_bad_it_is_and_the_guide_says_what_to_do() -> None:
 
 
 def test_the_guide_names_metrics_that_there_are() -> None:
-    named = re.findall(r"`(chorale_\w+)", GUIDE.read_text())
+    named = re.findall(r"`(chorale_\w+)", guide())
     known = series()
     assert named
     for name in named:

@@ -13,7 +13,7 @@ MAX_NUM_BATCHED_TOKENS = 64
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--write-table", action="store_true", help="write docs/clients.md anew")
+    parser.addoption("--write-table", action="store_true", help="write docs/tenant/clients.md anew")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""The tables of docs/clients.md, made from what was run."""
+"""The tables of docs/tenant/clients.md, made from what was run."""
 
 from tests.clients.clients import CLIENTS, ROOT
 
-DOCUMENT = ROOT / "docs" / "clients.md"
+DOCUMENT = ROOT / "docs" / "tenant" / "clients.md"
 _MARK = "<!-- From here on, make test-clients ARGS=--write-table writes this page. -->"
 _WORKS = "\n\n| client | packages | set up by | what works |\n|---|---|---|---|\n"
 _REFUSED = "\n\n| refused by design | status | `param` | message |\n|---|---|---|---|\n"

@@ -25,7 +25,7 @@ from moto.server import ThreadedMotoServer
 from bench.ports import free_port
 from server.billing.tables import holds
 from tests import needs
-from tests.deployment_files import DEPLOY, GUIDE, Compose, filled_variables
+from tests.deployment_files import DEPLOY, Compose, filled_variables, guide
 from tests.e2e.composed import Machine, machines
 from tests.e2e.stack import Stack, Tenant
 
@@ -232,7 +232,7 @@ def test_holds_of_an_engine_that_is_gone_for_good_are_voided_as_the_guide_says(
     fleet: Fleet, addresses: dict[str, str]
 ) -> None:
     """Only those that have expired, only that engine's."""
-    machine, (said,) = fleet.machines[0], re.findall(r"`chorale (.+) ENGINE_ID`", GUIDE.read_text())
+    machine, (said,) = fleet.machines[0], re.findall(r"`chorale (.+) ENGINE_ID`", guide())
     command = [sys.executable, "-m", "server.cli.main", *said.split(), "gone"]
     command += ["--url", machine.base_url, "--admin-key", machine.admin_key]
     url = next(address for address in addresses.values() if address.startswith("postgresql"))

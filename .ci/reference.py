@@ -1,7 +1,7 @@
-"""What the product shows to the outside, read from the code and written to docs/surface.md.
+"""docs/reference/, read from the code: routes, settings, commands, metrics and dependencies.
 
-Routes, settings, commands, metrics and dependencies; `--check` only says whether the page is
-current. No engine is started and no file of a data directory is read.
+`make reference` writes the pages; `--check` only says whether they are current. No engine is
+started and no file of a data directory is read.
 """
 
 import ast
@@ -36,8 +36,7 @@ from server.cli.main import app as command_line
 from server.launch.settings import ENV_PREFIX, Settings
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "surface.md"
-OUTDATED = "docs/surface.md does not say what the code shows: run `make surface` and commit it."
+FOLDER = ROOT / "docs" / "reference"
 
 _CALLERS: dict[Callable[..., Any], str] = {
     deps.require_admin: "admin key",
@@ -50,14 +49,20 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+(\[[\w,-]+\])?)(?P<versions>[^;]*)(;
 Row = tuple[str, ...]
 
 
-def main(arguments: Sequence[str], path: Path = PAGE) -> int:
-    page = surface()
-    if "--check" not in arguments:
-        path.write_text(page)
-    elif not path.is_file() or path.read_text() != page:
-        sys.stderr.write(f"{OUTDATED}\n")
-        return 1
-    return 0
+def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
+    status = 0
+    for name, page in pages().items():
+        path = folder / name
+        if "--check" not in arguments:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page)
+        elif not path.is_file() or path.read_text() != page:
+            status = 1
+            sys.stderr.write(
+                f"docs/reference/{name} does not say what the code says: run `make reference` and "
+                "commit it.\n"
+            )
+    return status
 
 
 def make_app() -> FastAPI:
@@ -73,46 +78,51 @@ def make_metrics() -> Metrics:
     return Metrics(engines, settler)
 
 
-def surface(
+def pages(
     app: FastAPI | None = None, model: type[BaseModel] = Settings, metrics: Metrics | None = None
-) -> str:
-    """The whole page. Arguments are for tests: what they add has to be on it."""
+) -> dict[str, str]:
+    """Each page by its file's name. Arguments are for tests: what they add has to be on a page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cli: Any = get_command(command_line)
-    sections = [
-        _section("Routes", _ABOUT_ROUTES, route_rows(app or make_app())),
-        _section("Settings", _ABOUT_SETTINGS, setting_rows(model, cli.commands["serve"])),
-        _section("Commands", "`chorale COMMAND --help` says more.", command_rows(cli)),
-        _section("Metrics", "`GET /metrics` shows these.", metric_rows(metrics or make_metrics())),
-        _section(
+    return {
+        "api.md": _page("API", _ABOUT_ROUTES, route_rows(app or make_app())),
+        "settings.md": _page(
+            "Settings", _ABOUT_SETTINGS, setting_rows(model, cli.commands["serve"])
+        ),
+        "commands.md": _page("Commands", _ABOUT_COMMANDS, command_rows(cli)),
+        "metrics.md": _page("Metrics", _ABOUT_METRICS, metric_rows(metrics or make_metrics())),
+        "dependencies.md": _page(
             "Dependencies",
-            f"Python {project['requires-python']}, and these packages. Those without an extra are "
-            "always installed.",
+            f"Chorale needs Python {project['requires-python']} and these packages. Those without "
+            "an extra are always installed.",
             dependency_rows(project),
         ),
-    ]
-    return "\n\n".join([_TITLE, *sections]) + "\n"
+    }
 
 
-_TITLE = """# What Chorale shows to the outside
-
-`make surface` writes this page from the code, and `make check` fails if it is not current."""
 _ABOUT_ROUTES = (
     "A tenant key is an API key of a tenant, with a scope where one is named; the admin key is the "
-    "operator's. A route whose function has no docstring shows the function's name."
+    "operator's. A running server has the whole OpenAPI document at `GET /openapi.json`. "
+    "[Errors by code](../tenant/errors.md) says what each refusal means."
 )
 _ABOUT_SETTINGS = (
-    "Settings of `chorale serve`. Each is also a key of chorale.toml and a variable "
-    f"`{ENV_PREFIX}<NAME>`. In parentheses stands what the code says of a default that is not a "
-    "number or a word."
+    "These are the settings of `chorale serve`. Each is also a key of `chorale.toml` and a "
+    f"variable `{ENV_PREFIX}<NAME>`; an unknown one is an error. In parentheses stands what the "
+    "code says of a default that is not a number or a word."
+)
+_ABOUT_COMMANDS = "`chorale COMMAND --help` says more."
+_ABOUT_METRICS = (
+    "`GET /metrics` has these in Prometheus's format. "
+    "[Watch and repair](../operator/monitoring.md) says which ones to look at."
 )
 
 
-def _section(title: str, about: str, rows: Iterable[Row]) -> str:
+def _page(title: str, about: str, rows: Iterable[Row]) -> str:
     """rows: the names of the columns first."""
     columns, *cells = rows
     lines = [_line(row) for row in (columns, ["---"] * len(columns), *cells)]
-    return "\n".join([f"## {title}", "", about, "", *lines])
+    written = "<!-- `make reference` writes this page from the code. -->"
+    return "\n".join([f"# {title}", "", written, "", about, "", *lines]) + "\n"
 
 
 def _line(cells: Iterable[str]) -> str:

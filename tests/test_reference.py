@@ -1,4 +1,4 @@
-"""docs/surface.md shows what the code shows: what is added appears, and an old page is refused."""
+"""docs/reference says what the code says: what is added appears, and an old page is refused."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from server.api.deps import InferenceKey
 from server.launch.settings import Settings
 from tests.ci_scripts import load_script
 
-surface = load_script("surface")
+reference = load_script("reference")
 
 
 class MoreSettings(Settings):
@@ -21,7 +21,7 @@ class MoreSettings(Settings):
 
 
 def test_a_new_route_is_shown_with_the_key_it_asks_for() -> None:
-    app = surface.make_app()
+    app = reference.make_app()
 
     @app.patch("/v1/angels/{name}")
     async def rename(name: str, identity: InferenceKey) -> None:
@@ -33,18 +33,18 @@ def test_a_new_route_is_shown_with_the_key_it_asks_for() -> None:
     @app.get("/angels")
     async def list_angels() -> None: ...
 
-    page = surface.surface(app=app)
+    page = reference.pages(app=app)["api.md"]
     assert (
         "| PATCH | `/v1/angels/{name}` | tenant key with `inference` "
         "| Give an angel \\| another name. |\n"
     ) in page
     assert "| GET | `/angels` | anyone, without a key | List angels |\n" in page
     assert "| GET | `/admin/v1/tenants` | admin key |" in page
-    assert "angel" not in surface.surface()
+    assert "angel" not in reference.pages()["api.md"]
 
 
 def test_a_new_setting_is_shown_with_its_limits_and_its_comment() -> None:
-    page = surface.surface(model=MoreSettings)
+    page = reference.pages(model=MoreSettings)["settings.md"]
     assert "| `num_wings` | int, at least 1 | `2` |  | of one angel |\n" in page
     assert (
         "| `angels` | list of str | empty |  | Who they are of those that sing. (none) |\n" in page
@@ -53,32 +53,35 @@ def test_a_new_setting_is_shown_with_its_limits_and_its_comment() -> None:
 
 
 def test_a_default_that_depends_on_the_machine_is_shown_in_words() -> None:
-    [line] = [line for line in surface.surface().splitlines() if line.startswith("| `threads` |")]
+    page = reference.pages()["settings.md"]
+    [line] = [line for line in page.splitlines() if line.startswith("| `threads` |")]
     assert "| int, at least 1 | derived at start | `--threads` |" in line
 
 
 def test_a_new_metric_is_shown_with_its_labels() -> None:
-    metrics = surface.make_metrics()
+    metrics = reference.make_metrics()
     metrics.angels = Counter("chorale_angels", "Seen", ["choir"], registry=metrics._registry)
-    page = surface.surface(metrics=metrics)
+    page = reference.pages(metrics=metrics)["metrics.md"]
     assert "| `chorale_angels_total` | counter | `choir` | Seen |\n" in page
     assert "| `chorale_running` | gauge | `engine` |" in page
 
 
 def test_commands_and_dependencies_are_shown() -> None:
-    page = surface.surface()
-    assert "| `chorale adapters push` | Upload an adapter" in page
-    assert "| `s3` | `boto3` | `>=" in page
+    pages = reference.pages()
+    assert "| `chorale adapters push` | Upload an adapter" in pages["commands.md"]
+    assert "| `s3` | `boto3` | `>=" in pages["dependencies.md"]
 
 
-def test_the_check_fails_where_the_page_differs(
+def test_the_check_fails_where_a_page_differs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "surface.md"
-    assert surface.main(["--check"], path) == 1
-    assert surface.main([], path) == 0
-    assert surface.main(["--check"], path) == 0
+    assert reference.main(["--check"], tmp_path) == 1
+    assert reference.main([], tmp_path) == 0
+    assert reference.main(["--check"], tmp_path) == 0
+    path = tmp_path / "settings.md"
     path.write_text(path.read_text() + "\n")
     capsys.readouterr()
-    assert surface.main(["--check"], path) == 1
-    assert "run `make surface`" in capsys.readouterr().err
+    assert reference.main(["--check"], tmp_path) == 1
+    told = capsys.readouterr().err
+    assert "docs/reference/settings.md" in told
+    assert "run `make reference`" in told

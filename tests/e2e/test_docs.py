@@ -1,0 +1,102 @@
+"""Blocks of docs/ that are marked to run do so, on a server as `make demo` starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.ports import free_port
+from tests.ci_scripts import load_script
+
+docs = load_script("docs")
+
+START_S = 120.0
+PAGES = [path for path in docs.pages() if any(block.runs for block in docs.blocks(path))]
+# An answer that is an error fails the page.
+PRELUDE = """set -euo pipefail
+curl() { command curl --fail-with-body "$@"; }
+"""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A folder in which `chorale demo` runs, and what a reader has exported before."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", PRELUDE + script],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+        )
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
+    folder = tmp_path_factory.mktemp("newcomer")
+    (folder / "demo").symlink_to(docs.ROOT / "demo")
+    environment = {name: value for name, value in os.environ.items() if "CHORALE" not in name}
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(docs.ROOT),
+    }
+    port = free_port()
+    command = [sys.executable, "-m", "server.cli.main", "demo", "--port", str(port)]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL) as demo:
+        try:
+            made = folder / ".chorale" / "demo.json"
+            deadline = time.monotonic() + START_S
+            while not made.exists():
+                assert demo.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            told = json.loads(made.read_text())
+            yield Newcomer(
+                folder,
+                environment
+                | {
+                    "CHORALE_URL": told["base_url"],
+                    "CHORALE_ADMIN_KEY": told["admin_key"],
+                    "CHORALE_API_KEY": told["tenants"][0]["api_key"],
+                },
+            )
+        finally:
+            demo.send_signal(signal.SIGTERM)
+            demo.wait(START_S)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_blocks_of_a_page_run_one_after_the_other(newcomer: Newcomer, path: Path) -> None:
+    scripts = [as_shell(block) for block in docs.blocks(path) if block.runs]
+    ran = newcomer.run("\n".join(scripts))
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    if path.stem == "quickstart":
+        check_bill(newcomer)
+
+
+def check_bill(newcomer: Newcomer) -> None:
+    """The quickstart's own adapter is on its bill, and a bill that was changed does not verify."""
+    bill = (newcomer.folder / "bill.csv").read_text()
+    assert "mine" in bill
+    (newcomer.folder / "changed.csv").write_text(bill.replace("mine", "ours"))
+    assert newcomer.run("chorale receipts verify changed.csv --key keys.json").returncode == 1
+
+
+def as_shell(block: "docs.Block") -> str:
+    if block.language == "python":
+        return f"python - <<'END_OF_BLOCK'\n{block.text}END_OF_BLOCK"
+    assert block.language == "sh", f"{block.path}:{block.line}"
+    return str(block.text)

@@ -1,0 +1,141 @@
+"""The documents are short, name what exists, and have a paragraph for each error's code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from registry.proof import Verdict
+from tests.ci_scripts import load_script
+
+docs = load_script("docs")
+ROOT = docs.ROOT
+
+NEVER_SENT = {
+    "code",  # the client's word for the field
+    "object_not_found",  # told as storage_unavailable
+    "passed",  # the verdict on an adapter that has no fault
+    "registry_error",  # of the base class
+    "unsupported_base_model",  # at start
+}
+FAULT_MAKERS = {"fault", "_fault"}
+"""Functions of the registry whose first argument is a code."""
+
+
+def paragraphs() -> list[str]:
+    text = (ROOT / "docs" / "tenant" / "errors.md").read_text()
+    return re.findall(r"^### `(\w+)`\n(?=\S)", text, re.MULTILINE)
+
+
+def codes() -> set[str]:
+    """Every error code in the code of gateway and registry, and the verdicts of a proof."""
+    folders = (ROOT / "server", ROOT / "registry")
+    trees = (ast.parse(path.read_text()) for folder in folders for path in folder.rglob("*.py"))
+    return {code for tree in trees for code in codes_in(tree)} | set(get_args(Verdict))
+
+
+def codes_in(tree: ast.Module) -> Iterator[str]:
+    """Texts that are passed as `code`, assigned to it, or its default."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.keyword(arg="code", value=value):
+                yield from texts_in(value)
+            case ast.Assign(targets=[ast.Name(id="code" | "default_code")], value=value):
+                yield from texts_in(value)
+            case ast.AnnAssign(target=ast.Name(id="code"), value=ast.expr() as value):
+                yield from texts_in(value)
+            case ast.Assign(targets=[ast.Attribute(attr="code")], value=value):
+                yield from texts_in(value)
+            case ast.arguments(kwonlyargs=names, kw_defaults=values):
+                for name, default in zip(names, values, strict=True):
+                    if name.arg == "code" and default is not None:
+                        yield from texts_in(default)
+            case ast.Call(func=ast.Name(id=name), args=[ast.Constant(str(code)), *_]):
+                if name in FAULT_MAKERS:
+                    yield code
+
+
+def texts_in(value: ast.expr) -> Iterator[str]:
+    for node in ast.walk(value):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_code_that_a_client_can_get_has_one_paragraph() -> None:
+    named = paragraphs()
+    assert len(named) > 100
+    assert sorted(named) == sorted(set(named))
+    assert codes() - NEVER_SENT - set(named) == set()
+
+
+def test_every_paragraph_is_about_a_code_that_there_is() -> None:
+    assert set(paragraphs()) <= codes() - NEVER_SENT
+
+
+@pytest.mark.parametrize(("name", "limit_bytes"), [("README.md", 8192), ("ARCHITECTURE.md", 12288)])
+def test_the_first_documents_are_short(name: str, limit_bytes: int) -> None:
+    assert len((ROOT / name).read_bytes()) <= limit_bytes
+
+
+@pytest.mark.parametrize("path", docs.pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_a_document_names_exists(path: Path) -> None:
+    pattern = (
+        r"`((?:server|registry|engine|lora|kernels|tests|bench|migrations|deploy|demo)/[\w./-]+)`"
+    )
+    missing = [name for name in re.findall(pattern, path.read_text()) if not is_there(name)]
+    assert missing == []
+
+
+def is_there(name: str) -> bool:
+    return (ROOT / name).exists() or any(ROOT.glob(name))
+
+
+# ---- the checks of `make check` ----
+
+
+def faults(language: str, text: str) -> list[str]:
+    path = ROOT / "docs" / "page.md"
+    return list(docs.faults_of(docs.Block(path, 3, language, text, runs=False)))
+
+
+def test_a_block_is_found_with_its_line_and_whether_it_runs(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    path.write_text("# Page\n\n<!-- runs -->\n```sh\nls\n```\n\n```text\nseen\n```\n")
+    assert [(b.line, b.language, b.text, b.runs) for b in docs.blocks(path)] == [
+        (5, "sh", "ls\n", True),
+        (9, "text", "seen\n", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "told"),
+    [
+        ("json", "{", "docs/page.md:3: this is not JSON"),
+        ("toml", "x = ", "docs/page.md:3: this is not TOML"),
+        ("toml", "wings = 2", "docs/page.md:3: there is no setting wings"),
+        ("python", "def", "docs/page.md:3: this is not Python"),
+        ("sh", "chorale adapters fly x", "there is no command `chorale adapters fly x`"),
+        ("sh", "chorale serve --wings 2", "has a flag that does not exist: --wings"),
+        ("sh", "chorale keys \\\n  create --wings 2", "flag that does not exist: --wings"),
+    ],
+)
+def test_a_block_that_is_wrong_is_named(language: str, text: str, told: str) -> None:
+    [fault] = faults(language, text)
+    assert told in fault
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("json", '{"a": 1}'),
+        ("toml", "max_waiting = 3"),
+        ("python", "print(1)"),
+        ("sh", "chorale serve --model m --port 80  # comment\nls --wings"),
+        ("text", "{"),
+    ],
+)
+def test_a_block_that_is_right_has_no_fault(language: str, text: str) -> None:
+    assert faults(language, text) == []
