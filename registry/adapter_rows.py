@@ -114,7 +114,7 @@ def owner_of(conn: Connection, adapter_id: str) -> str | None:
 def list_adapters(
     conn: Connection, tenant_id: str, after: str | None, search: str, limit: int
 ) -> list[Adapter]:
-    """Adapters in order of their names, from after `after`, whose names contain `search`."""
+    """Adapters whose names contain `search` and come after `after`, in order of their names."""
     query = select(adapters).where(
         adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
     )
@@ -176,7 +176,7 @@ def find_same_version(
 
 
 def live_object_keys(conn: Connection, tenant_id: str, keys: Collection[str]) -> set[str]:
-    """The given object keys that a version of the tenant uses which is ready or can be restored."""
+    """The given object keys that a ready or restorable version of the tenant uses."""
     # Keys end in the digest, and digests are indexed.
     digests = {key.rpartition("/")[2] for key in keys}
     query = select(versions.c.object_key).where(

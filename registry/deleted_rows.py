@@ -14,7 +14,7 @@ from registry.tables import adapters
 
 
 def delete_adapter(conn: Connection, tenant_id: str, adapter_id: str, now_ms: int) -> None:
-    """Mark an adapter and its ready versions as deleted, all at one time that is new to them."""
+    """Mark an adapter and its ready versions as deleted at a time after its earlier deletions."""
     is_its = _versions_of(tenant_id, adapter_id)
     last_ms = conn.execute(select(func.max(versions.c.deleted_at_ms)).where(*is_its)).scalar()
     # This time alone decides which versions are restored with the adapter.

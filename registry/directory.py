@@ -54,7 +54,7 @@ class Directory:
         search: str = "",
         limit: int = 1000,
     ) -> list[Adapter]:
-        """The tenant's adapters in order of their names, from after `after`, that contain `search`.
+        """The tenant's adapters whose names contain `search` and come after `after`, by name.
 
         Raises InvalidName if `after` is not a valid name.
         """
