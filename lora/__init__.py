@@ -1,5 +1,6 @@
-"""Where an adapter's weights are, and how they are applied to a batch.
+"""Residency of adapter weights: which tier each adapter is in, and how a batch applies it.
 
-Tiers from the object store to the arena, residency by digest, tile tables. The manager owns what is
-where; only the loader's thread touches files, and only the fetcher process the object store.
+The package holds the tiers from the object store to the arena, residency by digest, and the tile
+tables. The manager records which adapter is in which tier; only the loader's thread touches files,
+and only the fetcher process touches the object store.
 """

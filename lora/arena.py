@@ -1,9 +1,9 @@
-"""Who owns which slab of the one arena that KV blocks and adapters share. Bookkeeping, no memory.
+"""Ownership of the slabs of the one arena that KV blocks and adapters share. Bookkeeping only.
 
-Every slab is in exactly one place: free, owned, or retired behind a fence. Bookkeeping frees at
-once, memory later: a retired slab is handed out again when every step launched before its
-retirement has finished. What a copy still reads or writes is not retired: an adapter on its way in
-keeps its slabs until it has arrived, and swap copies are part of a step.
+Every slab is in exactly one state: free, owned, or retired behind a fence. A retired slab has no
+owner any more, but is handed out again only when every step launched before its retirement has
+finished. A slab that a copy still reads or writes is never retired: an adapter that is being loaded
+keeps its slabs until the copy has finished, and swap copies are part of a step.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from lora.eviction import EvictionOrder
 class Arena:
     """Slabs 0 .. num_slabs - 1, handed out one by one.
 
-    What is idle in it (adapters, prefix blocks) is owned, and stays until room is needed.
+    Idle items (adapters, prefix blocks) stay owned until their slabs are needed.
     """
 
     def __init__(self, num_slabs: int) -> None:
@@ -26,7 +26,7 @@ class Arena:
         self._free: deque[int] = deque(range(num_slabs))
         self._owner: dict[int, str] = {}
         self._num_owned: Counter[str] = Counter()
-        # By the newest step that may touch them, which only rises.
+        # (fence, slabs): the newest step that may touch the slabs; fences only rise.
         self._retired: deque[tuple[int, tuple[int, ...]]] = deque()
         self._launched_step = 0
         self._fence_step = 0
@@ -38,13 +38,13 @@ class Arena:
 
     @property
     def num_coming(self) -> int:
-        """Slabs behind a fence: they will be free without anybody's doing."""
+        """Retired slabs; they become free without an eviction, as steps finish."""
         return self._num_retired
 
     def make_room(self, num_slabs: int) -> bool:
-        """Whether `num_slabs` are free now, after evicting what is idle.
+        """Evict idle items as needed; returns whether `num_slabs` are free now.
 
-        Nothing is evicted when that could not be enough, or when slabs behind fences will do.
+        Nothing is evicted if all idle slabs would be too few, or if retired slabs will be enough.
         """
         missing = num_slabs - len(self._free) - self._num_retired
         if missing > self.idle.num_slabs:
@@ -54,7 +54,7 @@ class Arena:
         return len(self._free) >= num_slabs
 
     def allocate(self, num_slabs: int, owner: str) -> list[int]:
-        """Slabs for `owner`, all or none. Raises ArenaFull."""
+        """Hand `owner` this many slabs, all or none. Raises ArenaFull."""
         if num_slabs > len(self._free):
             raise ArenaFull(wanted=num_slabs, free=len(self._free))
         slabs = [self._free.popleft() for _ in range(num_slabs)]
@@ -63,7 +63,7 @@ class Arena:
         return slabs
 
     def retire(self, slabs: Sequence[int]) -> None:
-        """Take slabs from their owner; they are reusable behind the fence of this moment."""
+        """Take slabs from their owner; they become free when all steps up to the fence finish."""
         if not slabs:
             return
         for slab in slabs:
@@ -76,7 +76,7 @@ class Arena:
         self._reclaim()
 
     def expect_step(self) -> None:
-        """The step to be launched next reads slabs that are given back before it is."""
+        """Fence slabs retired from now on behind the next step: its swap copies still read them."""
         self._fence_step = self._launched_step + 1
 
     def launch_step(self, step: int) -> None:
@@ -87,7 +87,7 @@ class Arena:
         self._reclaim()
 
     def check_integrity(self) -> None:
-        """Every slab is free, owned or retired, once."""
+        """Assert that every slab is free, owned or retired, exactly once."""
         places = [*self._free, *self._owner, *(s for _, slabs in self._retired for s in slabs)]
         assert sorted(places) == list(range(self.num_slabs)), "a slab is lost or in two places"
         assert Counter(self._owner.values()) == self._num_owned

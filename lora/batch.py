@@ -1,4 +1,4 @@
-"""Which adapter's tiles apply to which tokens of a step, for the kernels that apply them."""
+"""Tables that tell the kernels which adapter's tiles apply to which tokens of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ def _keep(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DeviceTables:
-    """An adapter in the arena. tile_table: [layers, projections, tiles] int32.
-    scales: [layers, projections] float32.   number: of this placement among all of the engine's;
-    by it ranks that share a model speak of the same one.
+    """Addresses and scales of an adapter in the arena.
+
+    tile_table: [layers, projections, tiles] int32.   scales: [layers, projections] float32.
+    number: counts the engine's placements; ranks that share a model name a placement by it.
     """
 
     digest: str
@@ -29,7 +30,7 @@ class DeviceTables:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of tiles of the module with the highest rank."""
+        """Number of tile pairs of the module with the highest rank."""
         return -(-self.tile_table.shape[2] // 2)
 
     @classmethod
@@ -41,9 +42,9 @@ class DeviceTables:
         arena: torch.Tensor,
         copy: Callable[[torch.Tensor], torch.Tensor] = _keep,
     ) -> "DeviceTables":
-        """arena: [slabs, slab_bytes] uint8; `packed` lies in its `slabs`.
+        """Make the tables of `packed`, which lies in `slabs` of `arena`, [slabs, slab_bytes] uint8.
 
-        copy: begins a tensor's copy to the arena's device, where that is not host memory.
+        copy: begins a tensor's copy to the arena's device, if the arena is not in host memory.
         """
         of_arena = (len(slabs), arena.shape[1])
         assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
@@ -53,7 +54,7 @@ class DeviceTables:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens [start, end) of the step use this adapter."""
+    """Tokens [start, end) of a step that use one adapter."""
 
     start: int
     end: int
@@ -61,7 +62,7 @@ class Segment:
 
 
 def adapter_runs(segments: Sequence[Segment], arena: torch.Tensor) -> AdapterRuns:
-    """For the CPU's kernels.   arena: [slabs, elements] in the adapters' dtype."""
+    """Segments in the form of the CPU kernels. arena: [slabs, elements] in the adapters' dtype."""
     bounds = [(segment.start, segment.end) for segment in segments]
     return AdapterRuns(
         arena=arena,

@@ -1,4 +1,4 @@
-"""A canonical object as its own matrices: what an adapter is before it is packed into tiles."""
+"""Matrices of a canonical object, read from the file as they are before packing into tiles."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ _NUMPY: dict[str, np.dtype[np.floating]] = {"F16": np.dtype("<f2"), "F32": np.dt
 
 @dataclass(frozen=True, slots=True)
 class ModuleDelta:
-    """What one module adds to its weight [out, in]: scale * b @ a.
+    """The update of one module's weight [out, in]: scale * b @ a.
 
     a: [rank, in] float32.   b: [out, rank] float32.
     """
@@ -26,10 +26,10 @@ class ModuleDelta:
 
 
 class CanonicalWeights:
-    """The object at `path`, its digest checked by somebody else; modules are read when asked for.
+    """Reads the canonical object at `path` module by module; the caller has checked its digest.
 
-    invocation_tokens: of an activated LoRA, None for others.
-    Raises AdapterError("incompatible") where it is no canonical object.
+    invocation_tokens: token ids that switch on an activated LoRA; None for an ordinary LoRA.
+    Raises AdapterError("incompatible") if the file is no canonical object.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,17 +41,17 @@ class CanonicalWeights:
         self.invocation_tokens = self._adapter.invocation_tokens
 
     def delta(self, module: str) -> ModuleDelta | None:
-        """By a name such as "model.layers.0.self_attn.q_proj"; None where it has none."""
+        """The update of a module such as "model.layers.0.self_attn.q_proj", or None without one."""
         effect = self._adapter.modules.get(module)
         if effect is None:
             return None
         a, b = (self._read(self._adapter.tensors[name]) for name in lora_names(module))
         return ModuleDelta(a, b, effect.scale)
 
-    # Not by what lora.packing reads with: it is judged by what comes from here.
+    # Shares no code with lora.packing, since the proof checks packed adapters against this.
     def _read(self, info: TensorInfo) -> npt.NDArray[np.float32]:
         raw = self._data[info.start : info.end]
-        if info.dtype == "BF16":  # the upper halves of float32
+        if info.dtype == "BF16":  # a bfloat16 is the upper half of a float32
             values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             values = raw.view(_NUMPY[info.dtype]).astype(np.float32)

@@ -1,9 +1,9 @@
-"""Streams of work on a device: the seam between what is ordered and what only happens to be.
+"""Streams of work on a device; the interface states which work is ordered and which is not.
 
-What is submitted to one stream runs in that order. Streams are ordered by events only, and the host
-knows that something has happened when it has waited for an event behind it. Everything that steps
-and loaders give a GPU goes through here, so that tests can run it late, in any order that is
-allowed, and find two accesses that nothing orders.
+Work that is submitted to one stream runs in the order of submission. Streams are ordered by events
+only, and the host knows that work is done once it has waited for an event recorded behind it. All
+work that steps and loaders give a GPU goes through here, so that tests can run it late, in any
+allowed order, and find pairs of accesses that nothing orders.
 """
 
 import gc
@@ -19,65 +19,72 @@ import torch
 
 Stream = Any
 Event = Any
-"""Each device has its own kind of both, and nobody else looks into them."""
+"""Streams and events are opaque: each device has its own types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of a device."""
+    """Memory of a device."""
 
     free_bytes: int
     total_bytes: int
 
 
 class Device(Protocol):
-    """compute: the stream of steps.   torch_device: where tensors on it live."""
+    """A device that runs work on streams.
+
+    compute: the stream of steps.   torch_device: where the device's tensors live.
+    """
 
     torch_device: torch.device
     compute: Stream
 
     def stream(self) -> Stream:
-        """One more stream."""
+        """Make a new stream."""
 
     def submit(self, stream: Stream, work: Callable[[], None]) -> None:
         """Run `work` after everything that this stream was given before; returns at once."""
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        """As submit. What is in host memory is pinned, and left alone until an event behind it."""
+        """Submit a copy. A side in host memory is pinned, and untouched until a later event."""
 
     def record(self, stream: Stream) -> Event:
-        """Happens when everything that the stream was given until now has been done."""
+        """Make an event that happens when all work submitted to the stream so far is done."""
 
     def synchronize(self, event: Event) -> None:
-        """The host waits for the event."""
+        """Block the host until the event has happened."""
 
     def beside(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Inside of submitted work: run this beside what follows; the answer waits for it."""
+        """Run `work` concurrently with the submitted work that calls this.
+
+        Returns a function that makes the submitted work wait for `work`.
+        """
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` as one launch, to be submitted any number of times; it is run to learn it.
+        """Record `work`, by running it, as one launch that can be submitted any number of times.
 
-        It reads and writes the same memory every time, and only numbers in memory may differ.
+        Every launch reads and writes the same memory; only the numbers in it may differ.
         """
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that copies can read and write while the host goes on.
+        """Allocate host memory that copies can read and write while the host goes on.
 
-        For the start only: pinning takes long, and may hold up what runs.
+        Only called at the start: pinning takes long, and may hold up running work.
         """
 
     def measure(self, work: Callable[[], None]) -> Memory:
-        """Do `work`; how much would be left while it takes the most. Its graphs are used no more.
+        """Run `work` and return the memory that is left at its peak.
 
-        What the driver keeps for graphs is not in it.
+        Graphs captured by `work` must not be used afterwards. Memory that the driver keeps for
+        graphs is not accounted for.
         """
 
     def driver_bytes(self) -> int:
-        """Bytes of the device's memory that are in use now, and not for tensors."""
+        """Bytes of the device's memory that are in use now for anything but tensors."""
 
 
 class CudaDevice:
-    """A CUDA device. Steps come from one thread, loaders use streams of their own from theirs."""
+    """A CUDA device. One thread submits steps; loader threads use their own streams."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
@@ -110,7 +117,7 @@ class CudaDevice:
         return lambda: here.wait_stream(self._side)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        # Once for real: what is compiled or set up at the first launch cannot be captured.
+        # The first run is not captured: compilation and setup at a first launch cannot be.
         self.submit(self.compute, work)
         self.compute.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -119,7 +126,7 @@ class CudaDevice:
         return graph.replay
 
     def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        # Not torch's pin_memory: its allocator rounds up to powers of two, and keeps what is freed.
+        # torch's pin_memory is unsuitable: it rounds up to powers of two and keeps freed memory.
         cudart = torch.cuda.cudart()
 
         def register(address: int, num_bytes: int) -> None:
@@ -139,7 +146,7 @@ class CudaDevice:
         work()
         torch.cuda.synchronize(self.torch_device)
         gc.collect()  # graphs may lie in cycles
-        # A pool may be shared only while a graph of it lives.
+        # A pool may be shared only while one of its graphs lives, so a new pool is needed.
         self._pool = torch.cuda.graph_pool_handle()
         peak = torch.cuda.max_memory_reserved(self.torch_device)
         torch.cuda.empty_cache()
@@ -159,9 +166,9 @@ def page_locked(
     register: Callable[[int, int], None],
     unregister: Callable[[int], object],
 ) -> torch.Tensor:
-    """Fresh host memory from a page's start on, registered until the last view of it is gone.
+    """Allocate page-aligned host memory that stays registered until its last view is gone.
 
-    register: takes address and bytes.   unregister: takes the address.
+    register: takes the address and the number of bytes.   unregister: takes the address.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     whole = np.empty(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
@@ -169,6 +176,6 @@ def page_locked(
     address = whole.ctypes.data + start
     if num_bytes:
         register(address, num_bytes)
-        # At exit, steps may still be copying: the process ends with it.
+        # Steps may still be copying at exit, so the memory stays registered until the process ends.
         weakref.finalize(whole, unregister, address).atexit = False
     return torch.from_numpy(whole)[start : start + num_bytes].view(dtype).view(shape)

@@ -2,10 +2,10 @@
 
     {digest}.{form_id[:16]}.packed    whole, by rename          {random}.draft    being written
 
-The fetcher process alone writes and evicts, and a lock keeps it alone. The engine's loader opens
-and touches, and unlinks what is damaged. Evicting what somebody reads is harmless: the reader keeps
-it, the next one fetches again. Nothing is synced: after a power loss a torn file shows by its
-checksum.
+Only the fetcher process writes and evicts files; a lock keeps a second fetcher out. The engine's
+loader opens and touches files, and unlinks damaged ones. Evicting a file that is being read is
+harmless: the reader keeps its open file, and the next load fetches again. Files are not synced: a
+file torn by a power loss is recognized by its checksum.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ _SUFFIX = ".packed"
 _DRAFT = ".draft"
 _LOCK = ".lock"
 _PREVIOUS_SUFFIXES = (".safetensors", ".part")
-"""Of canonical objects and their drafts, which version 0.1 kept here."""
+"""Suffixes of canonical objects and drafts that version 0.1 kept here; they are deleted."""
 
 
 def packed_path(root: Path, digest: str, form_id: str) -> Path:
-    """Where an adapter lies in the cache under `root`, if it does."""
+    """Path of an adapter's packed file in the cache under `root`, whether it exists or not."""
     return root / f"{digest}.{form_id[:16]}{_SUFFIX}"
 
 
 class CacheInUse(LoraError):
-    """Another process writes to this folder."""
+    """Another fetcher process has locked the cache folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        super().__init__(f"another fetcher uses {root}")
+        super().__init__(f"another fetcher uses the disk cache {root}: give each its own folder")
 
 
 class DiskCache:
     """Files of at most `quota_bytes` in all under `root`, drafts included.
 
-    What is there is counted once, at the start, and from then on by what is done; a file that
-    somebody else removed is noticed when it is looked for or would be evicted.
+    The folder is scanned once, at the start, and later changes are counted as they are made; a file
+    that another process removed is noticed when it is looked for or is about to be evicted.
     Raises CacheInUse.
     """
 
@@ -67,7 +67,7 @@ class DiskCache:
             self._evict_down_to(quota_bytes)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the lock, so that another process can use the folder."""
         self._held.close()
 
     @property
@@ -75,7 +75,7 @@ class DiskCache:
         return self._kept_bytes + self._reserved_bytes
 
     def touch(self, path: Path) -> bool:
-        """Whether the file is there; it is the most recently used then."""
+        """Mark the file as the most recently used; returns whether it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.utime(path)
             return True
@@ -85,7 +85,7 @@ class DiskCache:
 
     @contextlib.contextmanager
     def reserve(self, size_bytes: int) -> Iterator["Room"]:
-        """Room for drafts, which are gone at the end unless kept. Raises AdapterError."""
+        """Reserve room for drafts; those not kept are deleted at the end. Raises AdapterError."""
         room = Room(self)
         try:
             room.grow(size_bytes)
@@ -94,17 +94,17 @@ class DiskCache:
             room.clear()
 
     def evict_half(self) -> None:
-        """The least recently used files: the disk is full, whatever the quota says."""
+        """Evict the least recently used half of the files' bytes, since the disk is full."""
         with self._counting:
             self._evict_down_to(self._kept_bytes // 2 + self._reserved_bytes)
 
     # ---- for Room ----
 
     def take(self, size_bytes: int) -> None:
-        """Count bytes as reserved, after evicting what must go for them. Raises AdapterError."""
+        """Count bytes as reserved, evicting files to make room. Raises AdapterError."""
         with self._counting:
             if self._reserved_bytes + size_bytes > self.quota_bytes:
-                raise AdapterError("unavailable", "the disk cache is full of what is on its way")
+                raise AdapterError("unavailable", "the disk cache is full of downloads under way")
             self._evict_down_to(self.quota_bytes - size_bytes)
             self._reserved_bytes += size_bytes
 
@@ -113,7 +113,7 @@ class DiskCache:
             self._reserved_bytes -= size_bytes
 
     def keep(self, draft: Path, path: Path) -> int:
-        """Make a draft the file at `path`: no more reserved, but kept. Its bytes."""
+        """Rename a draft to `path` and count it as kept, not reserved. Returns its bytes."""
         with self._counting:
             self._forget(path)
             draft.rename(path)
@@ -142,11 +142,11 @@ class DiskCache:
         self._kept_bytes -= size_bytes
 
     def _evict_down_to(self, size_bytes: int) -> None:
-        """Evict until at most so much is used, or nothing is left to evict."""
+        """Evict until at most `size_bytes` are used, or no file is left to evict."""
         while self.used_bytes > size_bytes and self._by_use:
             used_at, path = heapq.heappop(self._by_use)
             if self._files.get(path, (None, 0))[0] != used_at:
-                continue  # noted again since
+                continue  # an outdated heap entry: the file was used since
             self._forget(path)
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
@@ -165,16 +165,16 @@ class Room:
         self._drafts: list[Path] = []
 
     def grow(self, size_bytes: int) -> None:
-        """Reserve more. Raises AdapterError: too_large, unavailable."""
+        """Reserve more bytes. Raises AdapterError: too_large, unavailable."""
         if self.size_bytes + size_bytes > self.cache.quota_bytes:
             raise AdapterError(
-                "too_large", f"it does not fit a disk cache of {self.cache.quota_bytes} bytes"
+                "too_large", f"it does not fit the disk cache of {self.cache.quota_bytes} bytes"
             )
         self.cache.take(size_bytes)
         self.size_bytes += size_bytes
 
     def allocate(self, size_bytes: int) -> Path:
-        """A draft of zeros that has its blocks already: a full disk shows now, as OSError."""
+        """Create a draft of zeros with its disk blocks allocated. Raises OSError on a full disk."""
         path = self._new()
         with path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
@@ -182,20 +182,20 @@ class Room:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[tuple[Path, "GrowingFile"]]:
-        """An empty draft that reserves as it grows."""
+        """Open an empty draft that reserves bytes as it grows."""
         path = self._new()
         with GrowingFile(path, self) as file:
             yield path, file
 
     def keep(self, draft: Path, path: Path) -> None:
-        """The draft is whole: it is the file at `path` from now on."""
+        """Rename the complete draft to `path` and keep it."""
         self.size_bytes -= self.cache.keep(draft, path)
 
     def clear(self) -> None:
-        """Remove what was not kept, then give its room back."""
+        """Delete the drafts that were not kept, then give their room back."""
         for path in self._drafts:
             with contextlib.suppress(FileNotFoundError):
-                os.truncate(path, 0)  # a read that hangs may have it open for a while
+                os.truncate(path, 0)  # frees the blocks even if a hanging read keeps the file open
                 path.unlink()
         self.cache.give_back(self.size_bytes)
         self.size_bytes = 0
@@ -220,13 +220,13 @@ class GrowingFile(io.FileIO):
             self._room.grow(end - self._reserved_bytes)
             self._reserved_bytes = end
         written = 0
-        while written < len(view):  # a raw file may take less at a time
+        while written < len(view):  # a raw file may write fewer bytes than it is given
             written += super().write(view[written:])
         return written
 
 
 def _lock(root: Path) -> BinaryIO:
-    """An open file whose lock dies with this process."""
+    """Lock the folder by an open file; the lock ends with this process. Raises CacheInUse."""
     file = (root / _LOCK).open("ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""One object from the store into a local file: parallel parts, each tried again where it broke.
+"""Download of an object into a local file: parallel parts, each resumed where it broke.
 
-What a store or a proxy may do wrong is found here: bodies that end early are asked for from where
-they ended, and what has another length or digest is asked for once more from the beginning.
+Faults of a store or a proxy are found here: a body that ends early is requested again from where it
+ended, and an object with the wrong length or digest is downloaded once more from the beginning.
 """
 
 import hashlib
@@ -18,22 +18,22 @@ from registry.errors import ObjectNotFound, StorageError
 from registry.storage import Storage
 
 PART_BYTES = 8 << 20
-"""Of one GET; what is smaller is one GET."""
+"""Size of one GET; a smaller object is a single GET."""
 PARTS_AT_ONCE = 4
 MAX_ATTEMPTS = 6
-"""For one part, with at most 3.1 s of waiting between them."""
+"""Attempts to read one part, with at most 3.1 s of waiting between them in all."""
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.1, 2.0
 _READS_OF_A_DOWNLOAD = 2 * PARTS_AT_ONCE
-"""Half of them may have been given up and wait for their timeouts."""
+"""Threads for each download: half of them may be stuck in abandoned reads until those time out."""
 _LOOK_S = 0.05
-"""So often a download looks whether it was dropped, or is too late."""
+"""Interval at which a download checks whether it was dropped, or is too late."""
 
 
 class Downloader:
-    """Downloads over one store, `max_downloads` at once.
+    """Downloads objects of one store, `max_downloads` at once.
 
-    Reads that hang are left behind when a download is dropped or too late; they end by the store's
-    own read timeout and write nothing any more.
+    A download that is dropped or too late abandons its hanging reads; they end by the store's own
+    read timeout and write no more data.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Downloader:
         Raises AdapterError: missing, corrupt, unavailable, dropped; OSError of the local disk.
         """
         until = self.clock() + timeout_s
-        for _ in range(2):  # a proxy may have damaged the first
+        for _ in range(2):  # a proxy may have damaged the first download
             parts = _Parts(key, size_bytes, target)
             self._read_all(parts, until, is_dropped)
             if not parts.is_wrong and _digest(target) == digest:
@@ -78,7 +78,7 @@ class Downloader:
         try:
             while reading:
                 if is_dropped():
-                    raise AdapterError("dropped", "nobody waits for it any more")
+                    raise AdapterError("dropped", "no request waits for it any more")
                 if self.clock() >= until:
                     raise AdapterError("unavailable", "the store was too slow")
                 done, reading = wait(reading, _LOOK_S, FIRST_EXCEPTION)
@@ -97,12 +97,12 @@ class Downloader:
                 self._read_part(parts, start, file)
 
     def _read_part(self, parts: "_Parts", start: int, file: BinaryIO) -> None:
-        """[start, at)  in the file   [at, end)  to be asked for"""
+        """Read the part at `start`: [start, at) is in the file, [at, end) is still to be read."""
         at, end = start, min(start + PART_BYTES, parts.size_bytes)
         file.seek(start)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                # The last part is asked for without an end: an object that is too long shows.
+                # The last part is read without an end, so that an object that is too long shows.
                 asked_end = None if end == parts.size_bytes else end
                 for chunk in self.storage.read(parts.key, at, asked_end):
                     at += len(chunk)
@@ -122,9 +122,9 @@ class Downloader:
 
 
 class _Parts:
-    """What is left to do of a download. starts: of the parts that nobody reads yet.
+    """Work left in a download. starts: offsets of the parts that no reader has taken yet.
 
-    is_over: nothing is to be written any more.   is_wrong: the object's length is another one.
+    is_over: readers must write no more.   is_wrong: the object does not have the expected length.
     """
 
     def __init__(self, key: str, size_bytes: int, target: Path) -> None:

@@ -13,7 +13,7 @@ Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "faile
 class Packed(Protocol):
     """An adapter that is ready for the arena.
 
-    size_bytes: that it takes there.   host_bytes: in host memory beside it.
+    size_bytes: bytes it takes in the arena.   host_bytes: bytes it takes in host memory outside it.
     """
 
     @property
@@ -29,14 +29,17 @@ class Packed(Protocol):
 
 
 Urgency = tuple[int, int]
-"""(class, arrival): less is more urgent."""
+"""(priority, arrival) of a request; the smaller value is more urgent."""
 
 _LAST: Urgency = (1 << 30, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request that needs an adapter. priority: 0 before 1.   arrival: counts requests."""
+    """A request that needs an adapter.
+
+    priority: 0 goes before 1.   arrival: the request's number in order of arrival.
+    """
 
     request_id: str
     tenant_id: str
@@ -51,14 +54,17 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """ref: whose object it is.   claim: for whom it is kept, the last one who asked.
+    """Everything that the manager knows about one adapter.
 
-    waiters: requests that need it and have not ended, by id.   users: those that hold it in the
-    arena.   prefetched_by: the tenant, while nobody but a prefetch wants it.
-    generation: counts its placements, so that a stale table is never mistaken.
+    ref: the adapter's object.   claim: the tenant that it is kept for, the last one that asked.
+    waiters: requests that need it and have not ended, by id.   users: how many of them hold it in
+    the arena.   prefetched_by: the tenant of a prefetch, while no request wants the adapter.
+    generation: counts its placements, so that stale tables are recognized.
     num_hits: requests that found it in the arena since it was placed.
-    num_failures: in a row.   num_lost: times that its file was no more, or damaged, since it was
-    last placed.   retry_at: before it, no other try.
+    num_failures: failures in a row.   num_lost: how often its packed file was missing or damaged
+    since the last placement or failure.   retry_at: no new attempt before this time.
+    host_bytes: known once it was fetched, 0 before.
+    packed_bytes, num_slabs: known once it was read, 0 before.
     """
 
     ref: AdapterRef
@@ -71,9 +77,7 @@ class Entry:
     generation: int = 0
     num_hits: int = 0
     packed: Packed | None = None
-    # Known since it was last fetched; 0 before.
     host_bytes: int = 0
-    # Known since it was first read; 0 before.
     packed_bytes: int = 0
     num_slabs: int = 0
     invocation_tokens: tuple[int, ...] | None = None
@@ -89,15 +93,15 @@ class Entry:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is to come nearer."""
+        """Whether a request, a pin or a prefetch needs the adapter."""
         return bool(self.waiters or self.users or self.is_pinned or self.prefetched_by)
 
     @property
     def is_idle(self) -> bool:
-        """In the arena for nobody."""
+        """Whether the adapter is in the arena, unused and not pinned: it may be evicted."""
         return self.tier == "device" and not self.users and not self.is_pinned
 
     @property
     def urgency(self) -> Urgency:
-        """Of the first who waits for it; a mere prefetch comes last."""
+        """Urgency of the most urgent waiter; a mere prefetch comes last."""
         return min((waiter.urgency for waiter in self.waiters.values()), default=_LAST)

@@ -1,8 +1,9 @@
-"""What can go wrong on an adapter's way to the arena.
+"""Errors on an adapter's way to the arena.
 
 LoraError
-├── ArenaFull         not now: everything left is in use
-└── AdapterError      with a Failure: why this adapter cannot be had
+├── ArenaFull         too few slabs are free now: the others are in use
+├── CacheInUse        another fetcher uses the disk cache (lora.disk_cache)
+└── AdapterError      has a Failure: why this adapter is not available
 """
 
 from dataclasses import dataclass
@@ -11,28 +12,31 @@ from typing import Literal
 FailureKind = Literal[
     "unavailable", "missing", "corrupt", "incompatible", "too_large", "evicted", "lost", "dropped"
 ]
-"""unavailable: not now (the store, the disk, the fetcher); another try may help.
-missing, corrupt: the store has no such object, or another one under its key.
-incompatible: not of this base model, or not representable in its dtype.   too_large: for a limit.
-evicted, lost: the disk cache has it no more, or damaged; to be fetched again.
-dropped: nobody waited for it any more.
+"""Kinds of failures.
+
+unavailable: the store, the disk or the fetcher failed; another attempt may help.
+missing, corrupt: the store has no such object, or a different one under its key.
+incompatible: not made for this base model, or not representable in the arena's dtype.
+too_large: exceeds a limit.
+evicted, lost: the packed file is gone from the disk cache, or damaged; it is fetched again.
+dropped: no request waited for the adapter any more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """error: a sentence for the log and the operator."""
+    """Reason why an adapter is not available. error: a sentence for the log and the operator."""
 
     kind: FailureKind
     error: str
 
 
 class LoraError(Exception):
-    """The base of the tree."""
+    """Base class of this package's errors."""
 
 
 class ArenaFull(LoraError):
-    """Fewer slabs are free than were asked for; nothing was allocated."""
+    """Fewer slabs are free than were requested; none was allocated."""
 
     def __init__(self, wanted: int, free: int) -> None:
         self.wanted, self.free = wanted, free
@@ -40,7 +44,7 @@ class ArenaFull(LoraError):
 
 
 class AdapterError(LoraError):
-    """An adapter cannot be had, or not be used."""
+    """An adapter cannot be loaded or used."""
 
     def __init__(self, kind: FailureKind, error: str) -> None:
         self.failure = Failure(kind, error)

@@ -1,9 +1,9 @@
-"""One order over all that lies idle in the arena: adapters and KV that somebody may come back for.
+"""Eviction order of the idle items in the arena: adapters and KV blocks that may be used again.
 
-GreedyDual-Size-Frequency (Cherkasova 1998): what was worth least, for its slabs, goes first; and
-the clock, which is what the last one to go was worth, makes everything that stays worth less by and
-by. A tenant above its weighted share of the idle slabs loses its own first, so nobody can flush a
-neighbour.
+The order is GreedyDual-Size-Frequency (Cherkasova 1998). The item of least value per slab goes
+first; the clock, which is the highest priority evicted so far, is added to the value of each new
+item, so an item that stays idle gradually falls behind. A tenant above its weighted share of the
+idle slabs loses its own items first, so no tenant can flush a neighbour's.
 """
 
 import heapq
@@ -17,28 +17,29 @@ Key = int | str
 """A KV block's slab, or an adapter's object key."""
 
 EVERYBODY = ""
-"""Whose idle things count in no tenant's share."""
+"""Tenant id of idle items that count in no tenant's share."""
 
 _MOST_HITS = 8
-"""Counted of an item: more, and what was once in fashion would stay for ever."""
+"""Limit to the hits that count, so that an item that was popular once does not stay forever."""
 _FIRST_CHANCE = 0.5
 _CHANCE_WEIGHT = 1 / 128
 _MOST_STALE = 64
 
 
 class Source(Protocol):
-    """Keeps idle things in the arena."""
+    """An owner of idle items in the arena."""
 
     def evict(self, key: Key) -> None:
-        """Retire its slabs."""
+        """Retire the item's slabs."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """For whom something is kept.
+    """The tenant that an item is kept for.
 
-    tenant_id: or EVERYBODY.   adapter: without it in the arena it is of no use.
+    tenant_id: a tenant, or EVERYBODY.   weight: the tenant's weight in the shares.
+    adapter: the item is useless unless this adapter is in the arena; None if it needs none.
     """
 
     tenant_id: str
@@ -48,7 +49,10 @@ class Claim:
 
 @dataclass(slots=True)
 class _Item:
-    """priority: clock + value when it became idle.   number: orders equals, oldest first."""
+    """One idle item.
+
+    priority: clock + value when it became idle.   number: orders equal priorities, oldest first.
+    """
 
     source: Source
     claim: Claim
@@ -60,7 +64,7 @@ class _Item:
 
 @dataclass(slots=True)
 class _Share:
-    """One tenant's idle slabs. heap: (priority, number, key), some of them no longer true."""
+    """One tenant's idle slabs. heap: (priority, number, key); some entries are outdated."""
 
     tenant_id: str
     weight: float = 0.0
@@ -70,7 +74,7 @@ class _Share:
 
 
 class EvictionOrder:
-    """What is idle, by whose it is and what it is worth."""
+    """The idle items of the arena, by tenant and by priority."""
 
     def __init__(self) -> None:
         self.num_slabs = 0
@@ -81,7 +85,7 @@ class EvictionOrder:
         self._tenants_slabs = 0
         self._tenants_weight = 0.0
         self._by_adapter: defaultdict[str, set[Key]] = defaultdict(set)
-        # How likely what was never asked for twice is to be asked for again, learned by source.
+        # By source, the learned chance that an item without hits is used again.
         self._chances: dict[Source, float] = {}
 
     def __contains__(self, key: Key) -> bool:
@@ -97,9 +101,9 @@ class EvictionOrder:
         num_hits: int,
         reload_s: float,
     ) -> None:
-        """It is idle from now on. num_hits: requests that found it there.
+        """Add an item that is idle from now on.
 
-        reload_s: what getting it back would take.
+        num_hits: requests that found it in the arena.   reload_s: time to bring it back.
         """
         assert key not in self._items, "idle twice"
         chance = self._chances.get(source, _FIRST_CHANCE)
@@ -114,20 +118,20 @@ class EvictionOrder:
         self._push(share, item, key)
 
     def take(self, key: Key) -> None:
-        """Somebody came back for it."""
+        """Remove an item that is used again."""
         item = self._remove(key)
         if not item.was_used:
             self._learn(item.source, 1.0)
 
     def adapter_left(self, adapter: str) -> None:
-        """What needs this adapter goes first now; it is good again if the adapter comes back."""
+        """Move items that need this adapter to the front; they are usable again if it returns."""
         for key in self._by_adapter.get(adapter, ()):
             item = self._items[key]
             item.priority = 0.0
             self._push(self._shares[item.claim.tenant_id], item, key)
 
     def evict(self, num_slabs: int) -> None:
-        """Evict until this many slabs are given back; there must be as many."""
+        """Evict items until this many slabs are given back; at least as many must be idle."""
         assert num_slabs <= self.num_slabs
         target = self.num_slabs - num_slabs
         while self.num_slabs > target:
@@ -165,7 +169,10 @@ class EvictionOrder:
     # ---- shares ----
 
     def _above_share(self) -> list[_Share]:
-        """Who loses first: tenants above their share, and what is nobody's in particular."""
+        """Shares that lose items first: those of tenants above their share, and EVERYBODY's.
+
+        The list is empty if no tenant is above its share.
+        """
         above = [share for share in self._shares.values() if self._is_above_share(share)]
         return above if any(share.tenant_id != EVERYBODY for share in above) else []
 
@@ -176,7 +183,7 @@ class EvictionOrder:
         return share.num_slabs > fair * (1 + 1e-9)
 
     def _grow(self, claim: Claim, num_slabs: int) -> _Share:
-        """One more item of this size."""
+        """Count one more item of this size in its tenant's share."""
         share = self._shares.get(claim.tenant_id)
         if share is None:
             share = self._shares[claim.tenant_id] = _Share(claim.tenant_id)
@@ -229,7 +236,7 @@ class EvictionOrder:
             heapq.heapify(share.heap)
 
     def _head(self, share: _Share) -> tuple[float, int, Key]:
-        """What of this tenant's goes first."""
+        """Heap entry of the tenant's item that is evicted first."""
         while not self._is_true(share.heap[0]):
             heapq.heappop(share.heap)
         return share.heap[0]

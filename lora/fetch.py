@@ -1,8 +1,8 @@
-"""The fetcher: object store to packed files on disk, a process of its own, without torch.
+"""The fetcher: brings objects from the store to packed files on disk, in a process without torch.
 
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N --max-fetches N
 
-It listens on a Unix socket for engines. One JSON object a line:
+The fetcher listens on a Unix socket for engines. Each line is one JSON object:
 
     engine   {"op": "hello", "form": PackedForm}                                        first
              {"op": "fetch", "order", "object_key", "digest", "size_bytes", "timeout_s"}
@@ -10,9 +10,10 @@ It listens on a Unix socket for engines. One JSON object a line:
     fetcher  {"order", "object_key", "kind", "error", "was_there", "seconds", "size_bytes",
               "used_bytes", "slabs_bytes"}
 
-Every fetch is answered once, dropped ones too, with its order's number. kind and error are a
-Failure, or null; used_bytes is of the disk cache, slabs_bytes of the packed file. It runs at the
-lowest priority: boto3 and packing in the engine's own process would triple the decode step's p99.
+Every fetch is answered once, dropped or not, with its order's number. kind and error are a Failure,
+or null; used_bytes is the bytes used in the disk cache, slabs_bytes those of the packed file's
+slabs. The process runs at the lowest priority: boto3 and packing in the engine's own process would
+triple the decode step's p99.
 """
 
 import argparse
@@ -44,19 +45,19 @@ logger = logging.getLogger(__name__)
 
 _NICE = 19
 _MAX_ORDERS = 1024
-"""Of one engine, under way and in line."""
+"""Orders that one engine may have, under way and in line."""
 _MAX_LINE_BYTES = 64 << 10
 _SEND_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 10.0
 """How long the store may say nothing before the read is tried again."""
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_DROPPED = Failure("dropped", "nobody waits for it any more")
+_DROPPED = Failure("dropped", "no request waits for it any more")
 
 
 @dataclass
 class Order:
-    """One object to be brought to disk. until: when it is too late, by the monotonic clock."""
+    """An order to bring one object to disk. until: its deadline by the monotonic clock."""
 
     number: int
     object_key: str
@@ -68,18 +69,20 @@ class Order:
 
     @classmethod
     def of(cls, line: FetchLine) -> "Order":
-        """Raises KeyError, TypeError, ValueError."""
+        """Read an order from an engine's line. Raises KeyError, TypeError, ValueError."""
         digest, size_bytes = line["digest"], int(line["size_bytes"])
         if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
-            raise ValueError(f"no digest and size: {digest}, {size_bytes}")
+            raise ValueError(f"not a digest and a size in bytes: {digest}, {size_bytes}")
         until = time.monotonic() + float(line["timeout_s"])
         return cls(int(line["order"]), str(line["object_key"]), digest, size_bytes, until)
 
 
 @dataclass(frozen=True)
 class FetchResult:
-    """size_bytes: that were downloaded.   seconds: of the download and the packing.
-    slabs_bytes: of the packed file's slabs.
+    """Outcome of one order.
+
+    was_there: the packed file was on disk already.   seconds: time of the download and the packing.
+    size_bytes: bytes downloaded.   slabs_bytes: bytes of the packed file's slabs.
     """
 
     failure: Failure | None = None
@@ -90,7 +93,7 @@ class FetchResult:
 
 
 class Fetcher:
-    """Brings objects to disk, packed; `max_fetches` of all engines at once, the others in line."""
+    """Brings packed objects to disk, `max_fetches` of all engines at once; the others queue."""
 
     def __init__(self, downloader: Downloader, cache: DiskCache, max_fetches: int) -> None:
         self.downloader = downloader
@@ -98,11 +101,11 @@ class Fetcher:
         self.pool = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
     def fetch(self, order: Order, form: PackedForm) -> FetchResult:
-        """What went wrong is in the answer."""
+        """Bring an object to disk; a failure is part of the result."""
         started = time.monotonic()
         path = packed_path(self.cache.root, order.digest, form.form_id)
         try:
-            with contextlib.suppress(FileNotFoundError):  # it may have been evicted since
+            with contextlib.suppress(FileNotFoundError):  # it may be evicted after the touch
                 if self.cache.touch(path):
                     return FetchResult(was_there=True, slabs_bytes=slabs_bytes(path))
             try:
@@ -139,7 +142,7 @@ class Fetcher:
 
 
 class Connection:
-    """One engine's orders. An engine that hangs up asks again when it is back."""
+    """Orders of one engine. An engine that hangs up sends its orders again when it reconnects."""
 
     def __init__(self, fetcher: Fetcher, engine: socket.socket) -> None:
         self.fetcher = fetcher
@@ -148,7 +151,7 @@ class Connection:
         self._sending = threading.Lock()
 
     def serve(self) -> None:
-        """Until the engine hangs up, or says what cannot be understood."""
+        """Serve the engine until it hangs up or sends an invalid line."""
         timeout = struct.pack("@ll", _SEND_TIMEOUT_S, 0)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         with self._socket, self._socket.makefile("rb") as lines:
@@ -169,7 +172,7 @@ class Connection:
             elif line["op"] == "fetch" and form is not None:
                 self._start(Order.of(line), form)
             elif line["op"] == "drop":
-                # It may have been answered a moment ago.
+                # The order is unknown if it was answered a moment ago.
                 if order := self._orders.get(line["order"]):
                     self._drop(order)
             else:
@@ -186,14 +189,14 @@ class Connection:
 
     def _drop(self, order: Order) -> None:
         order.is_dropped.set()
-        if order.future and order.future.cancel():  # it was still in line
+        if order.future and order.future.cancel():  # the order was still queued
             self._answer(order, FetchResult(_DROPPED))
 
     def _fetch(self, order: Order, form: PackedForm) -> None:
         try:
             fetched = self.fetcher.fetch(order, form)
         except Exception as error:
-            # A bug that one object brings out ends its order, not the fetches of everybody else.
+            # A bug that one object triggers ends its own order, not the other fetches.
             logger.exception("%s", order.object_key)
             fetched = FetchResult(Failure("unavailable", f"the fetcher failed: {error!r}"))
         self._answer(order, fetched)
@@ -216,7 +219,7 @@ class Connection:
             with self._sending:
                 self._socket.sendall(json.dumps(answer).encode() + b"\n")
         except OSError:
-            # It hung up, or does not read: half a line may be sent, so nothing can follow.
+            # The engine hung up or does not read; no line can follow one that may be half sent.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -238,9 +241,9 @@ def main() -> None:
     parser.add_argument("--max-fetches", type=int, required=True)
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
-    # One attempt: the downloader tries again, from where it broke.
+    # One attempt, since the downloader resumes a broken read by itself.
     storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
-    os.nice(_NICE)  # not before: a busy machine would take half a minute to import boto3
+    os.nice(_NICE)  # after the import of boto3, which would take half a minute on a busy machine
     try:
         cache = DiskCache(args.cache, args.quota_bytes)
         fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
@@ -249,7 +252,7 @@ def main() -> None:
     server = listen(args.socket)
     while True:
         engine, _ = server.accept()
-        # A new engine may connect while the old one's socket lingers: serve both.
+        # A new engine may connect while the old one's socket lingers, so both are served.
         threading.Thread(target=Connection(fetcher, engine).serve, daemon=True).start()
 
 

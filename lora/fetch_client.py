@@ -1,8 +1,8 @@
-"""The engine's end of the fetcher's socket: orders out, answers back, without a lock.
+"""The engine's end of the fetcher's socket: sends orders and receives answers, without a lock.
 
-engine thread    fetch, drop     SimpleQueue.put, nothing else
-fetch-orders     owns the orders that wait for an answer; sends
-fetch-answers    connects, receives, and tells fetch-orders by the same queue
+engine thread    fetch and drop only put events into a SimpleQueue
+fetch-orders     takes the events, owns the orders that wait for an answer, and sends
+fetch-answers    connects, receives, and puts answers into the same queue
 """
 
 import contextlib
@@ -28,14 +28,14 @@ _RECONNECT_S = 0.2
 _SEND_TIMEOUT_S = 5
 _MAX_LINE_BYTES = 64 << 10
 ANSWER_MARGIN_S = 15.0
-"""What the fetcher may take beyond a fetch's timeout, for packing and its own reads' timeouts."""
+"""Time that the fetcher may take beyond a fetch's timeout, for packing and its read timeouts."""
 _LATE = Failure("unavailable", "the fetcher does not answer")
-_DROPPED = Failure("dropped", "nobody waits for it any more")
+_DROPPED = Failure("dropped", "no request waits for it any more")
 
 
 @dataclass(slots=True)
 class _Order:
-    """until: when its fetch is too late, by the monotonic clock."""
+    """A fetch without an answer yet. until: its deadline by the monotonic clock."""
 
     ref: AdapterRef
     until: float
@@ -43,10 +43,11 @@ class _Order:
 
 
 class FetchClient:
-    """Reconnects by itself, and orders again what has no answer then.
+    """Client of the fetcher; it reconnects by itself and then repeats the unanswered orders.
 
-    Every `fetch` is reported once to `done`: by the fetcher's answer, or as unavailable `timeout_s`
-    and a margin later. `done` also gets what ends a thread here: nothing would come any more.
+    Every `fetch` is reported once to `done`: with the fetcher's answer, or as unavailable after
+    `timeout_s` and a margin. `done` also receives the exception that ends a thread of this client,
+    since no reports would follow it.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class FetchClient:
                     self._send({"op": "drop", "order": number})
 
     def _on_connection(self, connection: socket.socket) -> None:
-        """A fetcher that knows nothing yet."""
+        """Send the form and all orders to a fetcher that has just been connected."""
         self._connection = connection
         self._send({"op": "hello", "form": self.form.to_json()})
         for number, order in list(self._orders.items()):
@@ -118,7 +119,7 @@ class FetchClient:
     def _on_answer(self, answer: AnswerLine) -> None:
         order = self._orders.pop(answer["order"], None)
         if order is None:
-            return  # given up in the meantime
+            return  # the order was reported as overdue before
         failure = Failure(answer["kind"], answer["error"] or "") if answer["kind"] else None
         self.done(
             Fetched(
@@ -133,7 +134,7 @@ class FetchClient:
         )
 
     def _patience_s(self) -> float | None:
-        """Until the first order is overdue; None: there is none."""
+        """Seconds until the first order is overdue; None without orders."""
         first = min((order.until for order in self._orders.values()), default=None)
         return None if first is None else max(0.0, first + ANSWER_MARGIN_S - time.monotonic())
 
@@ -160,13 +161,13 @@ class FetchClient:
         )
 
     def _send(self, line: EngineLine) -> None:
-        """What cannot be sent now goes out on the next connection."""
+        """Send a line, if connected; unsent orders are repeated on the next connection."""
         if self._connection is None:
             return
         try:
             self._connection.sendall(json.dumps(line).encode() + b"\n")
         except OSError:
-            # Half a line may be sent: nothing can follow. The thread that receives notices.
+            # No line can follow one that may be half sent. The receiver notices the shutdown.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection = None
@@ -177,7 +178,7 @@ class FetchClient:
         while True:
             if connection := self._connect():
                 self._events.put(partial(self._on_connection, connection))
-                # A line that is no JSON is a fetcher that is not well: the next one may be.
+                # After a line that is no JSON the connection is replaced, as after a hang-up.
                 with (
                     contextlib.suppress(OSError, ValueError),
                     connection.makefile("rb") as lines,

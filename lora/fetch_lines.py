@@ -1,4 +1,4 @@
-"""The lines between an engine and the fetcher, as JSON has them; lora.fetch says what they mean."""
+"""JSON lines between an engine and the fetcher; lora.fetch documents their meaning."""
 
 from typing import Literal, TypedDict
 
@@ -6,7 +6,7 @@ from lora.errors import FailureKind
 
 
 class HelloLine(TypedDict):
-    """form: PackedForm.to_json."""
+    """The first line of an engine. form: from PackedForm.to_json."""
 
     op: Literal["hello"]
     form: dict[str, object]

@@ -1,4 +1,4 @@
-"""Packed adapters into slabs of a rank's arena: from the file, or from pinned memory by copies."""
+"""Filling of a rank's arena slabs with packed adapters, from the file or from pinned memory."""
 
 from pathlib import Path
 
@@ -15,11 +15,12 @@ from lora.shard import WHOLE, Shard
 
 
 class SlabFiller:
-    """For one thread, but for `release`. All memory that copies need is pinned here, once.
+    """Fills slabs of one arena. One thread may use it, except for `release`.
 
-    arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
-    shard: of `form`, that lies in this arena.   host_bytes: pinned for adapters on their way to a
-    device, in whole slabs.
+    All memory that copies need is pinned once, in the constructor.
+    arena: [num_slabs, slab_bytes] uint8.   device: the arena's device; None if it is host memory.
+    shard: the part of `form` that this arena holds.   host_bytes: bytes pinned for adapters on
+    their way to a device, rounded down to whole slabs.
     """
 
     def __init__(
@@ -37,21 +38,22 @@ class SlabFiller:
         self._region = None if device is None else _pinned_region(device, form.layout, host_bytes)
 
     def read(self, path: Path, digest: str) -> PackedAdapter:
-        """Into host memory, where the arena is somewhere else; to be released after use.
+        """Open a packed file, and read it to pinned memory if the arena is on a device.
 
-        Raises FileNotFoundError; AdapterError("lost"); OSError, and RuntimeError for no memory.
+        The caller releases the adapter after use.
+        Raises FileNotFoundError; AdapterError("lost"); OSError; RuntimeError if memory runs out.
         """
         if self._region is None:
             return open_packed(path, digest, self.form, self.shard)
         return read_packed(path, digest, self.form, self.shard, self._region)
 
     def release(self, packed: PackedAdapter) -> None:
-        """Its host memory may hold another adapter. From any thread, without a wait."""
+        """Give back the adapter's host memory. Any thread may call this; it does not block."""
         if self._region is not None:
             self._region.give_back(packed.region_slabs)
 
     def fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
-        """The adapter in these slabs, all of it: steps may use it from now on. Raises as `read`."""
+        """Copy all of the adapter into these slabs; then steps may use it. Raises like `read`."""
         layout, copies = self.form.layout, self._copies
         if copies is None:
             packed.copy_to(self.arena, slabs)
@@ -63,12 +65,12 @@ class SlabFiller:
 
 
 class _Copies:
-    """From host memory to the device, on a stream of their own beside the steps."""
+    """Copies from host memory to the device, on a stream of their own, concurrent with steps."""
 
     def __init__(self, device: Device, layout: Layout) -> None:
         self._device = device
         self._stream = device.stream()
-        # An adapter's tables at most: an address for each tile, and a scale for each projection.
+        # The largest tables of an adapter: an address for each tile, a scale for each projection.
         num_sites = layout.shape.num_layers * len(PROJECTIONS)
         self._tables = device.pinned(num_sites * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
         self._num_used = 0
@@ -77,7 +79,7 @@ class _Copies:
         self._device.copy(self._stream, target, source)
 
     def begin_new(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy of `source`, of four-byte values, in device memory of its own."""
+        """Begin a copy of `source`, of four-byte values, to new device memory; returns the copy."""
         end = self._num_used + source.numel()
         pinned = self._tables[self._num_used : end].view(source.dtype).view(source.shape)
         self._num_used = end
@@ -86,7 +88,7 @@ class _Copies:
         return target
 
     def finish(self) -> None:
-        """Wait for all of them."""
+        """Wait for all copies begun so far."""
         self._device.synchronize(self._device.record(self._stream))
         self._num_used = 0
 

@@ -1,4 +1,4 @@
-"""A packed adapter that is ready for the arena: in host memory, or in its file."""
+"""Packed adapters that are ready for the arena, in host memory or in their files."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +19,17 @@ from lora.shard import WHOLE, Shard
 Copy = Callable[[Tensor, Tensor], object]
 
 _READ_BYTES = 8 << 20
-"""Of one read, then hashed while it is in the processor's cache. The GIL is free during both."""
+"""Size of one read, hashed while in the processor's cache. Both release the GIL."""
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """What a packed file says, and where the slabs are that it holds of this rank's shard.
+    """Header of a packed file, and the place of the slabs of this rank's shard.
 
-    slabs: [slabs, slab_bytes] uint8 of host memory, where the adapter has `region_slabs`, in order;
-    None where the arena is host memory itself: then they go there straight from the file.
-    slabs_start: bytes into the file.   checksum: sha256 of the slabs, hex.
-    scales: [layers, projections] float32.
+    slabs: [slabs, slab_bytes] uint8 of host memory; the adapter is in its `region_slabs`, in order.
+    None if the arena itself is host memory, which is filled straight from the file.
+    slabs_start: offset of the shard's slabs in the file, in bytes.
+    checksum: sha256 of the shard's slabs, hex.   scales: [layers, projections] float32.
     """
 
     header: PackedHeader
@@ -63,20 +63,20 @@ class PackedAdapter:
 
     @property
     def size_bytes(self) -> int:
-        """In the arena, of all ranks together."""
+        """Bytes that the adapter takes in the arenas of all ranks together."""
         return self.header.slabs_bytes
 
     @property
     def host_bytes(self) -> int:
-        """In host memory outside it."""
+        """Bytes that the adapter takes in host memory outside the arena."""
         return len(self.region_slabs) * self.header.slab_bytes
 
     def copy_to(self, arena: torch.Tensor, slab_ids: list[int], copy: Copy = Tensor.copy_) -> None:
         """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
 
-        copy: (target, source), of what is in host memory; it may only be begun. Slabs that are
-        neighbours in both are copied at once.
-        Raises FileNotFoundError; AdapterError("lost") when the file is not what it was.
+        copy: copies from host memory, (target, source), and may return before the copy is done.
+        It is called once for slabs that are neighbours in both.
+        Raises FileNotFoundError; AdapterError("lost") if the file has changed.
         """
         if self.slabs is None:
             self.read_to(_runs_of(arena, slab_ids))
@@ -87,9 +87,9 @@ class PackedAdapter:
             copy(arena[target : target + length], self.slabs[source : source + length])
 
     def read_to(self, targets: Sequence[torch.Tensor]) -> None:
-        """Fill these, [slabs, slab_bytes] uint8 each, one after the other from the file.
+        """Fill the targets, [slabs, slab_bytes] uint8 each, one after the other from the file.
 
-        Raises FileNotFoundError; AdapterError("lost"), and then they are zeros.
+        Raises FileNotFoundError; AdapterError("lost") after filling the targets with zeros.
         """
         hasher = hashlib.sha256()
         with self.path.open("rb", buffering=0) as file:
@@ -98,11 +98,11 @@ class PackedAdapter:
                 _read_into(target, file, hasher)
         if hasher.hexdigest() != self.checksum:
             for target in targets:
-                target.zero_()  # it may hold KV next, and what is not finite there would stay
+                target.zero_()  # the slab may hold KV next, where values not finite would stay
             raise AdapterError("lost", f"the slabs of the packed file of {self.digest} are damaged")
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
-        """[layers, projections, tiles] int32 addresses for slabs of these ids; -1 is no tile."""
+        """Addresses of the tiles in these slabs, [layers, projections, tiles] int32; -1: none."""
         depth = max(tile.index for tile in self.tiles) + 1
         addresses = [-1] * (layout.shape.num_layers * len(PROJECTIONS) * depth)
         for tile in self.tiles:
@@ -114,11 +114,11 @@ class PackedAdapter:
 
 
 def open_packed(path: Path, digest: str, form: PackedForm, shard: Shard = WHOLE) -> PackedAdapter:
-    """The packed adapter `digest`, its slabs left in the file at `path`.
+    """Open the packed adapter `digest` at `path`; its slabs stay in the file.
 
-    shard: the part of it that this rank needs, of `form.layout.num_shards`.
+    shard: the part that this rank needs, one of `form.layout.num_shards`.
 
-    Raises FileNotFoundError; AdapterError("lost") when it is damaged, or packed for another arena.
+    Raises FileNotFoundError; AdapterError("lost") if the file is damaged or for another arena.
     """
     with path.open("rb") as file:
         header = read_header(file)
@@ -138,10 +138,10 @@ def read_packed(
     shard: Shard = WHOLE,
     region: HostRegion | None = None,
 ) -> PackedAdapter:
-    """As open_packed, with its slabs in host memory: in a region, or in memory of its own.
+    """Open a packed adapter and read its slabs to host memory: to `region`, or to new memory.
 
-    Slabs of a region are the caller's to give back. A file that needs more of them than are free is
-    not the one that room was made for: AdapterError("lost").
+    The caller gives the region's slabs back. Raises like open_packed, and AdapterError("lost") if
+    the region has too few free slabs: then the file is not the one that room was made for.
     """
     packed = open_packed(path, digest, form, shard)
     if region is None:
@@ -158,12 +158,12 @@ def read_packed(
 
 
 def _runs_of(memory: torch.Tensor, slab_ids: Sequence[int]) -> list[torch.Tensor]:
-    """Slabs of `memory`, [slabs, slab_bytes], in order, neighbours together."""
+    """Views of slabs of `memory`, [slabs, slab_bytes], in order, one for each run of neighbours."""
     return [memory[slab_ids[start] : slab_ids[end - 1] + 1] for start, end in _runs(slab_ids)]
 
 
 def _read_into(slabs: torch.Tensor, file: FileIO, hasher: "hashlib._Hash") -> None:
-    """Fill `slabs` and hash them. What is cut short shows by its hash."""
+    """Fill `slabs` and hash them. A file that is cut short is recognized by the hash."""
     memory = slabs.view(-1).numpy().data
     for start in range(0, len(memory), _READ_BYTES):
         part = memory[start : start + _READ_BYTES]
@@ -172,7 +172,7 @@ def _read_into(slabs: torch.Tensor, file: FileIO, hasher: "hashlib._Hash") -> No
 
 
 def _runs(*lists: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Where runs of neighbours in all of these lists start, and where they end."""
+    """Bounds [start, end) of the runs in which every list counts up by one."""
     first, length = 0, len(lists[0])
     for index in range(1, length + 1):
         if index == length or any(ids[index] != ids[index - 1] + 1 for ids in lists):

@@ -1,4 +1,4 @@
-"""Packed adapters in host memory, under a byte limit; the least recently used idle goes first."""
+"""Packed adapters in host memory, under a byte limit; the least recently used is dropped first."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ from lora.entry import Entry, Packed
 
 
 class HostCache:
-    """limit_bytes: held and on their way in together.
+    """Packed adapters in host memory, and room for those that are being read.
 
-    on_drop: told of an adapter whose copy here is gone, and of that copy.
+    limit_bytes: bytes of both together.   on_drop: called with each dropped adapter and its copy.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[Entry, Packed], None]) -> None:
@@ -16,13 +16,14 @@ class HostCache:
         self._on_drop = on_drop
         self.used_bytes = 0
         self._entries: dict[str, Entry] = {}  # least recently used first
-        self._expected: dict[str, int] = {}  # bytes on their way in
+        self._expected: dict[str, int] = {}  # bytes being read, by key
 
     def expect(self, entry: Entry, size_bytes: int) -> bool:
-        """Room for an adapter that is about to be read, made at the cost of others; or not now.
+        """Reserve room for an adapter that is about to be read; returns whether there is enough.
 
-        A mere prefetch takes room from its own tenant only, a request from whoever waits less
-        urgently: else those who find no room in the arena would keep the others from it.
+        Adapters that are not waited for, or less urgently, are dropped to make room; a mere
+        prefetch drops its own tenant's only. Without this, adapters that find no room in the arena
+        would keep the others out of it.
         """
         self._trim(size_bytes, entry)
         if self.used_bytes + size_bytes > self.limit_bytes:
@@ -32,19 +33,19 @@ class HostCache:
         return True
 
     def arrived(self, entry: Entry) -> None:
-        """It was read, or could not be."""
+        """Note that an expected adapter was read, or could not be read."""
         self.used_bytes -= self._expected.pop(entry.key)
         if entry.packed is not None:
             self._entries[entry.key] = entry
             self.used_bytes += entry.packed.host_bytes
 
     def touch(self, entry: Entry) -> None:
-        """It was asked for."""
+        """Mark an adapter as the most recently used."""
         if self._entries.pop(entry.key, None):
             self._entries[entry.key] = entry
 
     def drop(self, entry: Entry) -> None:
-        """Its copy here is needed no more, if there is one."""
+        """Drop the adapter's copy, if there is one."""
         if (packed := entry.packed) is not None:
             del self._entries[entry.key]
             self.used_bytes -= packed.host_bytes
@@ -65,8 +66,8 @@ class HostCache:
 
 
 def _may_go(entry: Entry, asker: Entry) -> bool:
-    """Whether `entry` is of less use here than `asker`: nobody copies it, or waits more urgently
-    for it.
+    """Whether `entry` may be dropped for `asker`: it is not being copied, and not waited for as
+    urgently.
     """
     is_waited_for = entry.tier == "host" and entry.is_wanted
     return entry.tier != "loading" and not (is_waited_for and entry.urgency <= asker.urgency)

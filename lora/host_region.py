@@ -1,4 +1,4 @@
-"""Host memory of packed adapters: slabs of one region, which is made once and only dealt out."""
+"""Host memory of packed adapters: slabs of one region that is allocated once."""
 
 from collections import deque
 
@@ -7,10 +7,10 @@ import torch
 
 
 class HostRegion:
-    """memory: [slabs, slab_bytes] uint8.
+    """Hands out slabs of `memory`, [slabs, slab_bytes] uint8.
 
-    One thread takes. Any thread gives back, without a lock: what it gives waits in a deque until
-    the next take.
+    One thread takes slabs. Any thread may give slabs back, without a lock: they wait in a deque
+    until the next take.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -19,10 +19,10 @@ class HostRegion:
         self._given_back: deque[tuple[int, ...]] = deque()
 
     def take(self, count: int) -> tuple[int, ...] | None:
-        """So many slabs, or None if fewer are free.
+        """Take `count` slabs; returns None if fewer are free.
 
-        The smallest run of neighbours that holds them all is taken, or else the largest runs:
-        neighbours are copied at once.
+        The slabs come from the smallest free run of neighbours that is long enough, or else from
+        the largest runs, since neighbours are copied at once.
         """
         self._collect()
         runs = sorted(self._free_runs(), key=len)
@@ -36,7 +36,7 @@ class HostRegion:
         return tuple(slabs)
 
     def give_back(self, slabs: tuple[int, ...]) -> None:
-        """Nobody reads or writes these any more."""
+        """Give back slabs that no thread or copy uses any more."""
         self._given_back.append(slabs)
 
     def _collect(self) -> None:

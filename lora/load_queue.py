@@ -1,4 +1,4 @@
-"""Adapters that wait for one kind of move between tiers, and whose turn is next."""
+"""Queue of the adapters that wait for one kind of move between tiers."""
 
 import heapq
 from collections import Counter
@@ -12,7 +12,7 @@ _MOST_STALE = 64
 
 @dataclass(slots=True)
 class _Turn:
-    """An adapter in line: for which tenant, and how urgent it was when it was last looked at."""
+    """A waiting adapter, its tenant, and its urgency when the queue last looked at it."""
 
     entry: Entry
     tenant_id: str
@@ -20,16 +20,16 @@ class _Turn:
 
 
 class LoadQueue:
-    """Adapters that wait for one kind of move. Who waits for an adapter decides when its turn is:
-    the higher class, then the tenant with the fewest moves under way, then who came first.
+    """Adapters that wait for one kind of move. The requests that wait for an adapter decide its
+    turn: the higher class first, then the tenant with the fewest moves under way, then arrival.
 
-    max_under_way: begun and not done.
+    max_under_way: moves that may be begun and not done.
     """
 
     def __init__(self, max_under_way: int) -> None:
         self.max_under_way = max_under_way
         self._waiting: dict[str, _Turn] = {}
-        # By tenant, a heap of (urgency, key); what is no adapter's turn any more is skipped.
+        # By tenant, a heap of (urgency, key); outdated entries are skipped.
         self._lines: dict[str, list[tuple[Urgency, str]]] = {}
         self._under_way: dict[str, str] = {}  # key -> the tenant it counts for
         self._num_by_tenant: Counter[str] = Counter()
@@ -44,24 +44,24 @@ class LoadQueue:
         return key in self._under_way
 
     def add(self, entry: Entry) -> None:
-        """Its turn will come. A second time changes nothing."""
+        """Queue an adapter; an adapter that is waiting or under way stays as it is."""
         if entry.key not in self:
             self._stand(entry, entry.urgency)
 
     def hasten(self, entry: Entry, waiter: Waiter) -> None:
-        """One more waits for it: for another tenant perhaps, or more urgently."""
+        """Move a waiting adapter up for one more waiter, maybe of another tenant or more urgent."""
         if (turn := self._waiting.get(entry.key)) is not None:
             urgency = min(turn.urgency, waiter.urgency)
             if (urgency, entry.claim.tenant_id) != (turn.urgency, turn.tenant_id):
                 self._stand(entry, urgency)
 
     def discard(self, key: str) -> None:
-        """Nobody wants it any more; what is under way stays."""
+        """Remove an adapter that nothing wants any more; a move under way goes on."""
         self._waiting.pop(key, None)
 
     def start_next(self, may_start: Callable[[Entry], bool]) -> Entry | None:
-        """The most urgent one, now under way; None if none waits, may start, or there are enough
-        under way.
+        """Mark the most urgent adapter as under way and return it; None if no adapter waits, if it
+        may not start, or if `max_under_way` moves are under way.
         """
         if len(self._under_way) >= self.max_under_way:
             return None
@@ -84,7 +84,7 @@ class LoadQueue:
         assert len(self._under_way) <= self.max_under_way
         assert self._num_by_tenant == Counter(self._under_way.values())
         for key, turn in self._waiting.items():
-            assert (turn.urgency, key) in self._lines[turn.tenant_id], "it stands nowhere"
+            assert (turn.urgency, key) in self._lines[turn.tenant_id], "it is in no line"
 
     def _stand(self, entry: Entry, urgency: Urgency) -> None:
         turn = self._waiting[entry.key] = _Turn(entry, entry.claim.tenant_id, urgency)
@@ -99,7 +99,7 @@ class LoadQueue:
         return turn is not None and (turn.tenant_id, turn.urgency) == (tenant_id, urgency)
 
     def _heads(self) -> list[_Turn]:
-        """The first of every tenant's line."""
+        """First turn of every tenant's line."""
         heads = []
         for tenant_id in list(self._lines):
             if (head := self._head(tenant_id)) is not None:
@@ -118,7 +118,7 @@ class LoadQueue:
             turn = self._waiting[key]
             if (now := turn.entry.urgency) == urgency:
                 return turn
-            turn.urgency = now  # who was first has left
+            turn.urgency = now  # the most urgent waiter has left
             heapq.heapreplace(line, (now, key))
         return None
 

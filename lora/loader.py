@@ -1,7 +1,7 @@
-"""What takes time, off the engine loop: orders from the fetcher, reads packed files, copies to
-slabs.
+"""Slow work off the engine loop: fetch orders, reads of packed files, copies to slabs.
 
-The engine thread hands over by queues that never block, and shares no lock with anybody here.
+The engine thread passes work through queues that never block, and shares no lock with the threads
+here.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ from registry.ref import AdapterRef
 
 
 class OtherRanks(Protocol):
-    """Those that share the model with this one: an adapter is there when all have their shard.
+    """The ranks that share the model with this one; an adapter is placed when all have their shard.
 
-    size: how many ranks there are, with this one. What either raises ends the engine: a rank is
-    gone, or does not answer.
+    size: number of ranks, including this one. An exception from either method ends the engine,
+    since a rank is gone or does not answer.
     """
 
     size: int
 
     def begin_placing(self, digest: str, slabs: list[int]) -> int:
-        """Have them read their shards into these slabs of theirs; the placement's number."""
+        """Make them read their shards into their slabs of these ids; returns a placement number."""
         ...
 
     def end_placing(self, number: int) -> Failure | None:
-        """Wait for all of them; what the first of them failed by."""
+        """Wait for all of them; returns the failure of the first that failed, or None."""
         ...
 
 
@@ -57,12 +57,12 @@ class _Placing:
 
 
 class ThreadLoader:
-    """Loads for one engine; what is in line is bounded by what its manager starts.
+    """Loads adapters for one engine. The queues are unbounded; the manager limits what it starts.
 
-    cache_dir: the fetcher's.   fetcher: its socket.   timeout_s: of one fetch.
-    arena: [num_slabs, slab_bytes] uint8.   device: that it is on; None where it is host memory.
-    host_cache_bytes: pinned at start where there is a device, for adapters that were loaded.
-    others: ranks that share the model, if there are several; this is the first.
+    cache_dir: the fetcher's folder.   fetcher: its socket.   timeout_s: time limit of one fetch.
+    arena: [num_slabs, slab_bytes] uint8.   device: the arena's device; None if it is host memory.
+    host_cache_bytes: host memory for loaded adapters, pinned at the start if there is a device.
+    others: the ranks that share the model with this one, which is the first; None for one rank.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class ThreadLoader:
         self._filler.release(packed)
 
     def poll(self) -> list[Loaded[DeviceTables]]:
-        """What has been done. Raises what ended a thread here: nothing would load any more."""
+        """Reports since the last call. Raises the exception that ended a thread of the loader."""
         done = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -129,7 +129,7 @@ class ThreadLoader:
                         placings.append(work)
                     else:
                         loads.append(work)
-                # Placing first: the room it waits for is taken already.
+                # Placings go first, since their slabs are allocated already.
                 done = self._place(placings.popleft()) if placings else self._load(loads.popleft())
                 self._done.put(done)
         except BaseException as error:
@@ -137,7 +137,7 @@ class ThreadLoader:
             raise
 
     def _take_work(self, wait: bool) -> Iterator[AdapterRef | _Placing]:
-        """What has come by now; `wait`: one at least."""
+        """Take all queued work. wait: blocks until there is some."""
         if wait:
             yield self._work.get()
         with contextlib.suppress(queue.Empty):
@@ -149,15 +149,15 @@ class ThreadLoader:
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
         try:
             packed = self._filler.read(path, ref.digest)
-            with contextlib.suppress(FileNotFoundError):  # evicted since: it is read all the same
-                os.utime(path)  # the fetcher evicts what is used less first
+            with contextlib.suppress(FileNotFoundError):  # evicted during the read: no harm
+                os.utime(path)  # the fetcher evicts the least recently used file first
         except FileNotFoundError as error:
             return Read(ref.object_key, Failure("evicted", str(error)))
         except AdapterError as error:
             path.unlink(missing_ok=True)
             return Read(ref.object_key, error.failure)
         except (OSError, MemoryError, RuntimeError) as error:
-            # RuntimeError is what torch raises when there is no memory.
+            # torch raises RuntimeError when memory runs out.
             return Read(ref.object_key, Failure("unavailable", str(error)))
         seconds = time.monotonic() - started
         return Read(ref.object_key, packed, seconds, packed.host_bytes)
@@ -181,7 +181,7 @@ class ThreadLoader:
         return Placed(ref.object_key, tables, seconds, packed.size_bytes)
 
     def _fill(self, packed: PackedAdapter, slabs: list[int]) -> DeviceTables:
-        """As SlabFiller's, on every rank."""
+        """Fill the slabs of every rank, each with its shard. Raises like SlabFiller.fill."""
         if self._others is None:
             return self._filler.fill(packed, slabs)
         number = self._others.begin_placing(packed.digest, slabs)

@@ -1,4 +1,4 @@
-"""Moves of adapters between tiers: what a loader is asked for, and what it reports of each."""
+"""Moves of adapters between tiers: the interface of a loader, and its reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from lora.errors import Failure
 from registry.ref import AdapterRef
 
 TablesT_co = TypeVar("TablesT_co", covariant=True)
-"""What steps need to know of an adapter that is in the arena; residency keeps it unread."""
+"""Data by which steps apply an adapter in the arena; residency stores it without reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """The adapter under `key` is on disk, or could not be fetched.
 
-    was_there: on disk already.   seconds, size_bytes: what the download took, where there was one.
-    used_bytes: of the disk cache.   host_bytes: that the adapter takes in host memory outside the
-    arena.
+    was_there: it was on disk already.   seconds, size_bytes: time and size of the download, if any.
+    used_bytes: bytes used in the disk cache.   host_bytes: bytes that the adapter takes in host
+    memory outside the arena.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Fetched:
 class Read:
     """The adapter under `key` is ready for the arena, or could not be read.
 
-    seconds, size_bytes: what the read took.
+    seconds, size_bytes: time and size of the read.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Read:
 class Placed(Generic[TablesT_co]):
     """The adapter under `key` is in its slabs of the arena, or could not be copied there.
 
-    outcome: its tables.   seconds, size_bytes: what the copy took.
+    outcome: its tables.   seconds, size_bytes: time and size of the copy.
     """
 
     key: str
@@ -68,12 +68,13 @@ Loaded = Fetched | Read | Placed[TablesT_co]
 
 
 class Loader(Protocol[TablesT_co]):
-    """Does what takes time. Every call returns at once; `poll` says what has been done since.
+    """Moves adapters in the background. Every call returns at once; `poll` returns the reports.
 
-    fetch: store to disk; answered by one Fetched, also when dropped.   drop: nobody waits for a
-    fetch any more.   load: make ready what is on disk, in host memory where the arena is not.
-    place: into slabs of the arena.   release: what was loaded is needed in host memory no more.
-    `place` and `release` are given what this loader has read.
+    fetch: bring an adapter from the store to disk; one Fetched answers it, also when dropped.
+    drop: end a fetch that no request waits for any more.
+    load: make an adapter on disk ready for the arena, in host memory if the arena is on a device.
+    place: copy an adapter into slabs of the arena.   release: free an adapter's host memory.
+    `place` and `release` take an adapter that this loader has read.
     """
 
     def fetch(self, ref: AdapterRef) -> None: ...

@@ -1,9 +1,9 @@
-"""The engine's adapters: who wants which, who uses it, and what a step needs of it.
+"""The engine's adapters: which requests want and use them, and the tables that steps need.
 
-The manager is polled once a step and never waits. It decides; the loader (threads, and behind them
-the fetcher process) does, and reports. An adapter in use is never evicted; one that fails fails its
-own requests, and is tried again later where that can help. Moves between the tiers are
-`lora.transitions`, which tier each adapter is in is `lora.tier_map`.
+The manager is polled once a step and never waits. It decides on moves; the loader (threads, and
+behind them the fetcher process) carries them out and reports. An adapter in use is never evicted.
+An adapter that cannot be loaded fails its own requests, and is tried again later if that can help.
+`lora.transitions` has the moves between the tiers, `lora.tier_map` each adapter's tier.
 """
 
 import time
@@ -27,14 +27,14 @@ from registry.ref import AdapterRef
 class AdapterManager(Generic[TablesT_co]):
     """Residency of all adapters of one engine; `entries` is in order of use, oldest first.
 
-    An adapter goes by its object's key, so equal files of two tenants are two adapters here, too:
-    what becomes of one tenant's object is nothing to the other.
-    host_cache_bytes: packed adapters in host memory, those on their way to the arena included.
-    disk_cache_bytes: the fetcher's quota, for the figures.
-    arena_is_host: the arena is host memory (CPU), and an adapter is nowhere else in it.
-    max_fetches: under way at the fetcher.   prefetch_per_tenant: wanted by nothing but a prefetch.
-    max_pinned_share: of the arena's slabs.
-    max_entries: adapters remembered; the oldest that nobody wants is forgotten.
+    The key of its object identifies an adapter, so equal files of two tenants are two adapters:
+    what happens to one tenant's object does not affect the other.
+    host_cache_bytes: limit of packed adapters in host memory, including those on their way to the
+    arena.   disk_cache_bytes: the fetcher's quota, only reported in the figures.
+    arena_is_host: the arena is host memory (CPU), so adapters have no second copy there.
+    max_fetches: fetches under way.   prefetch_per_tenant: adapters of one tenant that only a
+    prefetch wants.   max_pinned_share: share of the arena's slabs that pinned adapters may take.
+    max_entries: adapters remembered; beyond it the oldest unwanted adapter is forgotten.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class AdapterManager(Generic[TablesT_co]):
         max_pinned_slabs = int(max_pinned_share * arena.num_slabs)
         self._pins = Pins(self.tiers, self.transitions, max_pinned_slabs)
 
-    # ---- what requests ask for ----
+    # ---- for requests ----
 
     def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
-        """Bring `ref` to the tier before the arena; takes no slabs and evicts nobody else's."""
+        """Bring `ref` to the tier before the arena, without taking slabs or evicting others'."""
         self.transitions.prefetch(ref, tenant_id)
 
     def join(self, ref: AdapterRef, waiter: Waiter) -> None:
-        """A request needs `ref` from now on, until it leaves: join its load, or start it."""
+        """Register a request that needs `ref` until it leaves; starts or joins the load."""
         entry = self.transitions.touch(ref, waiter.tenant_id)
         entry.claim = Claim(waiter.tenant_id, waiter.weight)
         self.counts.asked(entry)
@@ -92,61 +92,61 @@ class AdapterManager(Generic[TablesT_co]):
         self.transitions.hasten(entry, waiter)
 
     def leave(self, key: str, request_id: str) -> None:
-        """That request has ended. A load that nobody waits for any more is dropped."""
+        """Remove a request that has ended; a load that no request waits for is dropped."""
         entry = self.entries[key]
         del entry.waiters[request_id]
         self.transitions.drop_if_unwanted(entry)
 
     def pin(self, refs: Sequence[AdapterRef]) -> None:
-        """Keep exactly these in the arena, as far as pins may take it, first come first."""
+        """Keep exactly these in the arena, in this order, as far as the limit for pins allows."""
         self._pins.replace(refs)
 
     def wait(self, key: str) -> Failure | None:
-        """Go on with its load, if it needs a push; or why it cannot be had at present."""
+        """Queue the adapter's next move, if any; returns its failure if it has failed."""
         entry = self.entries[key]
         self.transitions.advance(entry)
         return entry.failure if entry.tier == "failed" else None
 
     def retry_after_s(self, key: str) -> float:
-        """Seconds after which it is worth asking again for what could not be had."""
+        """Seconds after which a request for an adapter that failed may be repeated."""
         return self._retries.retry_after_s(self.entries[key])
 
     def is_ready(self, key: str) -> bool:
         return self.entries[key].tier == "device"
 
     def acquire(self, key: str) -> None:
-        """One more request holds it: it stays in the arena until released."""
+        """Count one more request that holds the adapter in the arena until it is released."""
         self.tiers.acquire(self.entries[key])
 
     def release(self, key: str) -> None:
         self.tiers.release(self.entries[key])
 
     def slabs_needed(self, key: str) -> int | None:
-        """Slabs that placing it takes now; 0 if it is there or coming, None if not packed yet."""
+        """Slabs that placing it takes now: 0 if it has its slabs, None if it is not read yet."""
         entry = self.entries[key]
         if entry.tier in ("loading", "device"):
             return 0
         return entry.packed.num_slabs if entry.packed is not None else None
 
     def place(self, key: str) -> int:
-        """Take slabs and start the copy into them; its bytes. The caller made room.
+        """Take slabs, for which the caller made room, and start the copy into them.
 
-        Raises ArenaFull.
+        Returns the bytes to copy. Raises ArenaFull.
         """
         return self.transitions.place(self.entries[key])
 
     def tables(self, key: str) -> tuple[int, TablesT_co]:
-        """(generation, tables) of an adapter in the arena."""
+        """Generation and tables of an adapter in the arena."""
         return self._tables[key]
 
     def invocation_tokens(self, key: str) -> tuple[int, ...] | None:
-        """From which prompt tokens on it applies (aLoRA), once it was in host memory; None: all."""
+        """Prompt tokens from which an activated LoRA applies; None for others, or before a read."""
         return self.entries[key].invocation_tokens
 
     # ---- once a step ----
 
     def poll(self) -> None:
-        """Take in what the loader has done since the last step, and give it more."""
+        """Process the loader's reports since the last step, and give it more work."""
         for done in self.loader.poll():
             self.transitions.take_in(done)
         self._pins.bring_in()

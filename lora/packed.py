@@ -1,11 +1,11 @@
-"""An adapter packed into exactly the arena's layout, as a file: its form and its header.
+"""Packed files, which hold an adapter in exactly the arena's layout: their form and header.
 
     magic, header's length, header's sha256 | header: JSON, then zeros | slabs, one after another
     0                                       48                         a multiple of 4096
 
-The header says what was packed, for which arena, where its tiles lie, and the slabs' checksums.
-Where several ranks share the model, the slabs are those of the first rank's shard, then as many of
-the second's, and so on: a rank reads its own only.
+The header states which adapter was packed, for which arena, where its tiles lie, and the slabs'
+checksums. If several ranks share the model, the slabs are those of the first rank's shard, then as
+many of the second's, and so on; a rank reads only its own.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from lora.errors import AdapterError
 from lora.layout import Layout, ModelShape, Tile
 
 MAX_HEADER_BYTES = 16 << 20
-"""The largest adapters served (126 layers, rank 256, every projection) need about 1 MB."""
+"""Limit of a header; the largest adapters (126 layers, rank 256, all projections) need 1 MB."""
 
 _MAGIC = b"CHORPK02"
 _PAGE_BYTES = 4096
 _CUT = "A by inputs or B by outputs"
-"""How tiles are cut for several ranks. Files for a single one are the same, however others are."""
+"""Part of the form id for several ranks: how tiles are cut. Files for one rank are not cut."""
 _PREFIX_BYTES = len(_MAGIC) + 8 + hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class PackedForm:
-    """What packed bytes must agree on with the arena they go to.
+    """Properties in which a packed file and the arena that it is copied to must agree.
 
-    dtype: the arena's, "float32", "float16" or "bfloat16".
+    dtype: of the adapters in the arena: "float32", "float16" or "bfloat16".
     """
 
     layout: Layout
@@ -43,7 +43,7 @@ class PackedForm:
 
     @cached_property
     def form_id(self) -> str:
-        """Names the form: adapters packed under one id can be copied into any such arena."""
+        """Hash of the form: a packed file can be copied into any arena with the same form id."""
         cut = {"cut": _CUT} if self.layout.num_shards > 1 else {}
         text = json.dumps({"format": _MAGIC.decode(), **cut, **self.to_json()}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -60,11 +60,11 @@ class PackedForm:
 
 @dataclass(frozen=True)
 class PackedHeader:
-    """What a packed file says of itself.
+    """Header of a packed file.
 
-    num_slabs: of one shard.   scales: (layer, projection, scale), float32 values.
-    checksums: by shard, sha256 of its slabs, hex.
-    invocation_tokens: where an activated LoRA begins to apply; None for an ordinary one.
+    num_slabs: slabs of one shard.   scales: (layer, projection, scale), float32 values.
+    checksums: for each shard the sha256 of its slabs, hex.
+    invocation_tokens: tokens at which an activated LoRA begins to apply; None for an ordinary LoRA.
     """
 
     digest: str
@@ -83,7 +83,7 @@ class PackedHeader:
         return len(self.checksums) * self.num_slabs * self.slab_bytes
 
     def to_bytes(self) -> bytes:
-        """The first bytes of the file; as many for some checksums as for others."""
+        """Bytes of the file up to its slabs; their number is the same whatever the checksums."""
         tiles = [(t.layer, t.projection, t.index, t.slab, t.offset_bytes) for t in self.tiles]
         text = json.dumps({**vars(self), "tiles": tiles}, separators=(",", ":")).encode()
         prefix = _MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest()
@@ -91,9 +91,9 @@ class PackedHeader:
 
 
 def read_header(file: BinaryIO) -> PackedHeader:
-    """The header of a packed file, checked; `file` is left at the first byte of the slabs.
+    """Read and check the header of a packed file; `file` is left at the first byte of the slabs.
 
-    Raises AdapterError("lost") for anything that is not a whole file of this format.
+    Raises AdapterError("lost") unless the file is complete and of this format.
     """
     prefix = file.read(_PREFIX_BYTES)
     if len(prefix) < _PREFIX_BYTES or not prefix.startswith(_MAGIC):
@@ -114,7 +114,7 @@ def read_header(file: BinaryIO) -> PackedHeader:
 
 
 def slabs_bytes(path: Path) -> int:
-    """Bytes of the slabs in a packed file, of all shards; 0 if it has no header.
+    """Bytes of all shards' slabs in a packed file; 0 if it has no header.
 
     Raises FileNotFoundError.
     """
@@ -126,7 +126,7 @@ def slabs_bytes(path: Path) -> int:
 
 
 def check_header(header: PackedHeader, digest: str, form: PackedForm) -> None:
-    """Raises AdapterError("lost") unless this is `digest`, packed for this arena."""
+    """Raise AdapterError("lost") unless this is the header of `digest`, packed for this arena."""
     layout = form.layout
     found = (header.digest, header.base_revision, header.form_id)
     sizes = (header.slab_bytes, len(header.checksums))

@@ -1,7 +1,7 @@
-"""Packing: a canonical object becomes a packed file, once, outside the engine's process.
+"""Packing of canonical objects into packed files, once for each, outside the engine's process.
 
 The canonical object is mapped, and the packed file written slab by slab, so a large adapter takes
-no more memory than a small one. Without torch: the fetcher does it.
+no more memory than a small one. The module does without torch, since the fetcher uses it.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_
 
 _Bytes = npt.NDArray[np.uint8]
 _Matrix = npt.NDArray[np.generic]
-"""float32, float16, or uint16 for the bits of bfloat16."""
+"""Values in float32, float16, or uint16 for the bits of bfloat16."""
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
 
-# numpy knows no bfloat16: its bits go as uint16.
+# numpy has no bfloat16, so its bits are handled as uint16.
 _F16, _BF16, _F32 = np.dtype("<f2"), np.dtype("<u2"), np.dtype("<f4")
 _STORED: dict[str, np.dtype[np.generic]] = {"F16": _F16, "BF16": _BF16, "F32": _F32}
 _ARENA: dict[str, np.dtype[np.generic]] = {"float16": _F16, "bfloat16": _BF16, "float32": _F32}
@@ -37,9 +37,9 @@ _ARENA: dict[str, np.dtype[np.generic]] = {"float16": _F16, "bfloat16": _BF16, "
 def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> PackedHeader:
     """Write the packed file of the canonical object at `source` to `target`.
 
-    target: empty and seekable. Its header is written last: a file cut short has none.
-    Raises AdapterError("incompatible") when it is no adapter of this base model, or has values that
-    the arena's dtype cannot hold.
+    target: empty and seekable. Its header is written last, so a file cut short has no header.
+    Raises AdapterError("incompatible") if the object is no adapter of this base model, or has
+    values that the arena's dtype cannot hold.
     """
     try:
         adapter = open_canonical(source)
@@ -61,7 +61,7 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
     )
     room = len(header.to_bytes())
     if room > MAX_HEADER_BYTES:
-        raise AdapterError("incompatible", f"its {len(tiles)} tiles are more than can be listed")
+        raise AdapterError("incompatible", f"its {len(tiles)} tiles are too many for a header")
     target.seek(room)
     checksums = []
     for index in range(num_shards):
@@ -78,7 +78,7 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
 
 @dataclass(frozen=True)
 class _Module:
-    """One module's matrices as stored. a: [rank, in].   b: [rank, out], a view across the file."""
+    """One module's matrices as stored. a: [rank, in].   b: [rank, out], a transposed view."""
 
     name: str
     scale: float
@@ -91,11 +91,14 @@ class _Module:
 
 
 _Modules = Mapping[tuple[int, int], _Module]
-"""By (layer, projection)."""
+"""Modules by (layer, projection)."""
 
 
 def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Modules:
-    """The adapter's modules by their place in the base model. data: the file's bytes, mapped."""
+    """The adapter's modules by (layer, projection). data: the file's bytes, mapped.
+
+    Raises AdapterError("incompatible") if a module or its shape does not match the base model.
+    """
     places = _places(layout)
     modules = {}
     for name, effect in adapter.modules.items():
@@ -112,7 +115,7 @@ def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Module
 
 
 def _places(layout: Layout) -> dict[str, tuple[int, int]]:
-    """(layer, projection) by module name."""
+    """Layer and projection of every module name."""
     return {
         f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": (layer, p)
         for layer in range(layout.shape.num_layers)
@@ -127,7 +130,7 @@ def _matrix(data: _Bytes, info: TensorInfo) -> _Matrix:
 def _slabs(
     tiles: Sequence[Tile], modules: _Modules, form: PackedForm, shard: Shard
 ) -> Iterator[memoryview]:
-    """The bytes of a shard, one slab after the other; what no tile covers is zero."""
+    """Slabs of a shard, one after the other; bytes that no tile covers are zero."""
     in_order = sorted(tiles, key=lambda tile: tile.slab)
     for _, in_slab in groupby(in_order, key=lambda tile: tile.slab):
         slab = np.zeros(form.layout.slab_bytes, np.uint8)
@@ -137,8 +140,8 @@ def _slabs(
 
 
 def _write(slab: _Bytes, tile: Tile, module: _Module, form: PackedForm, shard: Shard) -> None:
-    """The shard's part of rank rows [8 index, 8 index + 8) of A, then of B; rows past the rank stay
-    zero.
+    """Write the shard's part of rank rows [8 index, 8 index + 8) of A, then of B, to the slab; rows
+    past the rank stay zero.
     """
     tile_rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
     a, b = module.a[tile_rows], module.b[tile_rows]
@@ -149,7 +152,7 @@ def _write(slab: _Bytes, tile: Tile, module: _Module, form: PackedForm, shard: S
     place = slab[tile.offset_bytes :].view(_ARENA[form.dtype])
     for part, start in ((a, 0), (b, RANK_ROWS * a.shape[1])):
         rows = convert(part, form.dtype)
-        # A slab of the arena may hold KV next, and what is not finite there outlives the adapter.
+        # A slab may hold KV next, and values that are not finite would outlive the adapter there.
         if not _is_finite(rows):
             raise AdapterError(
                 "incompatible", f"{module.name} has a value that is too large for {form.dtype}"
@@ -158,10 +161,10 @@ def _write(slab: _Bytes, tile: Tile, module: _Module, form: PackedForm, shard: S
 
 
 def convert(values: _Matrix, dtype: str) -> _Matrix:
-    """`values` in the arena's dtype, rounded to nearest even, bit for bit as torch's `.to()`.
+    """Convert to the arena's dtype, rounding to nearest even, bit for bit like torch's `.to()`.
 
-    float32, float16, or uint16 for the bits of bfloat16: so they come, and so they are returned.
-    What is too large becomes infinite.
+    Argument and result are float32, float16, or uint16 for the bits of bfloat16. Values that are
+    too large become infinite.
     """
     if values.dtype == _ARENA[dtype]:
         return values
@@ -174,7 +177,7 @@ def convert(values: _Matrix, dtype: str) -> _Matrix:
 
 
 def _bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The upper halves of float32 values, rounded to nearest even. NaN is 0x7FC0, as in torch."""
+    """Round float32 values to bfloat16 bits, to nearest even. NaN becomes 0x7FC0, as in torch."""
     bits = values.view(np.uint32)
     to_even = (bits >> 16) & 1
     rounded = ((bits + 0x7FFF + to_even) >> 16).astype(np.uint16)

@@ -1,4 +1,4 @@
-"""Adapters that are to stay in the arena whoever uses them."""
+"""Adapters that stay in the arena whether requests use them or not."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from registry.ref import AdapterRef
 
 
 class Pins:
-    """What was asked for, in that order; entries that fit under the limit are `is_pinned`.
+    """Adapters to be pinned, in the order requested; those that fit the limit are `is_pinned`.
 
-    max_slabs: of the arena, for all pinned adapters together.
+    max_slabs: slabs of the arena for all pinned adapters together.
     """
 
     def __init__(self, tiers: TierMap, transitions: Transitions[object], max_slabs: int) -> None:
@@ -22,7 +22,7 @@ class Pins:
         self._entries: dict[str, Entry] = {}
 
     def replace(self, refs: Sequence[AdapterRef]) -> None:
-        """Keep exactly these, as far as `max_slabs` goes, first come first."""
+        """Pin exactly these adapters, in this order, as far as `max_slabs` allows."""
         before, self._entries = self._entries, {}
         for ref in refs:
             entry = self._entries[ref.object_key] = self._transitions.touch(ref, EVERYBODY)
@@ -33,7 +33,7 @@ class Pins:
         self.bring_in()
 
     def bring_in(self) -> None:
-        """Give every pinned adapter that is not there its next move, as far as it may be pinned."""
+        """Start the next move of every adapter within the limit that is not in the arena yet."""
         left = self.max_slabs
         for entry in self._entries.values():
             num_slabs = entry.num_slabs

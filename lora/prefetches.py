@@ -1,4 +1,4 @@
-"""Adapters that nobody but a prefetch wants, counted by tenant."""
+"""Counts, by tenant, of the adapters that only a prefetch wants."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from lora.entry import Entry
 
 
 class Prefetches:
-    """Counts prefetches that are under way.   max_per_tenant: of them, at a time."""
+    """Counts prefetches under way. max_per_tenant: prefetches that a tenant may have at a time."""
 
     def __init__(self, max_per_tenant: int) -> None:
         self.max_per_tenant = max_per_tenant
@@ -21,7 +21,7 @@ class Prefetches:
         self._num_by_tenant[tenant_id] += 1
 
     def end(self, entry: Entry) -> None:
-        """End its prefetch, if it has one: it has come, or failed, or a request wants it now."""
+        """End the adapter's prefetch, if any: it arrived, it failed, or a request wants it now."""
         if (tenant_id := entry.prefetched_by) is not None:
             entry.prefetched_by = None
             self._num_by_tenant[tenant_id] -= 1

@@ -1,4 +1,4 @@
-"""How long every adapter was in which tier: what its owner pays for besides tokens."""
+"""Time that every adapter spends in each tier, which its owner pays for besides tokens."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,9 +13,10 @@ ResidentTier = Literal["device", "host", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """An adapter in one tier. slabs: of the arena, 0 elsewhere.   size_bytes: that it takes there.
+    """An adapter in one tier. slabs: slabs of the arena, 0 elsewhere.   size_bytes: bytes there.
 
-    On its way into the arena it has its slabs already; on its way to disk it is nowhere.
+    An adapter on its way into the arena counts as there, with its slabs; one on its way to disk
+    counts nowhere.
     """
 
     adapter: AdapterRef
@@ -26,7 +27,7 @@ class Stay:
 
     @classmethod
     def of(cls, entry: Entry) -> "Stay | None":
-        """Where it is now; None where it takes nothing."""
+        """The adapter's tier and size now; None if it takes no memory or disk."""
         pinned = entry.is_pinned
         match entry.tier:
             case "device" | "loading":
@@ -40,29 +41,30 @@ class Stay:
 
 
 class ResidencyMeter:
-    """Whole milliseconds, cut at the same instants everywhere, so that they add up.
+    """Meters residency in whole milliseconds.
 
+    All times are rounded down alike, so that an adapter's stays add up without gaps.
     clock: seconds, monotonic.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._here: dict[str, tuple[Stay, int]] = {}  # by key, and since when
+        self._here: dict[str, tuple[Stay, int]] = {}  # by key: the stay, and its start in ms
         self._spent: Counter[Stay] = Counter()
 
     def note(self, entry: Entry) -> None:
-        """It moved, or was pinned, or is pinned no more."""
+        """Note the adapter's stay after it moved, was pinned or was unpinned."""
         now_ms = self._now_ms()
         self._close(entry.key, now_ms)
         if stay := Stay.of(entry):
             self._here[entry.key] = stay, now_ms
 
     def forget(self, key: str) -> None:
-        """Nobody will say any more where it goes."""
+        """End the stay of an adapter that is no longer tracked."""
         self._close(key, self._now_ms())
 
     def take(self) -> list[tuple[Stay, int]]:
-        """(stay, milliseconds in all) since the last call."""
+        """Total milliseconds of every stay since the last call."""
         now_ms = self._now_ms()
         for key, (stay, _) in list(self._here.items()):
             self._close(key, now_ms)

@@ -1,4 +1,4 @@
-"""When an adapter that failed is tried again, and how often one that the disk lost is fetched."""
+"""Rules for when a failed adapter is tried again, and how often a lost file is fetched again."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 30.0
 _NEVER = float("inf")
 _MOST_LOST: dict[FailureKind, int] = {"lost": 1, "evicted": 8}
-"""In a row: then something is wrong with the disk, or its cache is far too small."""
+"""Losses in a row that a new fetch may mend; more mean a faulty disk or far too small a cache."""
 
 
 class Retries:
-    """Notes failures in an adapter's entry, and reads from them what may be tried now.
+    """Notes failures in an adapter's entry, and decides from them whether it may be tried again.
 
     clock: seconds, monotonic.
     """
@@ -22,32 +22,33 @@ class Retries:
         self._clock = clock
 
     def fail(self, entry: Entry, failure: Failure) -> None:
-        """Note why the adapter cannot be had, and when its next try is."""
+        """Note why the adapter is not available, and when it may be tried again."""
         entry.failure = failure
         entry.num_failures += 1
         entry.num_lost = 0
         entry.retry_at = self._clock() + _retry_s(failure.kind, entry.num_failures)
 
     def forgive(self, entry: Entry) -> None:
-        """Forget what went wrong on the way: the adapter is in the arena."""
+        """Forget an adapter's failures, since it has reached the arena."""
         entry.failure, entry.num_failures, entry.num_lost = None, 0, 0
 
     def may_fetch_again(self, entry: Entry, failure: Failure) -> bool:
-        """Whether another fetch may mend this failure to read what was on disk."""
+        """Whether another fetch may mend this failure to read the packed file."""
         return entry.num_lost < _MOST_LOST.get(failure.kind, 0)
 
     def may_try_again(self, entry: Entry) -> bool:
         return entry.tier == "failed" and self._clock() >= entry.retry_at
 
     def retry_after_s(self, entry: Entry) -> float:
-        """Seconds after which it is worth asking again for what could not be had."""
+        """Seconds after which a request for an adapter that failed may be repeated."""
         return max(_FIRST_RETRY_S, entry.retry_at - self._clock())
 
 
 def _retry_s(kind: FailureKind, num_failures: int) -> float:
-    """How long requests for it fail at once, before it is tried again.
+    """Seconds during which requests for the adapter fail at once, until it is tried again.
 
-    What is missing or damaged may have been uploaded again; what does not fit never will.
+    A missing or damaged object may be uploaded again, so it is retried; an adapter that does not
+    fit never will.
     """
     if kind in ("incompatible", "too_large"):
         return _NEVER

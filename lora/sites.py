@@ -5,7 +5,11 @@ from lora.layout import PROJECTIONS, ModelShape
 
 
 def site_of(shape: ModelShape, layer: int, projections: tuple[int, ...]) -> Site:
-    """shape: of the rank's shard.   projections: that share their input, side by side."""
+    """Describe the site of some projections in a layer for the kernels.
+
+    shape: the rank's shard of the model.   projections: they share their input, and their outputs
+    lie side by side.
+    """
     features = [shape.features(projection) for projection in projections]
     return Site(
         layer=layer,

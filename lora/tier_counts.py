@@ -1,4 +1,4 @@
-"""Hits, misses, bytes and seconds of every tier, and what getting an adapter back would take."""
+"""Hits, misses, bytes and seconds of every tier, and estimates of an adapter's reload time."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ _FIRST_GUESS_S_PER_BYTE = 1e-9
 
 @dataclass(slots=True)
 class TierCount:
-    """See engine.messages.TierStats."""
+    """Counters of one tier; engine.messages.TierStats documents them."""
 
     hits: int = 0
     misses: int = 0
@@ -28,17 +28,17 @@ class TierCount:
 
 
 class TierCounts:
-    """Since the engine started; the costs are averages that forget."""
+    """Counters of all tiers since the engine started, and moving averages of the moves' costs."""
 
     def __init__(self, host_cache_bytes: int, disk_cache_bytes: int) -> None:
         self.device, self.store = TierCount(), TierCount()
         self.host = TierCount(limit_bytes=host_cache_bytes)
         self.disk = TierCount(limit_bytes=disk_cache_bytes)
-        # Seconds a byte of each move; a fetch of what was on disk already took none.
+        # Seconds per byte of each move; a fetch that found the file on disk counts as 0 seconds.
         self._costs = dict.fromkeys(("disk", "host", "device"), _FIRST_GUESS_S_PER_BYTE)
 
     def asked(self, entry: Entry) -> None:
-        """A request came for it."""
+        """Count a request for the adapter."""
         if entry.tier == "device":
             self.device.hits += 1
             return
@@ -49,7 +49,7 @@ class TierCounts:
             self.host.misses += 1
 
     def fetched(self, entry: Entry, seconds: float, size_bytes: int, *, was_there: bool) -> None:
-        """It is on disk now."""
+        """Count a fetch that has brought the adapter to disk, or found it there."""
         if was_there:
             self.disk.hits += 1
         else:
@@ -61,12 +61,15 @@ class TierCounts:
     def moved(
         self, stage: Literal["host", "device"], entry: Entry, seconds: float, size_bytes: int
     ) -> None:
-        """It is ready for the arena, or in it, now. size_bytes: moved for that."""
+        """Count a move that made the adapter ready for the arena, or placed it there.
+
+        size_bytes: bytes moved.
+        """
         (self.host if stage == "host" else self.device).note_load(size_bytes, seconds)
         self._note_cost(stage, entry.packed_bytes, seconds)
 
     def reload_s(self, entry: Entry) -> float:
-        """What bringing it back into the arena would take, once it were evicted."""
+        """Estimated seconds to bring the adapter back into the arena after an eviction."""
         moves = ("device",) if entry.packed is not None else ("disk", "host", "device")
         return entry.packed_bytes * sum(self._costs[move] for move in moves)
 

@@ -1,4 +1,4 @@
-"""Which tier every adapter is in, what it holds of the arena, and which ones lie idle there."""
+"""The tier of every adapter, its slabs in the arena, and whether it lies idle there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +13,10 @@ from registry.ref import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class AdapterLocation:
-    """Which tier an adapter is in.
+    """The tier that an adapter is in.
 
-    size_bytes: that it takes in the arena, once that is known.   error: why it cannot be had.
+    size_bytes: bytes it takes in the arena once known, before that its object's size.
+    error: why it is not available, in the tier "failed".
     """
 
     adapter: AdapterRef
@@ -31,11 +32,11 @@ class AdapterLocation:
 
 
 class TierMap:
-    """The entries of all adapters, in order of use, oldest first; every change of tier, of users
-    and of pins goes through here, so that log, meter and the arena's order of idle things are true.
+    """The entries of all adapters, in order of use, oldest first. Every change of tier, users or
+    pins goes through here, which keeps the log of moves, the meter and the eviction order correct.
 
-    source: evicts what the arena wants room from.   max_entries: adapters remembered; the oldest
-    that nobody wants is forgotten.
+    source: evicts the adapters that the arena chooses.   max_entries: adapters remembered; beyond
+    it the oldest unwanted adapter is forgotten.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class TierMap:
         self._moves: list[AdapterLocation] = []
 
     def touch(self, ref: AdapterRef, tenant_id: str, may_forget: Callable[[Entry], bool]) -> Entry:
-        """The entry of `ref`, now the most recently used; a new one is kept for this tenant.
+        """The entry of `ref`, now the most recently used; a new entry is kept for this tenant.
 
-        may_forget: of an entry that nobody wants; what is in line for a move stays.
+        may_forget: whether an unwanted entry may be forgotten: not while it is queued for a move.
         """
         entry = self.entries.pop(ref.object_key, None)
         if entry is None:
@@ -81,7 +82,7 @@ class TierMap:
             self._note_idle(entry)
 
     def acquire(self, entry: Entry) -> None:
-        """One more request holds it: it stays in the arena until released."""
+        """Count one more request that holds the adapter in the arena until it is released."""
         entry.users += 1
         self._note_idle(entry)
 
@@ -91,7 +92,7 @@ class TierMap:
         self._note_idle(entry)
 
     def take_slabs(self, entry: Entry, num_slabs: int) -> None:
-        """Slabs of the arena for a new placement. Raises ArenaFull."""
+        """Allocate slabs of the arena for a new placement. Raises ArenaFull."""
         entry.slabs = self.arena.allocate(num_slabs, entry.key)
         entry.generation += 1
         entry.num_hits = 0
@@ -104,7 +105,7 @@ class TierMap:
         self.arena.idle.adapter_left(entry.key)
 
     def locations(self) -> list[AdapterLocation]:
-        """Where every adapter is now."""
+        """Current tier of every adapter."""
         return [AdapterLocation.of(entry) for entry in self.entries.values()]
 
     def take_moves(self) -> list[AdapterLocation]:
@@ -132,7 +133,7 @@ class TierMap:
                 return
 
     def _note_idle(self, entry: Entry) -> None:
-        """Keep the arena's order right after any change of tier, users or pins."""
+        """Update the arena's eviction order after any change of tier, users or pins."""
         is_known = entry.key in self.arena.idle
         if entry.is_idle and not is_known:
             self.arena.idle.add(

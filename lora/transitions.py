@@ -1,4 +1,4 @@
-"""What moves adapters from tier to tier: orders to the loader, and what follows from its reports.
+"""Moves of adapters from tier to tier: the loader's work, and the reactions to its reports.
 
 REMOTE -> FETCHING -> DISK -> HOST -> LOADING -> DEVICE        any -> FAILED
 """
@@ -20,11 +20,11 @@ from lora.tier_map import TierMap
 from registry.ref import AdapterRef
 
 _MAX_READS = 2
-"""Given to the loader at once: one is read, the next is ready, and the others stay in order."""
+"""Reads given to the loader at once: one is read and one is next; the others stay in order."""
 
 
 class Transitions(Generic[TablesT_co]):
-    """Carries adapters towards the arena and away from it. AdapterManager has the arguments.
+    """Moves adapters towards the arena and away from it. AdapterManager documents the arguments.
 
     tables: (generation, tables) of every adapter in the arena, by key.
     """
@@ -56,7 +56,7 @@ class Transitions(Generic[TablesT_co]):
         self._reads = LoadQueue(_MAX_READS)
 
     def touch(self, ref: AdapterRef, tenant_id: str) -> Entry:
-        """The entry of `ref`, now the most recently used; a new one is kept for this tenant."""
+        """The entry of `ref`, now the most recently used; a new entry is kept for this tenant."""
         entry = self.tiers.touch(ref, tenant_id, self._is_in_no_line)
         self.host.touch(entry)
         return entry
@@ -72,18 +72,18 @@ class Transitions(Generic[TablesT_co]):
         if is_far and not entry.is_wanted:
             self._prefetches.begin(entry, tenant_id)
             if self.arena_is_host and entry.tier == "disk" and entry.key not in self._reads:
-                self.tiers.move(entry, "remote")  # it may be there no more: the fetcher looks
+                self.tiers.move(entry, "remote")  # the fetcher checks that the file still exists
             self.advance(entry)
 
     def hasten(self, entry: Entry, waiter: Waiter) -> None:
-        """Join its load, or start it, for one more request that waits."""
+        """Start or join the adapter's load for one more request that waits."""
         self._prefetches.end(entry)
         self.advance(entry)
         self._fetches.hasten(entry, waiter)
         self._reads.hasten(entry, waiter)
 
     def advance(self, entry: Entry) -> None:
-        """See to it that its next move is under way or in line."""
+        """Queue the adapter's next move, unless it is queued or under way."""
         if self._retries.may_try_again(entry):
             self.tiers.move(entry, "remote")
         if entry.tier == "remote":
@@ -92,7 +92,7 @@ class Transitions(Generic[TablesT_co]):
             self._reads.add(entry)
 
     def place(self, entry: Entry) -> int:
-        """Take slabs and start the copy into them; its bytes. Raises ArenaFull."""
+        """Take slabs and start the copy into them; returns its bytes. Raises ArenaFull."""
         assert entry.packed is not None
         assert entry.tier == "host"
         self.tiers.take_slabs(entry, entry.packed.num_slabs)
@@ -101,7 +101,7 @@ class Transitions(Generic[TablesT_co]):
         return entry.packed.size_bytes
 
     def start_next(self) -> None:
-        """Give the loader more, in the order of the lines."""
+        """Give the loader more work, in the order of the queues."""
         while entry_to_fetch := self._fetches.start_next(lambda entry: True):
             self.tiers.move(entry_to_fetch, "fetching")
             self.loader.fetch(entry_to_fetch.ref)
@@ -109,7 +109,7 @@ class Transitions(Generic[TablesT_co]):
             self.loader.load(entry_to_read.ref)
 
     def take_in(self, done: Loaded[TablesT_co]) -> None:
-        """Follow up on one report of the loader."""
+        """Process one report of the loader."""
         entry = self.tiers.entries[done.key]
         match done:
             case Fetched():
@@ -136,7 +136,7 @@ class Transitions(Generic[TablesT_co]):
             self._fail(entry, done.failure)
             return
         if self.arena_is_host:
-            self._prefetches.end(entry)  # from here it goes straight into the arena
+            self._prefetches.end(entry)  # the disk is the last tier before the arena
         if entry.is_wanted:
             self.advance(entry)
 
@@ -168,10 +168,10 @@ class Transitions(Generic[TablesT_co]):
             self.host.drop(entry)
         self.tiers.move(entry, "device")
 
-    # ---- away from it ----
+    # ---- away from the arena ----
 
     def drop_if_unwanted(self, entry: Entry) -> None:
-        """A load that nobody waits for any more is dropped."""
+        """Drop the load of an adapter that nothing wants any more."""
         if entry.is_wanted:
             return
         self._fetches.discard(entry.key)
@@ -179,17 +179,17 @@ class Transitions(Generic[TablesT_co]):
         if self._fetches.is_under_way(entry.key):
             self.loader.drop(entry.key)
         if self.arena_is_host and entry.tier == "host":
-            self.host.drop(entry)  # it would only say where a file was
+            self.host.drop(entry)  # the copy is only a header, whose file may be evicted
 
     def evict(self, key: Key) -> None:
-        """See lora.eviction.Source."""
+        """Implement lora.eviction.Source."""
         entry = self.tiers.entries[str(key)]
         self._leave_arena(entry)
         self.num_evictions += 1
         self.tiers.move(entry, "host" if entry.packed is not None else "remote")
 
     def _lose(self, entry: Entry, failure: Failure) -> None:
-        """What was on disk could not be used: fetch it again, if that can help."""
+        """Handle a packed file that could not be used: fetch it again if that can help."""
         if not self._retries.may_fetch_again(entry, failure):
             self._fail(entry, failure)
             return
@@ -206,19 +206,22 @@ class Transitions(Generic[TablesT_co]):
         self.host.drop(entry)
 
     def _leave_arena(self, entry: Entry) -> None:
-        """Give back its slabs, if it has any."""
+        """Give back the adapter's slabs, if it has any."""
         if entry.slabs:
-            self.tables.pop(entry.key, None)  # it has none while it is loading
+            self.tables.pop(entry.key, None)  # there are none while it is loading
             self.tiers.give_back_slabs(entry)
 
     def _left_host(self, entry: Entry, packed: Packed) -> None:
-        """The host cache dropped its copy."""
+        """Handle a copy that the host cache dropped."""
         self.loader.release(packed)
         if entry.tier == "host":
             self.tiers.move(entry, "remote")
 
     def _host_expects(self, entry: Entry) -> bool:
-        """Whether it may be read now. To an arena in host memory it goes straight from its file."""
+        """Reserve host memory for a read; returns whether it may start.
+
+        An arena in host memory is filled straight from the file, so nothing is reserved for it.
+        """
         return self.host.expect(entry, 0 if self.arena_is_host else entry.host_bytes)
 
     def _is_in_no_line(self, entry: Entry) -> bool:
@@ -240,6 +243,6 @@ class Transitions(Generic[TablesT_co]):
 def _too_large(host_bytes: int, limit_bytes: int) -> Failure:
     return Failure(
         "too_large",
-        f"it takes {host_bytes} bytes of host memory on its way to the device, of "
+        f"it needs {host_bytes} bytes of host memory on its way to the device, but the limit is "
         f"{limit_bytes}: set host_cache_bytes to {host_bytes} at least",
     )

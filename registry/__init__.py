@@ -1,4 +1,5 @@
-"""What an adapter is: the canonical object and its digest, the checks, versions, aliases, stores.
+"""The registry: canonical objects and digests, checks, uploads, versions, aliases, object stores.
 
-It may touch SQL through a connection handed in, and object stores. No torch, no web framework.
+The package uses SQL only through a connection that its caller passes, and object stores. It imports
+neither torch nor a web framework.
 """

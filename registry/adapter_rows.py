@@ -21,7 +21,7 @@ PURGED = "purged"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version, immutable but for state (READY, DELETED, PURGED) and deleted_at_ms."""
+    """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms."""
 
     adapter_id: str
     version: int
@@ -50,7 +50,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A name of a tenant. latest: the version of the alias `latest`, which the name alone means."""
+    """An adapter of a tenant. latest: the version of the alias `latest`, which the name means."""
 
     adapter_id: str
     tenant_id: str
@@ -62,7 +62,7 @@ class Adapter:
 
 
 def find_version(conn: Connection, tenant_id: str, name: str, number: int) -> Version | None:
-    """The version of this number, None if there is none or it was deleted."""
+    """The version of this number; None if there is no such version or it was deleted."""
     query = _ready_versions(tenant_id, name).where(versions.c.version == number)
     row = conn.execute(query).first()
     return _version(row) if row else None
@@ -71,7 +71,7 @@ def find_version(conn: Connection, tenant_id: str, name: str, number: int) -> Ve
 def find_aliased_version(
     conn: Connection, tenant_id: str, name: str, alias: str, request_key: str
 ) -> Version | None:
-    """The version that the alias means for this request, None if there is none."""
+    """The version that the alias means for this request; None if there is no such name or alias."""
     meant = aliases.c.version.label("main"), aliases.c.canary_version, aliases.c.canary_percent
     query = (
         _ready_versions(tenant_id, name)
@@ -79,7 +79,7 @@ def find_aliased_version(
         .join(
             aliases,
             (aliases.c.adapter_id == versions.c.adapter_id)
-            # Both of a weighted alias in one query: between two it could move.
+            # One query reads both versions of a canary alias, which could move between two queries.
             & versions.c.version.in_([aliases.c.version, aliases.c.canary_version]),
         )
         .where(aliases.c.alias == alias)
@@ -94,19 +94,19 @@ def find_aliased_version(
 
 
 def find_adapter(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
-    """The adapter of this name, None if there is none or it was deleted."""
+    """The adapter of this name; None if there is no such adapter or it was deleted."""
     found = find_adapter_row(conn, tenant_id, name)
     return found if found and found.deleted_at_ms is None else None
 
 
 def find_adapter_row(conn: Connection, tenant_id: str, name: str) -> Adapter | None:
-    """The adapter of this name, also a deleted one, with the aliases that it had then."""
+    """The adapter of this name, even if deleted, then with the aliases that it had before."""
     query = select(adapters).where(adapters.c.tenant_id == tenant_id, adapters.c.name == name)
     return next(iter(_with_aliases(conn, tenant_id, conn.execute(query).all())), None)
 
 
 def owner_of(conn: Connection, adapter_id: str) -> str | None:
-    """Whose adapter this is, also of a deleted one; None if there is none."""
+    """Tenant id of an adapter's owner, even if it is deleted; None without such an adapter."""
     query = select(adapters.c.tenant_id).where(adapters.c.adapter_id == adapter_id)
     return conn.execute(query).scalar()
 
@@ -114,7 +114,7 @@ def owner_of(conn: Connection, adapter_id: str) -> str | None:
 def list_adapters(
     conn: Connection, tenant_id: str, after: str | None, search: str, limit: int
 ) -> list[Adapter]:
-    """Adapters by name, those after `after` whose name has `search` in it."""
+    """Adapters whose names contain `search` and come after `after`, in order of their names."""
     query = select(adapters).where(
         adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms.is_(None)
     )
@@ -135,7 +135,7 @@ def list_versions(
     limit: int,
     include_deleted: bool,
 ) -> list[Version]:
-    """Newest first, those below the number `before`."""
+    """Versions below the number `before`, newest first."""
     query = select(versions).where(
         versions.c.adapter_id == adapter_id, versions.c.tenant_id == tenant_id
     )
@@ -150,7 +150,7 @@ def list_versions(
 def find_version_row(
     conn: Connection, tenant_id: str, adapter_id: str, number: int
 ) -> Version | None:
-    """The version of this number, also a deleted one."""
+    """The version of this number, even if it is deleted or purged."""
     query = select(versions).where(
         versions.c.adapter_id == adapter_id,
         versions.c.version == number,
@@ -163,7 +163,7 @@ def find_version_row(
 def find_same_version(
     conn: Connection, tenant_id: str, adapter_id: str, digest: str, base_revision: str
 ) -> Version | None:
-    """The version of this adapter with the same bytes for the same base model."""
+    """The ready version of this adapter with the same bytes for the same base model."""
     query = select(versions).where(
         versions.c.tenant_id == tenant_id,
         versions.c.digest == digest,
@@ -176,7 +176,7 @@ def find_same_version(
 
 
 def live_object_keys(conn: Connection, tenant_id: str, keys: Collection[str]) -> set[str]:
-    """Those of the tenant's object keys that a version uses: ready, or still to be restored."""
+    """The given object keys that a ready or restorable version of the tenant uses."""
     # Keys end in the digest, and digests are indexed.
     digests = {key.rpartition("/")[2] for key in keys}
     query = select(versions.c.object_key).where(
@@ -196,7 +196,7 @@ def adapter_names(conn: Connection, tenant_id: str) -> set[str]:
 
 
 def stored_bytes(conn: Connection, tenant_id: str) -> int:
-    """Bytes of the tenant's objects that a live version uses, each counted once."""
+    """Bytes of the tenant's objects that ready versions use, each object counted once."""
     objects = (
         select(versions.c.digest, versions.c.size_bytes)
         .where(versions.c.tenant_id == tenant_id, versions.c.state == READY)
@@ -207,11 +207,11 @@ def stored_bytes(conn: Connection, tenant_id: str) -> int:
 
 
 def lock_tenant(conn: Connection, tenant_id: str) -> None:
-    """Until the transaction ends nobody else changes this tenant's names, versions or quotas."""
+    """Lock the tenant's names, versions and quotas against changes until the transaction ends."""
     if conn.dialect.name == "postgresql":
         conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(tenant_id, 0))))
     else:
-        # SQLite has one writer: a statement that writes, even nothing, waits to be it.
+        # SQLite has one writer, and a write statement waits to be it even if it matches no row.
         conn.execute(update(adapters).where(false()).values(deleted_at_ms=None))
 
 
@@ -245,7 +245,7 @@ def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
 
 
 def next_version(conn: Connection, adapter_id: str) -> int:
-    """One more than any number ever given, deleted versions included."""
+    """Number for a new version: one more than the highest ever given, even to deleted versions."""
     query = select(func.max(versions.c.version)).where(versions.c.adapter_id == adapter_id)
     return (conn.execute(query).scalar() or 0) + 1
 
@@ -299,7 +299,7 @@ def _latest_versions(
         )
     )
     rows = conn.execute(query).all()
-    # Asked for the versions' tenant, SQLite would read all of them: 250 ms a page of 100,000.
+    # A condition on the versions' tenant makes SQLite read all versions: 250 ms a page of 100,000.
     assert all(row.tenant_id == tenant_id for row in rows)
     return {row.adapter_id: _version(row) for row in rows}
 

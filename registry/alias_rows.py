@@ -1,4 +1,4 @@
-"""What aliases mean, and what each of them meant before, as rows. Every query names the tenant."""
+"""Rows of aliases and of their moves. Every query names the tenant."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an alias means: a version, and perhaps another for a share of the requests."""
+    """The meaning of an alias: a version, and perhaps a canary for a share of the requests."""
 
     version: int
     canary: Canary | None = None
@@ -34,7 +34,11 @@ class Target:
         return {self.version} | ({self.canary.version} if self.canary else set())
 
     def version_in(self, bucket: int) -> int:
-        """bucket: 0..9999. Canaries take the lowest, so a higher percent takes nobody back."""
+        """The version for a bucket, 0..9999.
+
+        The canary has the lowest buckets, so a request key that has the canary keeps it when the
+        percentage rises.
+        """
         if self.canary and bucket < self.canary.percent * _BUCKETS_PER_PERCENT:
             return self.canary.version
         return self.version
@@ -46,7 +50,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One change of an alias. target: what it meant from then on, None if it was removed."""
+    """One change of an alias. target: its meaning from then on; None if it was removed."""
 
     move_id: int
     target: Target | None
@@ -55,9 +59,9 @@ class Move:
 
 
 def bucket_of(adapter_id: str, alias: str, request_key: str) -> int:
-    """0..9999, the same for the same three; other aliases send the same key elsewhere."""
+    """Bucket of a request key, 0..9999; each adapter and alias distributes the keys differently."""
     text = "\0".join((adapter_id, alias, request_key))
-    # A key is a caller's text: half a surrogate pair in it must not fail the request.
+    # The key is a caller's text, and half a surrogate pair in it must not fail the request.
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8]) % _BUCKETS
 
@@ -65,7 +69,7 @@ def bucket_of(adapter_id: str, alias: str, request_key: str) -> int:
 def list_targets(
     conn: Connection, tenant_id: str, adapter_ids: Sequence[str]
 ) -> dict[str, dict[str, Target]]:
-    """{adapter_id: {alias: target}}, aliases in order of their names."""
+    """Targets by adapter_id and alias, the aliases in order of their names."""
     found: dict[str, dict[str, Target]] = {adapter_id: {} for adapter_id in adapter_ids}
     query = select(aliases).where(
         aliases.c.adapter_id.in_(adapter_ids), aliases.c.tenant_id == tenant_id
@@ -84,7 +88,7 @@ def put_target(
     target: Target | None,
     now_ms: int,
 ) -> None:
-    """None removes the alias."""
+    """Set an alias to a target; None removes the alias."""
     is_it = (
         aliases.c.adapter_id == adapter_id,
         aliases.c.alias == alias,
@@ -124,7 +128,7 @@ def insert_move(
 def list_moves(
     conn: Connection, tenant_id: str, adapter_id: str, alias: str, before: int | None, limit: int
 ) -> list[Move]:
-    """Newest first, those below the move_id `before`."""
+    """Moves of an alias below the move_id `before`, newest first."""
     query = select(moves).where(
         moves.c.adapter_id == adapter_id,
         moves.c.alias == alias,
@@ -137,7 +141,7 @@ def list_moves(
 
 
 def make_target(version: int, canary_version: int | None, canary_percent: int | None) -> Target:
-    """From the columns of an alias or of a move."""
+    """Make a target from the columns of an alias or of a move."""
     if canary_version is None or canary_percent is None:
         return Target(version)
     return Target(version, Canary(canary_version, canary_percent))

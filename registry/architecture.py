@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-# By class name, as config.json's `architectures` has it, with its `model_type`.
+# `model_type` by class name, both as in config.json, which lists class names in `architectures`.
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -13,16 +13,16 @@ ARCHITECTURES = {
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:
-    """The architecture that a config.json asks for, None when it is not served."""
+    """The architecture that a config.json asks for; None if it is not served."""
     names = config.get("architectures")
     if isinstance(names, list) and names:
         return next((name for name in names if name in ARCHITECTURES), None)
-    # Folders written from a bare config name only the model type.
+    # A folder that was saved from a bare config names only the model type.
     model_type = config.get("model_type")
     return next((name for name, kind in ARCHITECTURES.items() if kind == model_type), None)
 
 
 def refusal(config: Mapping[str, Any]) -> str:
-    """What to say of one that is not."""
+    """Reason to give for a config.json whose architecture is not served."""
     found = ascii(config.get("architectures") or config.get("model_type"))
-    return f"its architecture is {found}, served are {', '.join(ARCHITECTURES)}"
+    return f"its architecture is {found}; served are {', '.join(ARCHITECTURES)}"

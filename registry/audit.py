@@ -1,4 +1,4 @@
-"""The log of what was done, by whom and to what: of tenants, keys and adapters."""
+"""The audit log: which actor did what to which tenant, key or adapter."""
 
 from sqlalchemy import Connection, insert
 
@@ -15,10 +15,10 @@ def record_audit(
     detail: str = "",
     tenant_id: str | None = None,
 ) -> None:
-    """One line of the audit log, in the transaction of what it tells about.
+    """Add a line to the audit log, in the transaction of the logged change.
 
-    actor: `operator`, `gateway` for what falls due, or `key:` and a key's id.
-    tenant_id: whose thing the target is.
+    actor: `operator`, `gateway` for scheduled work, or `key:` and a key's id.
+    tenant_id: the tenant that owns the target, or None.
     """
     conn.execute(
         insert(audit_log).values(

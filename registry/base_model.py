@@ -1,4 +1,4 @@
-"""The base model as the registry sees it: its projections, their shapes, and its revision."""
+"""The base model for the registry: its config, its projections' shapes, and its revision."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from registry.strict_json import parse_object
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
-# safetensors' own cap; a base model of 100 layers needs about 100 kB.
+# safetensors' own limit; a base model of 100 layers needs about 100 kB.
 MAX_HEADER_BYTES = 100_000_000
 
 _CONFIG = "config.json"
@@ -34,10 +34,10 @@ _SERVED = re.compile(
 class BaseModel:
     """A folder of a served architecture in Hugging Face format.
 
-    config: config.json as it is.   base_revision: sha256 of config and weights, hex.
+    config: the content of config.json.   base_revision: sha256 of config and weights, hex.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
     the weights, by name such as "model.layers.0.self_attn.q_proj".
-    created_at_s: Unix seconds at which config.json was written here.
+    created_at_s: Unix seconds at which config.json was written on this machine.
     """
 
     model_id: str
@@ -49,10 +49,10 @@ class BaseModel:
 
     @classmethod
     def load(cls, path: Path | str, model_id: str, cache_dir: Path | str) -> "BaseModel":
-        """The model in the folder `path`. Raises UnsupportedBaseModel.
+        """Load the model in the folder `path`. Raises UnsupportedBaseModel.
 
-        The first load hashes all weights; the revision is then kept in `cache_dir` under the
-        names, sizes and times of the files.
+        The first load hashes all weights. The revision is cached in `cache_dir` under the path and
+        the names, sizes and times of the files.
         """
         path = Path(path).resolve()
         try:
@@ -141,7 +141,7 @@ def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:
 def _cached_revision(
     path: Path, config: dict[str, Any], headers: dict[str, Header], cache_dir: Path
 ) -> str:
-    # The path is part of the key: copies of two models can share names, sizes and times.
+    # The path is part of the key, since copies of two models can share names, sizes and times.
     key = hashlib.sha256(json.dumps(_fingerprint(path, headers)).encode()).hexdigest()
     cache = cache_dir / f"base-revision-{key[:32]}"
     try:
@@ -163,7 +163,7 @@ def _fingerprint(path: Path, headers: dict[str, Header]) -> list[object]:
 def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) -> str:
     """sha256 over the canonical config and, in order of names, each tensor's name and sha256.
 
-    How the weights are cut into files does not matter: the same model has the same revision.
+    The same model has the same revision however its weights are cut into files.
     """
     digests: dict[str, str] = {}
     for filename, header in headers.items():
@@ -178,7 +178,7 @@ def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) 
 def _hash_tensors(file: BinaryIO, header: Header) -> dict[str, str]:
     digests = {}
     for name, tensor in header.tensors.items():
-        # Equal bytes of another dtype or shape are another tensor.
+        # Equal bytes of a different dtype or shape are a different tensor.
         hasher = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
         for chunk in read_tensor_chunks(file, tensor):
             hasher.update(chunk)

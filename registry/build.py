@@ -1,4 +1,4 @@
-"""From the parts of a complete upload to a stored canonical object. Bytes only, no database."""
+"""Building of a stored canonical object from an upload's parts; no database is used."""
 
 import hashlib
 import tempfile
@@ -18,7 +18,7 @@ from registry.validator import Validator
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What is to be built, and from which parts."""
+    """An upload to build, and the parts of its files."""
 
     upload: Upload
     parts: tuple[UploadPart, ...]
@@ -26,7 +26,7 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltAdapter:
-    """A canonical object that lies in the store (of a dry run: nowhere) and has no row yet."""
+    """A canonical object that is stored (except for a dry run's) but has no version row yet."""
 
     upload: Upload
     digest: str
@@ -53,17 +53,17 @@ class BuiltAdapter:
 
 
 def object_key(tenant_id: str, digest: str) -> str:
-    """Shared by a tenant's equal adapters, never across tenants."""
+    """Key of a canonical object: shared by a tenant's equal adapters, never across tenants."""
     return f"tenants/{tenant_id}/{digest}"
 
 
 def build_adapter(
     plan: BuildPlan, validator: Validator, storage: Storage, work_dir: Path | None
 ) -> BuiltAdapter:
-    """Assemble, have it checked and written, and store. Leaves nothing in work_dir.
+    """Assemble the files, have them checked and made canonical, and store the canonical object.
 
-    Raises InvalidAdapter and TooLarge for the caller's fault, StorageError and
-    ValidatorUnavailable for the world's: then the upload may be completed again.
+    Leaves no files in work_dir. Raises InvalidAdapter and TooLarge for a fault of the files,
+    StorageError and ValidatorUnavailable for a fault of ours; then completing may be repeated.
     """
     upload = plan.upload
     try:
@@ -77,7 +77,8 @@ def build_adapter(
             )
             key = object_key(upload.tenant_id, validated.digest)
             if not upload.is_dry_run:
-                # The object before the row: without a row it is waste, a row without it an outage.
+                # The object is put before its row: an object without a row is only waste, a row
+                # without an object is an outage.
                 storage.put(key, folder / "canonical")
     except OSError as error:
         raise ValidatorUnavailable(reason=str(error)) from error
@@ -95,7 +96,7 @@ def build_adapter(
 def _assemble(
     target: Path, file: UploadFile, parts: Sequence[UploadPart], storage: Storage
 ) -> None:
-    """Write a file from its parts in order, and compare it with what was declared."""
+    """Write a file from its parts in order, and compare it with the declared size and sha256."""
     whole = hashlib.sha256()
     size_bytes = 0
     with target.open("wb") as copy:
@@ -106,7 +107,8 @@ def _assemble(
                 copy.write(chunk)
     if size_bytes == file.size_bytes and whole.hexdigest() == file.sha256:
         return
-    # Parts that came through us were hashed then: the store's faults are told from the sender's.
+    # Parts that came through the gateway have a sha256, which tells the store's faults from the
+    # sender's.
     for part in parts:
         if part.sha256 is not None and _sha256(storage.read(part.object_key)) != part.sha256:
             raise StorageError(key=part.object_key, reason="other bytes than were put")

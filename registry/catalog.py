@@ -1,7 +1,7 @@
-"""The catalog: a tenant's names, the versions under them, and what each name means now.
+"""The catalog: a tenant's adapter names, their versions, and the version that each name means now.
 
-Methods take the caller's connection inside the caller's transaction and never commit. What is not
-there raises AdapterNotFound, as another tenant's does. actor: whom the audit log names.
+Methods take the caller's connection inside the caller's transaction and never commit. A missing
+adapter raises AdapterNotFound, and so does another tenant's. actor: written to the audit log.
 """
 
 import secrets
@@ -32,16 +32,16 @@ from registry.errors import (
 from registry.events import record_event
 from registry.names import check_alias, check_canary, is_name, is_version
 
-# How long what was deleted can be restored.
+# Deleted adapters and versions can be restored this long.
 RETENTION_S = 7 * 24 * 3600
-# Of one adapter: they are listed with it.
+# Aliases of one adapter; the limit is low because they are listed with their adapter.
 MAX_ALIASES = 64
-# Versions in one call, so that its transaction stays short.
+# Versions purged by one call, so that its transaction stays short.
 _MAX_PURGED = 100
 
 
 class Catalog(Directory):
-    """A directory that changes. retention_s: how long what was deleted can be restored."""
+    """A directory with changes. retention_s: how long deleted versions can be restored."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Catalog(Directory):
         *,
         actor: str = "operator",
     ) -> Adapter:
-        """Let an alias, also `latest`, mean a version, with a canary beside it or without.
+        """Let an alias, even `latest`, mean a version, with or without a canary.
 
-        Raises InvalidName, InvalidCanary, QuotaExceeded.
+        Raises AdapterNotFound, InvalidName, InvalidCanary, QuotaExceeded.
         """
         check_alias(alias)
         check_canary(version, canary)
@@ -84,9 +84,9 @@ class Catalog(Directory):
     def roll_back_alias(
         self, conn: Connection, tenant_id: str, name: str, alias: str, *, actor: str = "operator"
     ) -> Adapter:
-        """Let an alias mean what it meant before its last move; again undoes that.
+        """Restore an alias's meaning before its last move; a second call undoes the first.
 
-        Raises NothingToRollBack, VersionDeleted.
+        Raises AdapterNotFound, InvalidName, NothingToRollBack, VersionDeleted.
         """
         check_alias(alias)
         adapter_rows.lock_tenant(conn, tenant_id)
@@ -106,7 +106,7 @@ class Catalog(Directory):
     def remove_alias(
         self, conn: Connection, tenant_id: str, name: str, alias: str, *, actor: str = "operator"
     ) -> Adapter:
-        """Raises InvalidName for `latest`, which every adapter has."""
+        """Remove an alias. Raises AdapterNotFound; InvalidName for `latest`, which cannot go."""
         check_alias(alias)
         if alias == LATEST:
             raise InvalidName(param="alias", name=alias, rule="another: every adapter keeps it")
@@ -122,10 +122,10 @@ class Catalog(Directory):
     def publish(
         self, conn: Connection, name: str, built: BuiltAdapter, alias: str | None = None
     ) -> Version:
-        """Make a stored object the next version of `name`, and `latest` and the alias mean it.
+        """Make a stored object the next version of `name`, and move `latest` and the alias to it.
 
-        The same bytes as a version that the adapter has are that version. A deleted name comes
-        back without its versions and aliases. Raises QuotaExceeded for one alias too many.
+        If the adapter has a version with the same bytes, that version is used. A deleted name is
+        revived without its versions and aliases. Raises QuotaExceeded for one alias too many.
         """
         tenant_id, actor = built.upload.tenant_id, f"key:{built.upload.created_by_key}"
         adapter_rows.lock_tenant(conn, tenant_id)
@@ -144,9 +144,9 @@ class Catalog(Directory):
     def delete_adapter(
         self, conn: Connection, tenant_id: str, name: str, *, actor: str = "operator"
     ) -> None:
-        """Take the name, its versions and aliases out of sight, until it is restored.
+        """Delete an adapter with its versions and aliases; restore_adapter can undo this.
 
-        Its pin and its grants end. A later upload of the name goes on with the next version number.
+        The adapter's pin and grants end. A later upload of the name gets the next version number.
         """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
@@ -159,9 +159,9 @@ class Catalog(Directory):
     def restore_adapter(
         self, conn: Connection, tenant_id: str, name: str, *, actor: str = "operator"
     ) -> Adapter:
-        """Undo delete_adapter: the versions that went with it are back, its aliases as they were.
+        """Undo delete_adapter: the versions deleted with the adapter return, and its aliases.
 
-        Raises NotDeleted, RetentionOver.
+        Raises AdapterNotFound, NotDeleted, RetentionOver.
         """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = adapter_rows.find_adapter_row(conn, tenant_id, name) if is_name(name) else None
@@ -179,7 +179,10 @@ class Catalog(Directory):
     def delete_version(
         self, conn: Connection, tenant_id: str, name: str, number: int, *, actor: str = "operator"
     ) -> None:
-        """Take one version out of sight, until it is restored. Raises VersionInUse."""
+        """Delete one version; restore_version can undo this.
+
+        Raises AdapterNotFound; VersionInUse while an alias means the version.
+        """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
         if _find_version(conn, adapter, number, READY) is None:
@@ -193,7 +196,10 @@ class Catalog(Directory):
     def restore_version(
         self, conn: Connection, tenant_id: str, name: str, number: int, *, actor: str = "operator"
     ) -> Version:
-        """Bring one version back, under its number. Raises NotDeleted, RetentionOver."""
+        """Restore one version under its number.
+
+        Raises AdapterNotFound, NotDeleted, RetentionOver.
+        """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
         what = f"{name}@{number}"
@@ -209,21 +215,21 @@ class Catalog(Directory):
         return replace(version, state=READY, deleted_at_ms=None)
 
     def purge_deleted(self, conn: Connection) -> int:
-        """Give up, of all tenants, versions that can no longer be restored: their objects may go.
+        """Purge versions of all tenants that can no longer be restored, so objects can be swept.
 
-        Returns how many; a limit's worth of them means that there may be more.
+        Returns how many versions were purged; if it is the limit of a call, there may be more.
         """
         until_ms = self._now_ms() - self.retention_s * 1000
         return deleted_rows.purge_versions(conn, until_ms, _MAX_PURGED)
 
-    # ---- within ----
+    # ---- internals ----
 
     def _move(
         self, conn: Connection, adapter: Adapter, alias: str, target: Target | None, actor: str
     ) -> None:
-        """Every change of what an alias means. To what it means already is no move.
+        """Change an alias, and record the move; an unchanged target is no move.
 
-        adapter: as it was before.   target: None to remove the alias. Raises QuotaExceeded.
+        adapter: as it is before the move.   target: None removes the alias. Raises QuotaExceeded.
         """
         tenant_id, adapter_id = adapter.tenant_id, adapter.adapter_id
         before = adapter.aliases.get(alias)
@@ -256,7 +262,10 @@ class Catalog(Directory):
         number: int | None,
         actor: str,
     ) -> None:
-        """What became of a version, or of the adapter with all of them, for gateways and people."""
+        """Record a deletion or restoration, as an event and in the audit log.
+
+        number: the version; None for the adapter with all its versions.
+        """
         now_ms = self._now_ms()
         tenant_id, adapter_id = adapter.tenant_id, adapter.adapter_id
         record_event(conn, kind, tenant_id, adapter_id, number, now_ms)

@@ -1,7 +1,7 @@
-"""What was deleted, as rows: marked, brought back within the retention, purged after it.
+"""Rows of deleted adapters and versions: marked, restored within the retention, purged after it.
 
-An adapter's row has deleted_at_ms while it is deleted, and so do the versions that went with it;
-its alias rows stay as they were, and are out of sight with it.
+While an adapter is deleted, its row and the versions deleted with it have deleted_at_ms. Its alias
+rows stay unchanged, but no query finds them.
 """
 
 from collections import defaultdict
@@ -14,10 +14,10 @@ from registry.tables import adapters
 
 
 def delete_adapter(conn: Connection, tenant_id: str, adapter_id: str, now_ms: int) -> None:
-    """The adapter and its ready versions, all at one time that no earlier deletion has."""
+    """Mark an adapter and its ready versions as deleted at a time after its earlier deletions."""
     is_its = _versions_of(tenant_id, adapter_id)
     last_ms = conn.execute(select(func.max(versions.c.deleted_at_ms)).where(*is_its)).scalar()
-    # That time alone says which versions come back with the adapter.
+    # This time alone decides which versions are restored with the adapter.
     at_ms = max(now_ms, (last_ms or 0) + 1)
     conn.execute(
         update(versions)
@@ -28,7 +28,7 @@ def delete_adapter(conn: Connection, tenant_id: str, adapter_id: str, now_ms: in
 
 
 def restore_adapter(conn: Connection, tenant_id: str, adapter_id: str, deleted_at_ms: int) -> bool:
-    """Bring back the adapter and what was deleted with it. False if some of it is purged."""
+    """Restore an adapter and the versions deleted with it. False if one of them is purged."""
     with_it = (*_versions_of(tenant_id, adapter_id), versions.c.deleted_at_ms == deleted_at_ms)
     purged = select(versions.c.version).where(*with_it, versions.c.state == PURGED)
     if conn.execute(purged.limit(1)).first():
@@ -39,7 +39,7 @@ def restore_adapter(conn: Connection, tenant_id: str, adapter_id: str, deleted_a
 
 
 def revive_adapter(conn: Connection, tenant_id: str, adapter_id: str) -> None:
-    """The name alone comes back, for a new upload; the versions stay deleted."""
+    """Undelete the adapter's row alone, for a new upload; its versions stay deleted."""
     _set_adapter(conn, tenant_id, adapter_id, None)
 
 
@@ -54,20 +54,20 @@ def restore_version(conn: Connection, tenant_id: str, adapter_id: str, number: i
 
 
 def purge_versions(conn: Connection, until_ms: int, limit: int) -> int:
-    """Purge what was deleted up to `until_ms`, at most `limit` versions. Returns how many."""
+    """Purge up to `limit` versions that were deleted until `until_ms`. Returns how many."""
     is_over = (versions.c.state == DELETED, versions.c.deleted_at_ms <= until_ms)
     query = select(versions.c.tenant_id, versions.c.adapter_id, versions.c.version)
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row in conn.execute(query.where(*is_over).limit(limit)):
         found[row.tenant_id, row.adapter_id].append(row.version)
     num_purged = 0
-    # Tenants in one order: two that purge do not wait for each other.
+    # Tenants are locked in one order, so that two purges cannot deadlock.
     for (tenant_id, adapter_id), numbers in sorted(found.items()):
         lock_tenant(conn, tenant_id)
         purged = conn.execute(
             update(versions)
             .where(*_versions_of(tenant_id, adapter_id), versions.c.version.in_(numbers))
-            .where(*is_over)  # asked again under the lock: it may have been restored meanwhile
+            .where(*is_over)  # checked again under the lock: it may have been restored meanwhile
             .values(state=PURGED)
         )
         num_purged += purged.rowcount
@@ -75,7 +75,7 @@ def purge_versions(conn: Connection, until_ms: int, limit: int) -> int:
 
 
 def _versions_of(tenant_id: str, adapter_id: str) -> tuple[ColumnElement[bool], ...]:
-    # Numbers begin at 1. Without the third SQLite takes the index of the tenant's digests instead.
+    # The third condition is always true; without it SQLite uses the index of the tenant's digests.
     return (
         versions.c.adapter_id == adapter_id,
         versions.c.tenant_id == tenant_id,

@@ -1,6 +1,6 @@
-"""The directory: what a tenant's names mean now. It only reads.
+"""The directory: read-only access to a tenant's adapters and the versions that names mean now.
 
-What is not there raises AdapterNotFound, as another tenant's does.
+A missing adapter raises AdapterNotFound, and so does another tenant's.
 """
 
 from sqlalchemy import Connection
@@ -15,7 +15,7 @@ from registry.ref import AdapterRef
 
 
 class Directory:
-    """base: what is served now; versions for another base are kept and not served."""
+    """Reads adapters. base: the model served now; versions for other models are not served."""
 
     def __init__(self, base: BaseModel) -> None:
         self.base = base
@@ -25,9 +25,9 @@ class Directory:
     ) -> AdapterRef:
         """The version that `name`, `name@alias` or `name@3` means now.
 
-        request_key: requests with the same one get the same side of an alias with a canary.
-        Raises ModelNotFound, and AdapterNotServable for the tenant's own version that was made
-        for another base model.
+        request_key: requests with the same key get the same version of an alias with a canary.
+        Raises ModelNotFound, and AdapterNotServable for a version of the tenant that was made for
+        another base model.
         """
         asked = parse_model(model)
         if asked.version is None:
@@ -54,13 +54,13 @@ class Directory:
         search: str = "",
         limit: int = 1000,
     ) -> list[Adapter]:
-        """The tenant's adapters by name, those after `after` that have `search` in their name.
+        """The tenant's adapters whose names contain `search` and come after `after`, by name.
 
-        Raises InvalidName for an `after` that no list can end with.
+        Raises InvalidName if `after` is not a valid name.
         """
         if after and not is_name(after):
             raise InvalidName(param="after", name=after, rule="the last name of the page before")
-        # Only what could be in a name reaches SQL: databases differ in case and in odd characters.
+        # Only characters of names reach SQL, since databases differ in case and odd characters.
         if not could_be_in_name(search):
             return []
         return adapter_rows.list_adapters(conn, tenant_id, after, search, limit)
@@ -81,7 +81,7 @@ class Directory:
         limit: int = 1000,
         include_deleted: bool = False,
     ) -> list[Version]:
-        """Newest first, those below the number `before`."""
+        """Versions below the number `before`, newest first."""
         adapter = self.get_adapter(conn, tenant_id, name)
         return adapter_rows.list_versions(
             conn,
@@ -93,7 +93,7 @@ class Directory:
         )
 
     def get_version(self, conn: Connection, tenant_id: str, name: str, number: int) -> Version:
-        """A version that is not deleted, also one for another base model."""
+        """A version that is not deleted, even if it was made for another base model."""
         found = is_name(name) and is_version(number)
         version = adapter_rows.find_version(conn, tenant_id, name, number) if found else None
         if version is None:
@@ -110,7 +110,7 @@ class Directory:
         before: int | None = None,
         limit: int = 1000,
     ) -> list[Move]:
-        """What the alias came to mean, newest first, below the move_id `before`."""
+        """Moves of the alias below the move_id `before`, newest first."""
         check_alias(alias)
         adapter = self.get_adapter(conn, tenant_id, name)
         moves = alias_rows.list_moves(conn, tenant_id, adapter.adapter_id, alias, before, limit)

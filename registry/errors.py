@@ -1,4 +1,4 @@
-"""What can go wrong in the registry: data in fields, one sentence in str() that says what to do.
+"""Errors of the registry: data in fields, and a sentence in str() that tells what to do.
 
 RegistryError
 ├── Invalid                   the caller sent something that cannot be accepted        400
@@ -8,10 +8,10 @@ RegistryError
 │   └── InvalidAdapter        the files are no adapter that this base model can serve
 ├── NotFound                  absent, or another tenant's: the same sentence for both  404
 │   ├── AdapterNotFound
-│   │   ├── ModelNotFound         of a request
+│   │   ├── ModelNotFound         an unknown `model` in a request
 │   │   └── AdapterNotServable    the caller's own version, made for another base model
 │   └── UploadNotFound
-├── Conflict                  right request, wrong moment                              409
+├── Conflict                  a valid request at the wrong moment                      409
 │   ├── VersionInUse
 │   ├── NothingToRollBack
 │   ├── VersionDeleted
@@ -27,7 +27,7 @@ RegistryError
 ├── QuotaExceeded             the tenant's own limit                                   429
 ├── ValidatorUnavailable      the files could not be checked now                       503
 ├── UnsupportedBaseModel      the operator's folder cannot be served                   at start
-└── StorageError              the world's fault                                        503
+└── StorageError              the object store failed                                  503
     └── ObjectNotFound
 """
 
@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 
 
 class RegistryError(Exception):
-    """Base of all that the registry raises. `code` is for programs, str() for people."""
+    """Base class of the registry's errors. `code` is for programs, str() for people."""
 
     code: str = "registry_error"
     param: str | None = None
@@ -48,7 +48,7 @@ class Invalid(RegistryError):
 
 
 class InvalidName(Invalid):
-    """An adapter or alias name outside the allowed alphabet."""
+    """An adapter or alias name that is not allowed. rule: what to use instead."""
 
     code = "invalid_name"
 
@@ -59,7 +59,7 @@ class InvalidName(Invalid):
 
 
 class InvalidCanary(Invalid):
-    """A share of the requests that is no share, or a canary that is the version itself."""
+    """A canary with a percentage outside 1 to 99, or with the same version as the alias."""
 
     code = "invalid_canary"
     param = "canary"
@@ -86,7 +86,7 @@ class InvalidUpload(Invalid):
 class InvalidAdapter(Invalid):
     """The files are not an adapter that this base model can serve. `code` names the fault.
 
-    param: the file, or the key of adapter_config.json, that is at fault.
+    param: the file at fault, or the key of adapter_config.json.
     """
 
     def __init__(self, *, code: str, message: str, param: str | None = None) -> None:
@@ -96,7 +96,7 @@ class InvalidAdapter(Invalid):
 
 
 class NotFound(RegistryError):
-    """There is none, or it belongs to someone else."""
+    """The requested adapter or upload does not exist, or belongs to another tenant."""
 
     code = "not_found"
 
@@ -128,7 +128,7 @@ class ModelNotFound(AdapterNotFound):
 
 
 class AdapterNotServable(AdapterNotFound):
-    """The caller's own version, validated for a base model that is no longer served."""
+    """The caller's own version, which was made for a base model that is no longer served."""
 
     code = "model_not_servable"
 
@@ -155,7 +155,7 @@ class UploadNotFound(NotFound):
 
 
 class Conflict(RegistryError):
-    """The request is right, the moment is wrong."""
+    """The request is valid but cannot be carried out in the current state."""
 
     code = "conflict"
 
@@ -176,7 +176,7 @@ class VersionInUse(Conflict):
 
 
 class NothingToRollBack(Conflict):
-    """The alias meant nothing before its last move, or that is not known."""
+    """The alias had no meaning before its last move, or the earlier meaning is not known."""
 
     code = "nothing_to_roll_back"
 
@@ -189,7 +189,7 @@ class NothingToRollBack(Conflict):
 
 
 class VersionDeleted(Conflict):
-    """The version that an alias should return to was deleted meanwhile."""
+    """The version that an alias should be rolled back to was deleted meanwhile."""
 
     code = "version_deleted"
 
@@ -216,7 +216,7 @@ class NotDeleted(Conflict):
 
 
 class RetentionOver(Conflict):
-    """It was deleted too long ago to be restored. what: an adapter's name, or name@3."""
+    """The adapter or version was deleted too long ago to be restored. what: name or name@3."""
 
     code = "retention_over"
 
@@ -230,7 +230,7 @@ class RetentionOver(Conflict):
 
 
 class AlreadyProved(Conflict):
-    """A version that is for the base model that is served already."""
+    """The version to be proved again was made for the base model that is served now."""
 
     code = "already_proved"
 
@@ -256,7 +256,7 @@ class UploadOffsetMismatch(Conflict):
 
 
 class UploadNotComplete(Conflict):
-    """Complete was asked for before every declared byte had arrived."""
+    """The caller completed an upload before every declared byte had arrived."""
 
     code = "upload_not_complete"
 
@@ -267,7 +267,7 @@ class UploadNotComplete(Conflict):
 
 
 class UploadNotOpen(Conflict):
-    """The upload takes no more bytes: it is complete, failed or expired."""
+    """The upload takes no more bytes: it is proving, complete, failed, expired or cancelled."""
 
     code = "upload_not_open"
 
@@ -278,7 +278,7 @@ class UploadNotOpen(Conflict):
 
 
 class UploadIsPresigned(Conflict):
-    """A part was sent to the gateway whose place is the object store."""
+    """A part of a presigned upload was sent to the gateway instead of the object store."""
 
     code = "upload_is_presigned"
 
@@ -291,7 +291,7 @@ class UploadIsPresigned(Conflict):
 
 
 class ProofUnavailable(Conflict):
-    """The upload has ended without a proof, for no fault of its files."""
+    """No engine proved the upload in time; its files are not at fault."""
 
     code = "unavailable"
 
@@ -300,7 +300,7 @@ class ProofUnavailable(Conflict):
 
 
 class TooLarge(RegistryError):
-    """More bytes than the limit, or than were declared."""
+    """A file or part has more bytes than the limit, or than were declared."""
 
     code = "too_large"
 
@@ -312,9 +312,9 @@ class TooLarge(RegistryError):
 
 
 class QuotaExceeded(RegistryError):
-    """The tenant's own limit on adapters, bytes or uploads.
+    """A tenant's limit on adapters, versions, aliases, bytes, pins, grants or uploads is reached.
 
-    retry_after_s: when waiting helps; None where it does not.
+    retry_after_s: seconds after which the request may succeed; None if waiting does not help.
     """
 
     code = "quota_exceeded"
@@ -330,7 +330,7 @@ class QuotaExceeded(RegistryError):
 
 
 class UnsupportedBaseModel(RegistryError):
-    """The folder given as base model cannot be served."""
+    """The folder given as base model cannot be served. reason: a clause for the message."""
 
     code = "unsupported_base_model"
 
@@ -341,9 +341,9 @@ class UnsupportedBaseModel(RegistryError):
 
 
 class ValidatorUnavailable(RegistryError):
-    """The files could not be checked, for no fault of theirs: no process, no turn, no disk.
+    """The files could not be checked for want of a process, a turn or disk space.
 
-    reason: for the log.
+    reason: a text for the log.
     """
 
     code = "validator_unavailable"
@@ -354,7 +354,7 @@ class ValidatorUnavailable(RegistryError):
 
 
 class StorageError(RegistryError):
-    """The object store did not do what was asked; trying again later may help."""
+    """The object store failed; trying again later may help."""
 
     code = "storage_unavailable"
 
@@ -374,5 +374,5 @@ class ObjectNotFound(StorageError):
 
 
 def shown(text: str) -> str:
-    """`text` in quotes, cut and escaped: no caller's control codes or half characters get out."""
+    """Quote a caller's text, cut to 100 characters and escaped: no control codes get through."""
     return ascii(text if len(text) <= 100 else text[:97] + "...")

@@ -1,6 +1,6 @@
-"""What happened to adapters: what gateways act upon, each once.
+"""Events of adapters, on which every gateway acts once.
 
-Kept for an hour; whoever was away longer looks at everything anew.
+Events are kept for an hour; a gateway that was away longer reads the whole state anew.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,20 +11,20 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from registry.tables import adapter_events
 
-# moved: a name means another version.   removed, restored: a version or all of them.
+# moved: an alias means another version.   removed, restored: one version, or all of an adapter.
 Kind = Literal["moved", "removed", "restored", "pinned", "unpinned", "granted", "revoked"]
 
 KEPT_MS = 3_600_000
 MAX_READ = 1000
 MAX_PRUNED = 10_000
 _LATE_MS = 30_000
-"""An id that is not there by then never will be: no transaction takes that long."""
+"""A missing id that has not appeared by then never will: no transaction takes that long."""
 _MAX_MISSING = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """version: None where it is of the whole adapter."""
+    """One change of an adapter. version: None if the event concerns the whole adapter."""
 
     event_id: int
     at_ms: int
@@ -42,7 +42,7 @@ def record_event(
     version: int | None,
     at_ms: int,
 ) -> None:
-    """In the transaction of what it tells about. version: None for all of the adapter's."""
+    """Record an event in the transaction of the change. version: None for the whole adapter."""
     conn.execute(
         insert(adapter_events).values(
             at_ms=at_ms, kind=kind, tenant_id=tenant_id, adapter_id=adapter_id, version=version
@@ -51,12 +51,12 @@ def record_event(
 
 
 def newest_event_id(conn: Connection) -> int:
-    """0 if there is none."""
+    """Id of the newest event; 0 if there are no events."""
     return conn.execute(select(func.max(adapter_events.c.event_id))).scalar() or 0
 
 
 def prune_events(conn: Connection, now_ms: int) -> None:
-    """Forget the oldest of those that nobody waits for any more."""
+    """Delete up to MAX_PRUNED of the events that are older than KEPT_MS, oldest first."""
     old = (
         select(adapter_events.c.event_id)
         .where(adapter_events.c.at_ms < now_ms - KEPT_MS)
@@ -67,22 +67,22 @@ def prune_events(conn: Connection, now_ms: int) -> None:
 
 
 class EventTail:
-    """Reads every event once, those after `after_id`.
+    """Reads every event after `after_id` once.
 
-    An id is given when a row is written and seen when its transaction commits, so on PostgreSQL a
-    lower one may appear after a higher one: ids that were passed over are asked for again.
+    An id is assigned when a row is written and seen when its transaction commits, so on PostgreSQL
+    a lower id may appear after a higher one: ids that were passed over are queried again.
     """
 
     def __init__(self, after_id: int) -> None:
         self.after_id = after_id
-        self._missing: dict[int, int] = {}  # id: since when, in milliseconds
+        self._missing: dict[int, int] = {}  # id: missing since, in milliseconds
 
     def read(self, conn: Connection) -> list[Event]:
-        """Those that were not taken, oldest first. Changes nothing here."""
+        """Events that were not taken yet, oldest first. Reading does not take them."""
         return _read(conn, self.after_id, self._missing.keys())
 
     def take(self, events: Sequence[Event], now_ms: int) -> None:
-        """They have been acted upon."""
+        """Mark events that the caller has acted on as taken."""
         for event in events:
             self._missing.pop(event.event_id, None)
             first = max(self.after_id + 1, event.event_id - _MAX_MISSING)

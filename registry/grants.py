@@ -1,8 +1,8 @@
 """Grants: an adapter that its owner shares with named tenants.
 
-A grant is the whole permission: to ask for the adapter, under any of its aliases and versions, and
-nothing else. Deleting the adapter takes its grants away; restoring it does not bring them back.
-What changes grants is called under `lock_tenant`, with the adapter as it was read under it.
+A grant permits requests for the adapter, under any of its aliases and versions, and nothing else.
+Deleting the adapter ends its grants; restoring it does not bring them back. Functions that change
+grants must be called under `lock_tenant`, with the adapter as it was read under that lock.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from registry.tables import adapter_aliases, adapter_versions, adapters
 from registry.tables import adapter_grants as grants
 
 MAX_GRANTS = 100
-"""Of one adapter."""
+"""Tenants that one adapter can be shared with."""
 MAX_SHARED = 1000
-"""Adapters of others that a tenant is shown."""
+"""Adapters of other tenants that one list shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """tenant_id: the owner.   grantee_id: the tenant that may use the adapter."""
+    """Permission to use an adapter. tenant_id: the owner.   grantee_id: the permitted tenant."""
 
     adapter_id: str
     grantee_id: str
@@ -37,7 +37,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class SharedAdapter:
-    """An adapter of another tenant's, whose `latest` can be served."""
+    """An adapter of another tenant whose `latest` can be served."""
 
     owner_id: str
     name: str
@@ -45,7 +45,7 @@ class SharedAdapter:
 
 
 def grant(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> Grant:
-    """Let a tenant use the adapter from now on; again is fine. Raises QuotaExceeded."""
+    """Let a tenant use the adapter from now on; repeating is harmless. Raises QuotaExceeded."""
     found = list_grants(conn, adapter)
     for earlier in found:
         if earlier.grantee_id == grantee_id:
@@ -59,20 +59,20 @@ def grant(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, no
 
 
 def revoke(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> None:
-    """The tenant's next request is refused; again is fine."""
+    """End a tenant's grant, so that its next request is refused; repeating is harmless."""
     for found in list_grants(conn, adapter):
         if found.grantee_id == grantee_id:
             _end(conn, adapter, grantee_id, actor, now_ms)
 
 
 def revoke_all(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:
-    """The adapter is deleted: whoever takes its name again begins with nobody to share with."""
+    """End all grants of an adapter that is deleted: a new adapter of its name starts unshared."""
     for found in list_grants(conn, adapter):
         _end(conn, adapter, found.grantee_id, actor, now_ms)
 
 
 def list_grants(conn: Connection, adapter: Adapter) -> list[Grant]:
-    """With whom the adapter is shared, in the order of the grants."""
+    """Grants of the adapter, oldest first."""
     query = select(grants).where(
         grants.c.adapter_id == adapter.adapter_id, grants.c.tenant_id == adapter.tenant_id
     )
@@ -98,7 +98,7 @@ def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> b
 
 
 def list_shared(conn: Connection, grantee_id: str, base_revision: str) -> list[SharedAdapter]:
-    """What others let the tenant use and this base model serves, by owner and name."""
+    """Adapters shared with the tenant that this base model serves, by owner and name."""
     query = (
         select(adapters.c.tenant_id, adapters.c.name, adapters.c.created_at_ms)
         .join(grants, grants.c.adapter_id == adapters.c.adapter_id)

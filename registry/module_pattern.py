@@ -1,7 +1,7 @@
-"""Regular expressions over module names, as PEFT's config has them, but safe to run for a stranger.
+"""Regular expressions over module names, as in PEFT's configs, but safe to run for any tenant.
 
-Python's `re` backtracks: a hostile pattern can take years on forty characters. We accept the
-constructs that configs really use and bound how many ways there are to match.
+Python's `re` backtracks: a hostile pattern can take years on forty characters. Only the constructs
+that configs really use are accepted, and the number of ways to match is bounded.
 """
 
 import math
@@ -9,9 +9,9 @@ import re
 
 from registry.errors import InvalidAdapter, shown
 
-# About what `re` tries in a millisecond or two.
+# Number of ways to match; `re` tries about as many in a millisecond or two.
 MAX_WORK = 1 << 18
-# No module name of a base model is longer; a repeat can end at each of its characters.
+# Longest module name of a base model; a repeat can end at each of its characters.
 _NAME_LENGTH = 64
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
@@ -23,10 +23,10 @@ _TOKEN = re.compile(
 
 
 class ModulePattern:
-    """One pattern. work: a bound on the number of ways to try it on one name."""
+    """One pattern. work: upper bound of the number of ways to match it against one name."""
 
     def __init__(self, pattern: str, *, param: str) -> None:
-        """Raises InvalidAdapter (unsupported_pattern) for what is not safe or not a pattern."""
+        """Compile a pattern. Raises InvalidAdapter (unsupported_pattern) if unsafe or invalid."""
         self.pattern = pattern
         self.work = _bound_work(pattern, param)
         try:
@@ -34,27 +34,30 @@ class ModulePattern:
             self._suffix = re.compile(rf"(.*\.)?({pattern})$")
         except re.error:
             raise _refused(pattern, param) from None
-        # Of a plain name, what a match must end in: most modules need no search.
+        # A match of a plain name ends in its last component, so most modules need no search.
         self._ending = pattern.rpartition(".")[2] if _PLAIN.fullmatch(pattern) else ""
 
     def matches_whole(self, module: str) -> bool:
-        """As PEFT reads target_modules and exclude_modules."""
+        """Match the whole name, as PEFT does for target_modules and exclude_modules."""
         return self._whole.fullmatch(module) is not None
 
     def matches_suffix(self, module: str) -> bool:
-        """As PEFT reads the keys of rank_pattern and alpha_pattern (get_pattern_key)."""
+        """Match the end of the name, as PEFT's get_pattern_key does for rank_ and alpha_pattern."""
         return module.endswith(self._ending) and self._suffix.match(module) is not None
 
 
 def _bound_work(pattern: str, param: str) -> int:
-    """Branches of every group multiplied, times the places where every repeat can end."""
+    """Product of the branches of every group and the places where every repeat can end.
+
+    Raises InvalidAdapter if the pattern is unsafe.
+    """
     work = 1
     branches = [1]
     position, last = 0, "start"
     while position < len(pattern):
         token = _TOKEN.match(pattern, position)
         kind = token.lastgroup if token else None
-        # A repeated group or a repeat of a repeat has no small bound.
+        # Repeated groups and repeats of repeats are refused, since they have no small bound.
         if token is None or kind is None or (kind == "repeat" and last != "atom"):
             raise _refused(pattern, param)
         if kind == "open":

@@ -1,4 +1,4 @@
-"""What adapters, aliases and versions are called, and how `model` is read."""
+"""Syntax of the names of adapters, aliases and versions, and of `model` in requests."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from registry.errors import InvalidCanary, InvalidName, ModelNotFound
 
 _NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 _IN_NAME = r"[a-z0-9._-]{0,64}"
-# An alias that starts with a digit could read like a version.
+# An alias does not start with a digit, since it could be read as a version.
 _ALIAS = r"[a-z][a-z0-9._-]{0,63}"
 _VERSION = r"[1-9][0-9]{0,8}"
 _MODEL = re.compile(f"({_NAME})(?:@(?:({_ALIAS})|({_VERSION})))?")
@@ -17,7 +17,7 @@ _MODEL = re.compile(f"({_NAME})(?:@(?:({_ALIAS})|({_VERSION})))?")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A `model` taken apart. version: None where the alias says it."""
+    """The parts of a `model`. version: None if the alias decides the version."""
 
     name: str
     alias: str
@@ -25,7 +25,7 @@ class ModelName:
 
 
 def parse_model(model: str) -> ModelName:
-    """Read `name`, `name@alias` or `name@3`. Raises ModelNotFound: no other text is a name."""
+    """Read `name`, `name@alias` or `name@3`. Raises ModelNotFound for any other text."""
     match = _MODEL.fullmatch(model)
     if match is None:
         raise ModelNotFound(model=model)
@@ -39,7 +39,7 @@ def is_name(text: str) -> bool:
 
 
 def could_be_in_name(text: str) -> bool:
-    """Whether any name may have `text` in it; so may the empty text."""
+    """Whether a name may contain `text`; true for the empty text."""
     return re.fullmatch(_IN_NAME, text) is not None
 
 
@@ -48,21 +48,21 @@ def is_version(number: int) -> bool:
 
 
 def check_new_name(name: str, base_model_id: str) -> None:
-    """Raises InvalidName."""
+    """Raise InvalidName unless a new adapter may have this name."""
     if not is_name(name):
         raise InvalidName(param="name", name=name, rule=f"{_NAME} in full")
     if name == base_model_id:
-        # The base model's id is matched first: this adapter could never be asked for.
+        # Requests match the base model's id first, so this adapter could never be requested.
         raise InvalidName(param="name", name=name, rule="a name that is not the base model's")
 
 
 def check_alias(alias: str) -> None:
-    """Raises InvalidName."""
+    """Raise InvalidName unless the text is a valid alias."""
     if not re.fullmatch(_ALIAS, alias):
         raise InvalidName(param="alias", name=alias, rule=f"{_ALIAS} in full")
 
 
 def check_canary(version: int, canary: Canary | None) -> None:
-    """Raises InvalidCanary."""
+    """Raise InvalidCanary unless the canary is None or valid beside `version`."""
     if canary and (canary.version == version or not 1 <= canary.percent <= 99):
         raise InvalidCanary(version=version, canary_version=canary.version, percent=canary.percent)

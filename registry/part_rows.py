@@ -1,4 +1,4 @@
-"""Received parts of uploads as rows. Every query names the tenant."""
+"""Rows of the received parts of uploads. Every query names the tenant."""
 
 from typing import Any
 
@@ -9,7 +9,10 @@ from registry.upload_rows import UploadPart, is_open
 
 
 def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadPart) -> bool:
-    """Count the part in, if the upload is open and the part starts where the bytes end."""
+    """Add a part if the upload is open and the part starts where the received bytes end.
+
+    Returns whether the part was added.
+    """
     advanced = conn.execute(
         update(upload_files)
         .where(
@@ -38,7 +41,7 @@ def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadP
 
 
 def list_parts(conn: Connection, tenant_id: str, upload_id: str) -> list[UploadPart]:
-    """Received parts, by file and start."""
+    """Received parts of an upload, in order of file and start."""
     query = (
         select(upload_parts)
         .where(upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id)

@@ -1,4 +1,4 @@
-"""adapter_config.json as PEFT writes it; what it asks for and is not served is refused by name."""
+"""Parser of PEFT's adapter_config.json; it refuses unsupported options by name."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,8 @@ _MAX_RANK = 1 << 20
 
 ALL_LINEAR = "all-linear"
 
-# They change what is computed, and we do not compute it. Null, false and empty ask for nothing.
+# Options that change the computation in ways that are not served. Null, false and empty values
+# are accepted, since they ask for nothing.
 _UNSUPPORTED = frozenset(
     {
         "arrow_config",
@@ -49,7 +50,7 @@ _UNSUPPORTED = frozenset(
         "velora_config",
     }
 )
-# They speak of training, or name what another key switches on.
+# Options that concern training only, or have an effect only with another key.
 _IGNORED = frozenset(
     {
         "eva_config",
@@ -80,7 +81,7 @@ _READ = frozenset(
         "use_rslora",
     }
 )
-# PEFT notes there what it wrapped, with or without a task. The last is a note of Unsloth's.
+# Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
 _TRAINED_ENDS = ("embed_tokens", "lm_head")
 ENDS_NOT_SERVED = (
@@ -88,20 +89,20 @@ ENDS_NOT_SERVED = (
     "target_modules of attention and MLP only (such as q_proj, v_proj, down_proj), without "
     "modules_to_save and trainable_token_indices, and save without embedding layers"
 )
-# The others (pissa, olora, corda, loftq, mica) move the base weights or the formula.
+# Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What an adapter_config.json says about its modules.
+    """Settings of an adapter_config.json that decide the effect on each module.
 
-    target_modules: names or name endings; or one pattern; "all-linear" is the pattern ".*".
-    exclude_modules: likewise.
+    target_modules, exclude_modules: names or name endings, or one pattern; "all-linear" is the
+    pattern ".*".
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
-    layers: None for all.
-    invocation_tokens: of an activated LoRA, which applies from their last occurrence in the prompt
-    on; None for an ordinary one.
+    layers: layers with an adapter; None for all.
+    invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
+    for an ordinary LoRA.
     """
 
     r: int
@@ -117,7 +118,7 @@ class PeftConfig:
 
     @classmethod
     def parse(cls, raw: bytes) -> "PeftConfig":
-        """Raises InvalidAdapter with the key at fault as `param`, TooLarge."""
+        """Parse the file. Raises InvalidAdapter with the key at fault as `param`; TooLarge."""
         if len(raw) > MAX_CONFIG_BYTES:
             raise TooLarge(what=CONFIG_FILE, size_bytes=len(raw), limit_bytes=MAX_CONFIG_BYTES)
         config = parse_object(raw, param=CONFIG_FILE)
@@ -141,7 +142,9 @@ class PeftConfig:
         )
 
     def effect(self, module: str) -> ModuleScale:
-        """Rank and scale of a module: alpha / r, with rsLoRA alpha / sqrt(r), in float32."""
+        """Rank and scale of a module. The scale is alpha / r, or alpha / sqrt(r) with rsLoRA, in
+        float32.
+        """
         rank = _first_match(self.rank_pattern, module, self.r)
         alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         scale = float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
@@ -155,12 +158,12 @@ class PeftConfig:
             return False
         if self.layers is None or int(module.split(".")[2]) in self.layers:
             return True
-        # A module that is named in full is not looked up in layers_to_transform.
+        # PEFT ignores layers_to_transform for a module that target_modules names in full.
         return isinstance(self.target_modules, frozenset) and module in self.target_modules
 
 
 def endings(module: str) -> Iterator[str]:
-    """The names that a list may give a module: "q_proj", "self_attn.q_proj", up to the whole."""
+    """Names by which a list may mean a module: "q_proj", "self_attn.q_proj", to the full name."""
     parts = module.split(".")
     return (".".join(parts[start:]) for start in reversed(range(len(parts))))
 
@@ -181,7 +184,7 @@ def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, def
 
 
 def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
-    # First: every key of another method would be unknown.
+    # peft_type is checked first, since the keys of other methods would all be unknown.
     if config.get("peft_type") != "LORA":
         raise _unsupported("peft_type", config.get("peft_type"))
     if config.get("task_type") not in (None, "CAUSAL_LM"):
@@ -214,14 +217,14 @@ def _is_causal_lm(mapping: object) -> bool:
 
 
 def _rank(key: str, value: object) -> int:
-    # The adapter limits are lower; this keeps what is computed with it a number.
+    # AdapterLimits has a lower limit; this one keeps computations with the rank finite.
     if type(value) is not int or not 1 <= value <= _MAX_RANK:
         raise _invalid(key, f"must be a whole number from 1 to {_MAX_RANK}")
     return value
 
 
 def _alpha(key: str, value: object) -> float:
-    # Compared as int or float, before float() could overflow.
+    # The value is compared before it is converted, since float() could overflow.
     if type(value) not in (int, float) or not 1e-6 <= value <= 1e6:  # type: ignore[operator]
         raise _invalid(key, "must be a number between 1e-6 and 1e6")
     return float(value)  # type: ignore[arg-type]
@@ -266,7 +269,7 @@ def _layers(value: object) -> frozenset[int] | None:
 def _invocation_tokens(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
-    # Empty is refused, too: PEFT would make it an adapter that never applies.
+    # An empty list is refused too, since PEFT would make it an adapter that never applies.
     if not isinstance(value, list) or not 0 < len(value) <= MAX_INVOCATION_TOKENS:
         rule = f"must be a list of 1 to {MAX_INVOCATION_TOKENS} token ids"
         raise _invalid("alora_invocation_tokens", rule)
@@ -284,7 +287,7 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
     saved = value if key == "modules_to_save" and isinstance(value, list) else []
-    # Trained tokens are rows of the embedding.
+    # Trained tokens are rows of the embedding, so the message for embeddings applies.
     if key == "trainable_token_indices" or any(is_of_ends(str(module)) for module in saved):
         message = f"{what}: {ENDS_NOT_SERVED}."
     else:

@@ -1,8 +1,8 @@
-"""The two safetensors forms of an adapter: as PEFT writes it, and the canonical object we store.
+"""The two safetensors forms of an adapter: PEFT's file, and the canonical object that is stored.
 
-The canonical object is one safetensors file: PEFT's tensor names in sorted order, the uploaded
-dtype, and in its header the effective rank and scale of every module, and what invokes it if it is
-an activated LoRA. Its sha256 is the digest.
+The canonical object is one safetensors file with PEFT's tensor names in sorted order, in the
+uploaded dtype. Its header has the effective rank and scale of every module, and the invocation
+tokens of an activated LoRA. Its sha256 is the adapter's digest.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ CANONICAL_FORMAT = "chorale.adapter.v1"
 
 MAX_UPLOAD_HEADER_BYTES = 1 << 20
 MAX_METADATA_BYTES = 64 << 10
-# The canonical header carries a second entry per module, so it may outgrow the upload's.
+# The canonical header has a second entry for each module, so it may be larger than the upload's.
 MAX_CANONICAL_HEADER_BYTES = 4 << 20
 MAX_TENSORS = 20_000
 CHUNK_BYTES = 1 << 20
@@ -44,7 +44,7 @@ _MAX_DIMENSIONS = 8
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies. start, end: bytes from the beginning of the file, not of the data."""
+    """Place of a tensor. start, end: bytes from the beginning of the file, not of the data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A checked safetensors header. tensors: in the order of their bytes."""
+    """A checked safetensors header. tensors: by name, in the order of their bytes."""
 
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
@@ -66,7 +66,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class ModuleScale:
-    """What one module adds: scale * B @ A, with A of `rank` rows. scale: a float32 value."""
+    """Rank and scale of a module's update, scale * B @ A with `rank` rows of A. scale: float32."""
 
     rank: int
     scale: float
@@ -78,7 +78,8 @@ class CanonicalAdapter:
 
     modules: by module name, such as "model.layers.0.self_attn.q_proj".
     tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
-    invocation_tokens: of an activated LoRA: it applies from their last occurrence in the prompt on.
+    invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
+    for an ordinary LoRA.
     """
 
     modules: dict[str, ModuleScale]
@@ -92,7 +93,7 @@ class CanonicalAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What was written. digest: sha256 of the whole object, hex."""
+    """Digest and size of a written object. digest: sha256 of the whole object, hex."""
 
     digest: str
     size_bytes: int
@@ -105,7 +106,7 @@ def lora_names(module: str) -> tuple[str, str]:
 
 
 def split_lora_name(name: str) -> tuple[str, str] | None:
-    """(module, "A" or "B") of a PEFT tensor name, None for any other name."""
+    """Module and "A" or "B" of a PEFT tensor name; None for any other name."""
     match = _PEFT_NAME.fullmatch(name)
     return (match[1], match[2]) if match else None
 
@@ -119,11 +120,11 @@ def read_header(
     max_tensors: int = MAX_TENSORS,
     filename: str = WEIGHTS_FILE,
 ) -> Header:
-    """The header of a safetensors file, checked before anything is believed.
+    """Read and check the header of a safetensors file, and nothing beyond the header.
 
-    Reads the header and nothing else. Raises InvalidAdapter: pickle_refused, truncated_file,
-    header_too_large, invalid_header, invalid_json, duplicate_key, metadata_too_large,
-    too_many_tensors, unsupported_dtype, bad_offsets. The rules: safetensors README, section Format.
+    Raises InvalidAdapter: pickle_refused, truncated_file, header_too_large, invalid_header,
+    invalid_json, duplicate_key, metadata_too_large, too_many_tensors, unsupported_dtype,
+    bad_offsets. The rules are those of the safetensors README, section Format.
     """
 
     def fault(code: str, message: str) -> InvalidAdapter:
@@ -131,7 +132,7 @@ def read_header(
 
     prefix = file.read(8)
     header_bytes = int.from_bytes(prefix, "little")
-    # Only where byte 8 is no header: a length whose low byte is 0x80 looks like a pickle, too.
+    # A header length whose low byte is 0x80 looks like a pickle too; then byte 8 decides.
     if prefix[:1] == b"\x80" or prefix[:2] == b"PK":
         if file.read(1) != b"{":
             raise fault(
@@ -164,9 +165,9 @@ def read_header(
 
 
 def open_canonical(path: Path | str) -> CanonicalAdapter:
-    """The canonical object at `path`, its header checked and its tensors paired with its modules.
+    """Read the canonical object at `path`: check its header, and pair its tensors with its modules.
 
-    The bytes of the tensors are not read: who fetched the object has compared its digest.
+    The bytes of the tensors are not read, since the fetcher has compared the object's digest.
     Raises InvalidAdapter.
     """
     path = Path(path)
@@ -175,7 +176,7 @@ def open_canonical(path: Path | str) -> CanonicalAdapter:
 
 
 def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
-    """As open_canonical, for a file that is open at its beginning."""
+    """Do the work of open_canonical for a file that is open at its beginning."""
     header = read_header(
         file,
         file_size,
@@ -204,7 +205,7 @@ def canonical_header(
     """The first bytes of the canonical object: length and header, padded to 8-align the data."""
     effects = {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}
     config: dict[str, Any] = {"modules": effects}
-    if invocation_tokens is not None:  # no key for ordinary adapters: their digests stay
+    if invocation_tokens is not None:  # an added key would change digests of ordinary adapters
         config["invocation_tokens"] = list(invocation_tokens)
     entries: dict[str, Any] = {
         "__metadata__": {"format": CANONICAL_FORMAT, "config": _compact_json(config)}
@@ -342,7 +343,7 @@ def _in_byte_order(
 def _read_canonical_config(
     metadata: Mapping[str, str],
 ) -> tuple[dict[str, ModuleScale], tuple[int, ...] | None]:
-    """Effects by module, and the invocation tokens of an activated LoRA."""
+    """Rank and scale by module, and the invocation tokens of an activated LoRA, else None."""
     if metadata.get("format") != CANONICAL_FORMAT:
         raise _not_canonical(f"its format is not {CANONICAL_FORMAT}")
     config = parse_object(metadata.get("config", "").encode(), param="canonical object")

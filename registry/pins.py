@@ -1,8 +1,8 @@
-"""Pins: what `latest` means is kept in device memory, for a price.
+"""Pins: the version that `latest` means is kept in device memory, for a price.
 
-A pin is a row of intervals, one for each version that `latest` came to mean. They will be billed:
-nothing of an interval is ever changed but its end. What changes a pin is called under
-`lock_tenant`, with the adapter as it was read under it.
+A pin is a series of intervals, one for each version that `latest` came to mean. Intervals are
+billed, so only the end of an interval is ever changed. Functions that change a pin must be called
+under `lock_tenant`, with the adapter as it was read under that lock.
 """
 
 import secrets
@@ -22,14 +22,14 @@ from registry.tables import adapter_pins as pins
 from registry.tables import adapter_versions as versions
 
 MAX_PINNED_BYTES = 4 << 30
-"""Of one tenant, on the device."""
+"""Bytes on the device that one tenant may pin."""
 MAX_PINS_IN_FORCE = 1000
-"""Of all tenants: what an engine is told of, the oldest first."""
+"""Pins of all tenants that an engine is told of, the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """One interval. size_bytes: what it takes on the device.   unpinned_at_ms: None while open."""
+    """One interval. size_bytes: bytes on the device.   unpinned_at_ms: None while it is open."""
 
     pin_id: str
     adapter_id: str
@@ -42,9 +42,9 @@ class Pin:
 
 
 def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> Pin:
-    """Keep what its `latest` means resident from now on; again is fine.
+    """Keep the adapter's `latest` on the device from now on; repeating is harmless.
 
-    Raises AdapterNotFound if `latest` means nothing, QuotaExceeded.
+    Raises AdapterNotFound if `latest` means no version; QuotaExceeded.
     """
     found = find_pins(conn, adapter.tenant_id, [adapter.adapter_id])
     if found:
@@ -62,16 +62,16 @@ def pin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) 
 
 
 def unpin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:
-    """It may leave the device from now on; again is fine."""
+    """Let the adapter leave the device from now on; repeating is harmless."""
     for pin in find_pins(conn, adapter.tenant_id, [adapter.adapter_id]).values():
         _close(conn, pin, now_ms)
         _audit(conn, "adapter.unpinned", adapter, pin, actor, now_ms)
 
 
 def follow_latest(conn: Connection, adapter: Adapter, number: int | None, now_ms: int) -> None:
-    """`latest` means this version now: a pin moves with it. None: it means nothing, a pin ends.
+    """Move the adapter's pin, if any, to version `number`, which `latest` means now; None ends it.
 
-    The tenant's limit does not stop it: what is pinned stays pinned.
+    The tenant's limit is not checked, so that a pinned adapter stays pinned.
     """
     pin = find_pins(conn, adapter.tenant_id, [adapter.adapter_id]).get(adapter.adapter_id)
     if pin is None or pin.version == number:
@@ -94,7 +94,7 @@ def find_pins(conn: Connection, tenant_id: str, adapter_ids: Sequence[str]) -> d
 
 
 def pinned_bytes(conn: Connection, tenant_id: str) -> int:
-    """On the device, of all that the tenant has pinned now."""
+    """Bytes on the device of all adapters that the tenant has pinned now."""
     query = select(func.coalesce(func.sum(pins.c.size_bytes), 0)).where(
         pins.c.tenant_id == tenant_id, pins.c.unpinned_at_ms.is_(None)
     )
@@ -102,7 +102,7 @@ def pinned_bytes(conn: Connection, tenant_id: str) -> int:
 
 
 def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
-    """What an engine that serves this base model is to keep, of all tenants, the oldest first."""
+    """Pinned versions of all tenants for an engine of this base model, the oldest pin first."""
     query = (
         select(versions)
         .join(
@@ -125,7 +125,7 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
 
 
 def device_bytes(version: Version) -> int:
-    """What the engine's proof measured; the object's size where there was none."""
+    """Bytes on the device as the engine's proof measured; the object's size without a proof."""
     canary = version.passport.get("canary") or {}
     return int(canary.get("device_bytes") or version.size_bytes)
 
@@ -147,7 +147,7 @@ def _open(conn: Connection, tenant_id: str, version: Version, actor: str, now_ms
 
 
 def _close(conn: Connection, pin: Pin, now_ms: int) -> None:
-    # Not before its beginning, should the clock have gone back.
+    # The end is not before the beginning, even if the clock has gone back.
     end = max(now_ms, pin.pinned_at_ms)
     is_it = (pins.c.pin_id == pin.pin_id) & (pins.c.tenant_id == pin.tenant_id)
     conn.execute(update(pins).where(is_it).values(unpinned_at_ms=end))

@@ -1,6 +1,6 @@
-"""Files that go straight to the object store: one multipart upload a file, every part by its URL.
+"""Presigned uploads: files go straight to the object store, each as a multipart upload.
 
-What has arrived only the store knows, and it is asked every time: nothing here is remembered but
+Only the store knows which parts have arrived, so it is asked every time; the database keeps only
 the ids of the multipart uploads.
 """
 
@@ -16,7 +16,7 @@ from registry.upload_rows import Upload, UploadFile, UploadPart
 
 @dataclass(frozen=True, slots=True)
 class PartUrl:
-    """A part that is still missing, and where to PUT its bytes. number: from 1."""
+    """A missing part, and the URL to PUT its bytes to. number: counts from 1."""
 
     number: int
     start: int
@@ -26,22 +26,22 @@ class PartUrl:
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """How far a file is, and what to send."""
+    """Bytes of a file that have arrived, and its missing parts."""
 
     received_bytes: int
     missing: tuple[PartUrl, ...]
 
 
 def file_key(upload: Upload, file: UploadFile) -> str:
-    """Where the file lies once its parts are one object; discarded with the upload's parts."""
+    """Key of the file once its parts are one object; it is discarded with the upload's parts."""
     return f"uploads/{upload.upload_id}/{file.filename}"
 
 
 def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
-    """The upload's files, each with its multipart upload; one that has it keeps it.
+    """Begin a multipart upload for each file that has none; returns all files with theirs.
 
-    Raises UploadNotOpen for one that ends meanwhile.
-    Killed between the store and the row, we leave a multipart upload without parts, for the sweep.
+    Raises UploadNotOpen if the upload ends meanwhile. A gateway that is killed between the store
+    and the row leaves a multipart upload without parts, which the sweep aborts.
     """
     files = dict(upload.files)
     for file in upload.files.values():
@@ -55,7 +55,7 @@ def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict
             )
             kept = upload_rows.find_upload(conn, upload.tenant_id, upload.upload_id)
         if not is_kept:
-            # Someone else began it beside us, or ended the upload.
+            # Another caller began one for this file at the same time, or ended the upload.
             storage.abort_multipart(key, multipart_id)
         assert kept is not None
         if kept.files[file.filename].multipart_id is None:
@@ -67,7 +67,7 @@ def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict
 def offer_file(
     storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int, expires_s: int
 ) -> OfferedFile:
-    """Fresh URLs for the parts that have not arrived."""
+    """Bytes of a file that have arrived, and fresh URLs for its missing parts."""
     arrived = _arrived(storage, upload, file, part_bytes)
     assert file.multipart_id is not None
     missing = tuple(
@@ -88,9 +88,9 @@ def offer_file(
 def complete_files(
     storage: PresignedStorage, upload: Upload, part_bytes: int
 ) -> tuple[UploadPart, ...]:
-    """Make each file an object. Again, after a failure in the middle, goes on where it stood.
+    """Make each file an object. A repeated call after a failure completes the remaining files.
 
-    Raises UploadNotComplete, InvalidAdapter for an object of another size than declared.
+    Raises UploadNotComplete; InvalidAdapter for an object whose size is not the declared size.
     """
     missing = {}
     for file in upload.files.values():
@@ -105,7 +105,7 @@ def complete_files(
 
 
 def abort_files(storage: PresignedStorage, upload: Upload) -> None:
-    """Drop the parts of what never became an object. Again is harmless."""
+    """Drop the parts of files that never became an object. Repeating is harmless."""
     for file in upload.files.values():
         if file.multipart_id is not None:
             storage.abort_multipart(file_key(upload, file), file.multipart_id)
@@ -117,9 +117,9 @@ def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) 
     try:
         storage.complete_multipart(key, file.multipart_id)
     except ObjectNotFound:
-        # Completed before, by a call that failed later: then the object is there.
+        # An earlier call that failed later completed it; size() checks that the object exists.
         storage.size(key)
-    # Before anyone reads it to disk: what holds a URL's parts may be larger than was declared.
+    # The size is checked before the file is read to disk: it may be larger than was declared.
     size_bytes = storage.size(key)
     if size_bytes != file.size_bytes:
         raise InvalidAdapter(
@@ -132,7 +132,7 @@ def _complete_file(storage: PresignedStorage, upload: Upload, file: UploadFile) 
 
 
 def _layout(file: UploadFile, part_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """(number, start, size) of every part of the file."""
+    """Number, start and size of every part of the file."""
     for index, start in enumerate(range(0, file.size_bytes, part_bytes)):
         yield index + 1, start, min(part_bytes, file.size_bytes - start)
 
@@ -140,14 +140,14 @@ def _layout(file: UploadFile, part_bytes: int) -> Iterator[tuple[int, int, int]]
 def _arrived(
     storage: PresignedStorage, upload: Upload, file: UploadFile, part_bytes: int
 ) -> dict[int, int]:
-    """Bytes of the parts that lie in the store as they should, by number."""
+    """Bytes, by number, of the parts in the store that have the expected size."""
     assert file.multipart_id is not None
     layout = {number: size_bytes for number, _, size_bytes in _layout(file, part_bytes)}
     key = file_key(upload, file)
     try:
         stored = storage.list_parts(key, file.multipart_id)
     except ObjectNotFound:
-        # A completed multipart upload is none any more; its object says that all had arrived.
+        # A completed multipart upload no longer exists; its object proves that all parts arrived.
         storage.size(key)
         return layout
     return {n: size_bytes for n, size_bytes in stored.items() if layout.get(n) == size_bytes}

@@ -1,22 +1,22 @@
-"""What an engine found out about an adapter by serving it: plain data for its passport."""
+"""Result of an engine's proof of an adapter: plain data for the adapter's passport."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-# "unavailable" says nothing about the adapter: try again. All others are final.
+# "unavailable" is no verdict on the adapter, and the proof is tried again; the others are final.
 Verdict = Literal["passed", "not_finite", "no_effect", "mismatch", "not_served", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """An adapter on fixed prompts: served beside others, and merged into the base weights.
+    """Comparison of an adapter on fixed prompts: served beside others, and merged into the base.
 
-    message: for whoever uploaded it, when it did not pass.
+    message: explains to the uploader why the adapter did not pass.
     max_effect: largest change of a token's logprob, in nats, that the adapter makes.
-    max_difference: largest difference between the served and the merged one's logprobs.
-    tolerance: what max_difference may be.   num_tokens: whose logprobs were compared.
-    device_bytes: that it takes in the arena.
-    cold_load_s: from the object store to the arena; None if it was on its way before.
+    max_difference: largest difference between logprobs of the served and the merged adapter.
+    tolerance: limit of max_difference.   num_tokens: tokens whose logprobs were compared.
+    device_bytes: bytes that the adapter takes in the arena.
+    cold_load_s: time of the load from the object store to the arena; None if it had begun before.
     """
 
     verdict: Verdict

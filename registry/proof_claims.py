@@ -1,6 +1,7 @@
-"""Uploads that wait for their proof: who proves which, and until when.
+"""Claims on uploads that wait for their proof: each claim lets one gateway prove one upload.
 
-Proving uploads are undiscarded, so the index of those finds them, however many have ended.
+Proving uploads are not discarded, so the index on discarded_at_ms finds them, however many uploads
+have ended.
 """
 
 import json
@@ -12,7 +13,7 @@ from registry.upload_rows import FAILED, PROVING, Upload, to_upload
 
 
 def list_unclaimed(conn: Connection, now_ms: int, limit: int) -> list[Upload]:
-    """Proving uploads of all tenants that nobody has claimed, or no longer; oldest first."""
+    """Proving uploads of all tenants without a claim in force, oldest first."""
     query = (
         select(uploads)
         .where(uploads.c.discarded_at_ms.is_(None), uploads.c.state == PROVING, _unclaimed(now_ms))
@@ -23,12 +24,12 @@ def list_unclaimed(conn: Connection, now_ms: int, limit: int) -> list[Upload]:
 
 
 def claim(conn: Connection, upload: Upload, now_ms: int, until_ms: int) -> bool:
-    """For one of those who saw it unclaimed."""
+    """Claim an upload until `until_ms`. False if another gateway was first, or the proof ended."""
     return _set_claim(conn, upload, until_ms, _unclaimed(now_ms))
 
 
 def renew_claim(conn: Connection, upload: Upload, until_ms: int) -> bool:
-    """Of the one who has it. False if the upload is not proving any more."""
+    """Extend the caller's claim. False if the upload is not proving any more."""
     return _set_claim(conn, upload, until_ms, true())
 
 
@@ -53,7 +54,7 @@ def _unclaimed(now_ms: int) -> ColumnElement[bool]:
 
 
 def proving_object_keys(conn: Connection, tenant_id: str) -> set[str]:
-    """Canonical objects that will have a version if they pass."""
+    """Keys of the tenant's canonical objects that become versions if they pass their proof."""
     query = select(uploads.c.built).where(
         uploads.c.tenant_id == tenant_id, uploads.c.state == PROVING
     )
@@ -61,7 +62,7 @@ def proving_object_keys(conn: Connection, tenant_id: str) -> set[str]:
 
 
 def give_up(conn: Connection, now_ms: int, *, error_code: str, error: str) -> None:
-    """Close the uploads of all tenants that no engine proved in time."""
+    """Fail the uploads of all tenants that no engine proved in time."""
     conn.execute(
         update(uploads)
         .where(

@@ -1,4 +1,4 @@
-"""A version of an adapter as the engine knows it: digest, place and size, never a name."""
+"""Reference by which an engine knows an adapter version: digest, key and size, but no name."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class AdapterRef:
     """One immutable version of an adapter.
 
-    digest: sha256 of the canonical object, hex.   object_key: where the object store keeps it.
-    rank: the largest rank of its modules.   size_bytes: of the canonical object.
+    digest: sha256 of the canonical object, hex.   object_key: its key in the object store.
+    rank: the largest rank of its modules.   size_bytes: bytes of the canonical object.
     """
 
     adapter_id: str

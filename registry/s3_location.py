@@ -1,9 +1,9 @@
-"""Where a bucket is and how it is spoken to: all that an s3:// URL says.
+"""Parser of s3:// URLs, which name a bucket and the way to access it.
 
     s3://bucket/prefix?endpoint_url=https://minio:9000&region=eu-west-1&sse=aws:kms
 
-The URL stands in command lines, settings and logs. So credentials never do: they come from the
-environment, and no error repeats a value.
+The URL appears in command lines, settings and logs. It must therefore contain no credentials: they
+come from the environment, and no error message repeats a value.
 """
 
 import re
@@ -24,11 +24,13 @@ _FROM_ENVIRONMENT = (
 
 @dataclass(frozen=True, slots=True)
 class S3Location:
-    """endpoint_url, region: None for what boto3 finds in the environment, else Amazon's.
+    """A bucket and the way to access it.
 
-    addressing_style: "virtual" has the bucket in the host, "path" in the path; "auto" is "path" at
-    an endpoint of one's own, else "virtual".   sse: how the store encrypts what it takes, None for
-    the bucket's default; kms_key_id: by which key of "aws:kms", None for the account's.
+    endpoint_url, region: None for those that boto3 finds in the environment, or else Amazon's.
+    addressing_style: "virtual" puts the bucket into the host name, "path" into the path; "auto" is
+    "path" for a custom endpoint, else "virtual".
+    sse: encryption of stored objects; None for the bucket's default.
+    kms_key_id: the key for "aws:kms"; None for the account's.
     """
 
     bucket: str
@@ -41,7 +43,7 @@ class S3Location:
 
 
 def parse_s3_url(url: str) -> S3Location:
-    """Raises ValueError for a URL that has anything else in it, or that contradicts itself."""
+    """Parse an s3:// URL. Raises ValueError if it has unknown parts or contradicts itself."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ValueError(f"A storage URL names a bucket and no user; {_FROM_ENVIRONMENT}.")

@@ -1,6 +1,6 @@
-"""Where objects lie: a folder, or a bucket (registry.storage_s3). Keys look like paths.
+"""Object stores: a folder, or a bucket (registry.storage_s3). Keys look like paths.
 
-registry.storage_url opens either.
+registry.storage_url opens both kinds.
 """
 
 import os
@@ -20,12 +20,12 @@ CHUNK_BYTES = 1 << 20
 _KEY = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _INCOMING = ".incoming"
 _LEFTOVER_S = 24 * 3600.0
-"""An incoming file as old as this is nobody's: its process was killed."""
+"""Age at which an incoming file is deleted, since its process must have been killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """What a listing tells. modified_at: Unix seconds on the store's clock, of its last put."""
+    """An object in a listing. modified_at: its last put, in Unix seconds of the store's clock."""
 
     key: str
     size_bytes: int
@@ -36,64 +36,68 @@ class Storage(Protocol):
     """Immutable objects under keys. Every method raises StorageError when the store fails."""
 
     def put(self, key: str, path: Path) -> None:
-        """Store the file at `path`. All of it or nothing appears; the same again is harmless."""
+        """Store the file at `path`, all or nothing; storing the same file again is harmless."""
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The bytes [start, end) in chunks of at most CHUNK_BYTES.
+        """Read the bytes [start, end) in chunks of at most CHUNK_BYTES.
 
-        Raises ObjectNotFound at the first chunk. A range past the end is cut at the end; one that
-        ends earlier is an error.
+        Raises ObjectNotFound at the first chunk. A range past the object's end is cut there; a body
+        that ends earlier raises StorageError.
         """
 
     def size(self, key: str) -> int:
-        """Bytes of the object. Raises ObjectNotFound."""
+        """Size of the object in bytes. Raises ObjectNotFound."""
 
     def delete(self, key: str) -> None:
-        """Remove the object; none is as good as removed."""
+        """Delete the object; a missing object is no error."""
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """Objects whose keys start with `prefix`, in their order."""
+        """Objects whose keys start with `prefix`, in the order of their keys."""
 
 
 @runtime_checkable
 class PresignedStorage(Storage, Protocol):
-    """A store that takes the parts of an object from whoever holds a URL for them."""
+    """A store that takes the parts of an object from any client that has a URL for them."""
 
     def begin_multipart(self, key: str) -> str:
-        """The id of a new multipart upload of the object `key`; it appears when completed."""
+        """Begin a multipart upload and return its id; the object appears when it is completed."""
 
     def presign_part(
         self, key: str, multipart_id: str, number: int, size_bytes: int, expires_s: int
     ) -> str:
-        """A URL that takes part `number`, from 1, by HTTP PUT: exactly so many bytes, until then.
+        """Make a URL that takes part `number` by HTTP PUT, of exactly `size_bytes`.
 
-        Every part but the last has at least 5 MiB.
+        number: counts from 1.   size_bytes: at least 5 MiB except for the last part.
+        expires_s: seconds for which the URL is valid.
         """
 
     def list_parts(self, key: str, multipart_id: str) -> dict[int, int]:
-        """Bytes of every part that has arrived, by number. Raises ObjectNotFound: no such upload.
+        """Bytes of every part that has arrived, by number.
 
-        A completed or aborted upload is no upload any more.
+        Raises ObjectNotFound if there is no such multipart upload, as after it was completed or
+        aborted.
         """
 
     def complete_multipart(self, key: str, multipart_id: str) -> None:
         """Make the parts that have arrived the object, in the order of their numbers.
 
-        Raises ObjectNotFound, as list_parts: also if it was completed, and only the answer lost.
+        Raises ObjectNotFound like list_parts, even if an earlier call completed the upload and
+        only its answer was lost.
         """
 
     def abort_multipart(self, key: str, multipart_id: str) -> None:
-        """Drop the parts; no such upload is as good as aborted."""
+        """Drop the parts of a multipart upload; a missing upload is no error."""
 
     def abort_multiparts(self, prefix: str, begun_before: float) -> int:
-        """Drop every upload below `prefix` that was begun before then: how many.
+        """Drop every multipart upload below `prefix` begun before `begun_before`; returns how many.
 
-        begun_before: Unix seconds on the store's clock. A put() that was killed leaves one, too.
+        begun_before: Unix seconds of the store's clock. A put() that was killed leaves such an
+        upload, too.
         """
 
 
 def check_key(key: str) -> None:
-    """Raises StorageError for a key that could mean another place than it says."""
+    """Raise StorageError unless the key is a plain relative path, without ".." and .incoming."""
     if not _KEY.fullmatch(key) or any(part in (".", "..", _INCOMING) for part in key.split("/")):
         raise StorageError(key=ascii(key), reason="the key is not allowed")
 
@@ -143,7 +147,7 @@ class LocalStorage:
             return
         except OSError as error:
             raise StorageError(key=key, reason=str(error)) from error
-        # Leave no empty folders of uploads behind; rmdir refuses a folder in use.
+        # The empty folders of uploads are removed; rmdir refuses a folder that is in use.
         with suppress(OSError):
             for parent in path.parents:
                 if parent == self._root:
@@ -151,7 +155,7 @@ class LocalStorage:
                 parent.rmdir()
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        # Only the folder that the prefix names is walked: a tenant's listing costs its own objects.
+        # Only the prefix's folder is walked, so a listing costs no more than the tenant's objects.
         folder = self._root / prefix.rpartition("/")[0]
         if not folder.resolve().is_relative_to(self._root):
             raise StorageError(key=ascii(prefix), reason="the prefix is not allowed")
@@ -167,7 +171,7 @@ class LocalStorage:
         return self._root / key
 
     def _sweep(self) -> None:
-        """Remove what puts of killed processes left; other processes' puts are younger."""
+        """Delete files that puts of killed processes left; files of running puts are younger."""
         with suppress(OSError):
             for path in self._incoming.iterdir():
                 if path.stat().st_mtime < time.time() - _LEFTOVER_S:

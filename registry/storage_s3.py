@@ -1,4 +1,4 @@
-"""Objects in an S3 bucket. Credentials come from the environment, all else from the URL."""
+"""Objects in an S3 bucket. Credentials come from the environment, other settings from the URL."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from registry.storage import CHUNK_BYTES, StoredObject, check_key
 
 _CONNECT_TIMEOUT_S = 3.0
 _MAX_CONNECTIONS = 64
-"""As many threads as the fetcher reads with; more than the default of 10 would be thrown away."""
+"""Size of the connection pool: the fetcher's read threads. The default of 10 would discard more."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _MISSING = {"404", "NoSuchKey", "NoSuchUpload", "NotFound"}
 _PART_BYTES = 16 << 20
@@ -25,22 +25,22 @@ _TRANSFER = TransferConfig(
     multipart_threshold=_PART_BYTES + 1,
     multipart_chunksize=_PART_BYTES,
     max_concurrency=4,
-    # boto3 would take another client, with other retries, on machines that it finds worthy.
+    # On some machines boto3 would choose a different client, which has different retries.
     preferred_transfer_client="classic",
 )
 
 
 def make_client(location: S3Location, attempts: int, read_timeout_s: float) -> Any:
-    """boto3's client for S3; it may be shared by threads."""
+    """Make boto3's client for S3, which threads may share."""
     config = Config(
-        # Presigned URLs would have version 2 in some regions, which does not sign a part's length.
+        # Some regions would presign with version 2, which does not sign the length of a part.
         signature_version="s3v4",
         s3={"addressing_style": location.addressing_style},
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=read_timeout_s,
         max_pool_connections=_MAX_CONNECTIONS,
         retries={"mode": "standard", "total_max_attempts": attempts},
-        # We compare a sha256 of our own; stores that are not Amazon's refuse the newer checksums.
+        # Objects are verified by sha256; stores other than Amazon's refuse the newer checksums.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -49,7 +49,7 @@ def make_client(location: S3Location, attempts: int, read_timeout_s: float) -> A
 
 
 class S3Storage:
-    """One bucket, under one prefix. It is a PresignedStorage."""
+    """Objects under one prefix of one bucket. Implements PresignedStorage."""
 
     def __init__(self, location: S3Location, client: Any) -> None:
         self._bucket = location.bucket
@@ -58,8 +58,8 @@ class S3Storage:
         self._client = client
 
     def put(self, key: str, path: Path) -> None:
-        # One PUT, or parts that become an object together, or are dropped when one of them fails.
-        # Given the name, not a file, boto3 streams every part from disk.
+        # A small file is one PUT; a large file is sent in parts, which are dropped if one fails.
+        # boto3 gets the file's name, not an open file, and so streams every part from disk.
         with _translated(key), create_transfer_manager(self._client, _TRANSFER) as transfers:
             transfers.upload(str(path), self._bucket, self._key(key), self._encryption).result()
 
@@ -165,13 +165,13 @@ class S3Storage:
 
 
 def _encryption(location: S3Location) -> dict[str, str]:
-    """The arguments of a request that makes an object."""
+    """Encryption arguments of a request that makes an object."""
     asked = {"ServerSideEncryption": location.sse, "SSEKMSKeyId": location.kms_key_id}
     return {name: value for name, value in asked.items() if value is not None}
 
 
 def _check_range(response: dict[str, Any], key: str, start: int, end: int | None) -> None:
-    """Raises StorageError unless the answer is the range that was asked for, cut at the end."""
+    """Raise StorageError unless the answer is the requested range, cut at the object's end."""
     given = response.get("ContentRange", "all of it")
     match = _CONTENT_RANGE.fullmatch(given)
     if match:
@@ -184,7 +184,7 @@ def _check_range(response: dict[str, Any], key: str, start: int, end: int | None
 
 @contextmanager
 def _translated(key: str) -> Iterator[None]:
-    """boto3's errors as ours."""
+    """Translate boto3's errors to StorageError and ObjectNotFound."""
     try:
         yield
     except ClientError as error:

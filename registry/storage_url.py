@@ -1,4 +1,4 @@
-"""Which store a URL means."""
+"""Storage URLs: each means a folder or a bucket."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -8,22 +8,22 @@ from registry.storage import LocalStorage, Storage
 
 
 def open_storage(url: str, *, attempts: int = 4, read_timeout_s: float = 30.0) -> Storage:
-    """The store behind `file:///folder` or `s3://bucket/prefix?...`. Raises ValueError.
+    """Open the store of `file:///folder` or `s3://bucket/prefix?...`. Raises ValueError.
 
-    attempts: that one call makes; 1 for a caller that tries again by itself.
-    read_timeout_s: how long a bucket may say nothing.
+    attempts: tries of one call to a bucket; 1 for a caller that retries by itself.
+    read_timeout_s: longest silence of a bucket during a read.
     """
     place = parse_storage_url(url)
     if isinstance(place, Path):
         return LocalStorage(place)
-    # Imported here: only a process that is given a bucket needs boto3.
+    # boto3 is imported here, since only a process with a bucket needs it.
     from registry.storage_s3 import S3Storage, make_client
 
     return S3Storage(place, make_client(place, attempts, read_timeout_s))
 
 
 def parse_storage_url(url: str) -> Path | S3Location:
-    """A folder or a bucket; nothing is opened. Raises ValueError."""
+    """Parse a storage URL to a folder or a bucket, without opening it. Raises ValueError."""
     parts = urlsplit(url)
     if parts.scheme == "s3":
         return parse_s3_url(url)

@@ -1,4 +1,4 @@
-"""JSON as the standard has it: no duplicate keys, no NaN, no deep nesting."""
+"""Parser of strict JSON: no duplicate keys, no NaN, no deep nesting."""
 
 import json
 import re
@@ -7,16 +7,16 @@ from typing import Any
 from registry.errors import InvalidAdapter, shown
 
 MAX_DEPTH = 4
-"""A header of safetensors has 3 levels, PEFT's deepest option 3."""
+"""Limit of nesting; a safetensors header has 3 levels, PEFT's deepest option 3."""
 
-# Possessive: a quote that is never closed must not be tried from every place in it.
+# The quantifiers are possessive, so that an unclosed quote is not retried from every position.
 _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]|[\]}]', re.DOTALL)
 
 
 def parse_object(raw: bytes, *, param: str, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """The JSON object in `raw`. Raises InvalidAdapter with `param` naming where it came from.
+    """Parse the JSON object in `raw`. Raises InvalidAdapter with `param`, the name of its source.
 
-    max_depth: of objects and arrays in each other. The size is bounded by the caller.
+    max_depth: limit of nested objects and arrays. The caller bounds the size of `raw`.
     """
     if _is_deeper(raw, max_depth):
         raise InvalidAdapter(
@@ -44,7 +44,7 @@ def parse_object(raw: bytes, *, param: str, max_depth: int = MAX_DEPTH) -> dict[
 
 
 def _is_deeper(raw: bytes, max_depth: int) -> bool:
-    """Counted before parsing: the parser would go down with the nesting."""
+    """Whether the nesting is too deep; counted before parsing, since the parser recurses."""
     depth = 0
     for token in _STRING_OR_BRACKET.finditer(raw):
         if token[0] in b"[{":

@@ -1,7 +1,7 @@
-"""What nobody needs any more: parts of ended uploads, objects without a row, purged versions.
+"""Deletion of unneeded data: parts of ended uploads, objects without a row, purged versions.
 
-Every function does a bounded piece of work, so that it can be called again and again; several
-gateways may do so at once.
+Every function does a bounded amount of work and is meant to be called repeatedly, by several
+gateways at once if need be.
 """
 
 import re
@@ -18,15 +18,15 @@ from registry.transactions import Begin
 from registry.upload_rows import PRESIGNED, Upload
 from registry.uploads import Uploads
 
-# Keys of one tenant that one query asks about.
+# Keys of one tenant in one query.
 _BATCH = 500
 _OBJECT_KEY = re.compile(r"tenants/([^/]+)/[0-9a-f]{64}")
 
 
 def sweep_uploads(uploads: Uploads, begin: Begin) -> int:
-    """End the uploads whose time is over and discard what ended ones left.
+    """End the uploads whose time is over, and discard the parts of ended uploads.
 
-    Returns how many were discarded.
+    Returns how many uploads were discarded.
     """
     with begin() as conn:
         upload_rows.expire(conn, uploads.now_ms())
@@ -36,9 +36,10 @@ def sweep_uploads(uploads: Uploads, begin: Begin) -> int:
 
 
 def discard(uploads: Uploads, begin: Begin, upload: Upload) -> bool:
-    """Delete the parts of an upload that takes no more of them. Again is harmless.
+    """Delete the parts of an upload that takes no more parts. Repeating is harmless.
 
-    True once an ended upload has nothing left and never will; a proving one is asked again.
+    Returns True once an ended upload has no parts left; False after an error of the store, and for
+    a proving upload, which is discarded again when it has ended.
     """
     try:
         if upload.transfer == PRESIGNED:
@@ -46,7 +47,7 @@ def discard(uploads: Uploads, begin: Begin, upload: Upload) -> bool:
         for found in list(uploads.storage.list(f"uploads/{upload.upload_id}/")):
             uploads.storage.delete(found.key)
     except (StorageError, InvalidUpload):
-        # How the upload ended does not depend on it, and the next sweep finds it again.
+        # The upload's end does not depend on this, and the next sweep finds the upload again.
         return False
     with begin() as conn:
         return upload_rows.mark_discarded(
@@ -55,18 +56,18 @@ def discard(uploads: Uploads, begin: Begin, upload: Upload) -> bool:
 
 
 def sweep_objects(uploads: Uploads, begin: Begin) -> int:
-    """Delete old objects that no row means. Returns how many.
+    """Delete old objects that no row refers to. Returns how many.
 
-    Canonical objects are orphans when their upload died, failed or expired between the store and
-    the row, or when their last version was purged; parts when they came as their upload ended.
-    Why none is deleted that a row comes to mean: registry.upload_proof.
+    A canonical object is an orphan if its upload died, failed or expired between the store and the
+    row, or if its last version was purged; a part is an orphan if it arrived as its upload ended.
+    registry.upload_proof explains why no object is deleted that a row comes to refer to.
     """
     orphans = _orphans(uploads, begin)
     swept = 0
     for tenant_id, key in islice(orphans, uploads.limits.max_orphans_per_sweep):
         with begin() as conn:
             adapter_rows.lock_tenant(conn, tenant_id)
-            # Asked again: a completion may have come to mean it since it was listed.
+            # Checked again: an upload may refer to the object since it was listed.
             if not _meant(conn, tenant_id, [key]):
                 uploads.storage.delete(key)
                 swept += 1
@@ -74,7 +75,7 @@ def sweep_objects(uploads: Uploads, begin: Begin) -> int:
 
 
 def purge(uploads: Uploads, begin: Begin) -> None:
-    """Give up what was deleted longer ago than can be restored, and forget old events."""
+    """Purge the versions that can no longer be restored, and delete old events."""
     with begin() as conn:
         uploads.catalog.purge_deleted(conn)
     with begin() as conn:
@@ -82,7 +83,7 @@ def purge(uploads: Uploads, begin: Begin) -> None:
 
 
 def _orphans(uploads: Uploads, begin: Begin) -> Iterator[tuple[str, str]]:
-    """(tenant, key) of old canonical objects that no row means as they are listed."""
+    """Tenant and key of old canonical objects that no row refers to when they are listed."""
     for tenant_id, found in groupby(_old_objects(uploads), key=lambda pair: pair[0]):
         keys = (key for _, key in found)
         while batch := list(islice(keys, _BATCH)):
@@ -92,27 +93,27 @@ def _orphans(uploads: Uploads, begin: Begin) -> Iterator[tuple[str, str]]:
 
 
 def _old_objects(uploads: Uploads) -> Iterator[tuple[str, str]]:
-    """(tenant, key) of canonical objects past their grace, tenant by tenant."""
+    """Tenant and key of canonical objects older than the grace period, tenant by tenant."""
     for found in _older(uploads, "tenants/", uploads.limits.orphan_grace_s):
         if match := _OBJECT_KEY.fullmatch(found.key):
             yield match[1], found.key
 
 
 def _meant(conn: Connection, tenant_id: str, keys: list[str]) -> set[str]:
-    """Those that a version has or may be restored to have, or that wait for their proof."""
+    """The given keys that a ready or restorable version, or a proving upload, refers to."""
     live = adapter_rows.live_object_keys(conn, tenant_id, keys)
     return live | proof_claims.proving_object_keys(conn, tenant_id)
 
 
 def _sweep_leftovers(uploads: Uploads) -> int:
-    """Delete parts as old as no upload gets: their own was discarded before they arrived."""
+    """Delete parts older than any upload can be: their upload was discarded before they arrived."""
     limits, storage = uploads.limits, uploads.storage
     age_s = limits.upload_ttl_s + limits.orphan_grace_s
     old = list(islice(_older(uploads, "uploads/", age_s), limits.max_orphans_per_sweep))
     for found in old:
         storage.delete(found.key)
     if isinstance(storage, PresignedStorage):
-        # Those of killed gateways: of presigned files before their id was kept, and of puts.
+        # Killed gateways leave multipart uploads of puts, and of presigned files without an id row.
         storage.abort_multiparts("", uploads.now_ms() / 1000 - age_s)
     return len(old)
 

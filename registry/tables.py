@@ -1,7 +1,7 @@
 """The registry's tables, on the metadata that every table of the platform joins.
 
 Times are whole milliseconds since the Unix epoch: the same integers on SQLite and PostgreSQL.
-Every row carries its tenant, also where a join could find it: no query has to trust a join.
+Every row has its tenant, even where a join could find it, so that no query has to trust a join.
 """
 
 from sqlalchemy import (
@@ -19,7 +19,7 @@ from sqlalchemy import (
     false,
 )
 
-# SQLite numbers rows only in a column that is INTEGER to the letter.
+# SQLite numbers rows only in a column whose type is exactly INTEGER.
 RowId = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData(
@@ -32,7 +32,7 @@ metadata = MetaData(
     }
 )
 
-# A deleted adapter keeps its row: its name comes back with the next version number.
+# A deleted adapter keeps its row, so that a new upload of its name gets the next version number.
 adapters = Table(
     "adapters",
     metadata,
@@ -44,7 +44,7 @@ adapters = Table(
     UniqueConstraint("tenant_id", "name"),
 )
 
-# Immutable but for state ("ready" | "deleted" | "purged") and deleted_at_ms.
+# Immutable except for state ("ready" | "deleted" | "purged") and deleted_at_ms.
 adapter_versions = Table(
     "adapter_versions",
     metadata,
@@ -62,7 +62,7 @@ adapter_versions = Table(
     Column("created_by_key", String(64), nullable=False),
     Column("deleted_at_ms", BigInteger),
     ForeignKeyConstraint(["adapter_id"], ["adapters.adapter_id"]),
-    # Finds the version of a digest, and says whether a tenant's object is still in use.
+    # This index finds the version of a digest, and whether a tenant's object is still in use.
     Index(None, "tenant_id", "digest"),
     Index(None, "deleted_at_ms"),
 )
@@ -74,7 +74,7 @@ adapter_aliases = Table(
     Column("alias", String(64), primary_key=True),
     Column("tenant_id", String(64), nullable=False),
     Column("version", Integer, nullable=False),
-    # A second version that gets canary_percent of the requests; null for none.
+    # A second version that gets canary_percent of the requests; null without a canary.
     Column("canary_version", Integer),
     Column("canary_percent", Integer),
     Column("updated_at_ms", BigInteger, nullable=False),
@@ -83,7 +83,7 @@ adapter_aliases = Table(
     ),
 )
 
-# Every move of an alias, the newest last: what a rollback goes back to. version: null for removed.
+# Every move of an alias, for rollbacks. version: null if the move removed the alias.
 alias_moves = Table(
     "alias_moves",
     metadata,
@@ -101,7 +101,7 @@ alias_moves = Table(
     sqlite_autoincrement=True,
 )
 
-# tenant_id: the owner, grantee_id: who may use it, too.
+# tenant_id: the owner.   grantee_id: a tenant that may use the adapter, too.
 adapter_grants = Table(
     "adapter_grants",
     metadata,
@@ -114,8 +114,8 @@ adapter_grants = Table(
     Index(None, "grantee_id"),
 )
 
-# An interval for which a version was kept resident; unpinned_at_ms: null while it still is.
-# A pin that follows a moved alias is a new row. size_bytes: what it takes on the device.
+# An interval for which a version was kept resident. unpinned_at_ms: null while it still is.
+# A pin that follows a moved alias is a new row. size_bytes: bytes on the device.
 adapter_pins = Table(
     "adapter_pins",
     metadata,
@@ -134,7 +134,7 @@ adapter_pins = Table(
     Index(None, "unpinned_at_ms"),
 )
 
-# What gateways tell their engines about; kept for an hour. version: null where it is of all.
+# Events that gateways pass to their engines; kept for an hour. version: null for all versions.
 adapter_events = Table(
     "adapter_events",
     metadata,
@@ -159,13 +159,13 @@ uploads = Table(
     Column("created_by_key", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger, nullable=False),
-    # How its bytes come: "gateway" | "presigned".
+    # The way of the upload's bytes: "gateway" | "presigned".
     Column("transfer", String(16), nullable=False, server_default="gateway"),
     # A dry run ends with its passport and makes no version.
     Column("is_dry_run", Boolean, nullable=False, server_default=false()),
     # JSON of the canonical object and its passport, once the files are checked.
     Column("built", Text),
-    # Who proves it in an engine may do so until then, alone.
+    # End of the claim of the gateway that alone may have an engine prove the upload.
     Column("proving_until_ms", BigInteger),
     Column("error_code", String(64)),
     Column("error_param", String(256)),
@@ -179,7 +179,7 @@ uploads = Table(
     ),
     Index(None, "tenant_id", "state"),
     Index(None, "tenant_id", "created_at_ms"),
-    # Files that were uploaded before.
+    # This index finds files that were uploaded before.
     Index(None, "tenant_id", "adapter_name"),
     Index(None, "discarded_at_ms", "expires_at_ms"),
 )
@@ -193,7 +193,7 @@ upload_files = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("received_bytes", BigInteger, nullable=False),
-    # The object store's own id of a presigned multipart upload.
+    # The object store's id of a presigned file's multipart upload.
     Column("multipart_id", Text),
     ForeignKeyConstraint(["upload_id"], ["uploads.upload_id"]),
 )
@@ -223,7 +223,7 @@ audit_log = Table(
     Column("action", String(64), nullable=False),
     Column("target", String(256), nullable=False),
     Column("detail", Text, nullable=False),
-    # Whose thing it was done to; None where it is no tenant's.
+    # The tenant that owns the target; null if no tenant owns it.
     Column("tenant_id", String(64)),
     Index("ix_audit_log_tenant_id", "tenant_id", "audit_id"),
     sqlite_autoincrement=True,

@@ -1,4 +1,4 @@
-"""What the numbers of an uploaded tensor are like, found in one pass over its bytes."""
+"""Largest value and norm of an uploaded tensor, found in one pass over its bytes."""
 
 from dataclasses import dataclass
 from math import isfinite, sqrt
@@ -10,24 +10,24 @@ from registry.errors import InvalidAdapter
 from registry.peft_format import WEIGHTS_FILE, TensorInfo, read_tensor_chunks
 
 MAX_VALUE = 65504.0
-"""The largest float16. What is larger is infinite on an engine that serves in float16, and a
-passport is for the base model, not for the number format that it is served in today."""
+"""The largest float16. A larger value is infinite on an engine that serves in float16, and a
+passport is valid for the base model, not only for the number format that it is served in today."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorValues:
-    """max_value: the largest absolute value.   norm: Frobenius, in float32."""
+    """Figures of a tensor. max_value: largest absolute value.   norm: Frobenius, in float32."""
 
     max_value: float
     norm: float
 
 
 def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
-    """tensor: of a dtype that is served. Raises InvalidAdapter: not_finite, value_too_large."""
+    """Scan a tensor of a served dtype. Raises InvalidAdapter: not_finite, value_too_large."""
     max_value, sum_squares = 0.0, 0.0
     for chunk in read_tensor_chunks(file, tensor):
         values = _decode(chunk, tensor.dtype)
-        # A NaN comes out as the largest and as the smallest: two passes find everything.
+        # A NaN is both the max() and the min() of its chunk, so two passes find every fault.
         largest = max(float(values.max()), -float(values.min()))
         if not isfinite(largest):
             raise _fault("not_finite", f"Tensor {name} has a NaN or an infinity; train again.")
@@ -38,14 +38,14 @@ def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
                 "of float16; train again.",
             )
         max_value = max(max_value, largest)
-        # What vanishes or is rounded off in float32 is nothing to who asks for the norm.
+        # The norm is only an estimate, so underflow and rounding in float32 do not matter.
         sum_squares += float(np.dot(values, values))
     return TensorValues(max_value, sqrt(sum_squares))
 
 
 def _decode(chunk: bytes, dtype: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     if dtype == "BF16":
-        # The upper half of a float32; numpy has no bfloat16.
+        # A bfloat16, which numpy lacks, is the upper half of a float32.
         return (np.frombuffer(chunk, "<u2").astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(chunk, "<f2" if dtype == "F16" else "<f4").astype(np.float32, copy=False)
 

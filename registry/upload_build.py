@@ -1,4 +1,4 @@
-"""The end of an upload's files, from a worker thread: short transactions around work on bytes."""
+"""Build of an upload in a worker thread: short transactions around long work on bytes."""
 
 from sqlalchemy import Connection
 
@@ -12,11 +12,12 @@ from registry.uploads import Uploads
 
 
 def build_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str) -> Upload:
-    """Assemble and check the files and store the object; the upload is proving or complete then.
+    """Assemble and check the files and store the object; then the upload is proving or complete.
 
-    One that is so already is the answer. Raises UploadNotFound, UploadNotOpen, UploadNotComplete;
-    InvalidAdapter or TooLarge for a fault of the files, which ends the upload; StorageError or
-    ValidatorUnavailable for one of ours, which does not: complete may be asked again.
+    An upload that is proving or complete already is returned unchanged. Raises UploadNotFound,
+    UploadNotOpen, UploadNotComplete; InvalidAdapter or TooLarge for a fault of the files, which
+    ends the upload; StorageError or ValidatorUnavailable for a fault of ours, after which the call
+    may be repeated.
     """
     with begin() as conn:
         upload = uploads.get_upload(conn, tenant_id, upload_id)
@@ -36,13 +37,13 @@ def build_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str)
         discard(uploads, begin, upload)
         raise
     except ObjectNotFound:
-        # The parts are gone: the same upload was completed beside us, or has expired.
+        # The parts are gone: another call completed the upload meanwhile, or it has expired.
         with begin() as conn:
             upload = uploads.get_upload(conn, tenant_id, upload_id)
         if upload.state == OPEN:
             raise
         return upload_proof.ended(upload)
-    # An object whose upload cannot go on from here is an orphan, and swept.
+    # If start_proof fails, the object is an orphan, which the sweep deletes.
     with begin() as conn:
         upload = upload_proof.start_proof(uploads, conn, built)
     discard(uploads, begin, upload)
@@ -65,7 +66,7 @@ def _build(uploads: Uploads, upload: Upload, parts: tuple[UploadPart, ...]) -> B
 
 
 def _fail(conn: Connection, upload: Upload, error: Invalid | TooLarge) -> None:
-    """Close the upload with the fault of its files. One that is closed stays as it is."""
+    """End the upload with the fault of its files; an upload that has ended stays unchanged."""
     upload_rows.move_upload(
         conn,
         upload,

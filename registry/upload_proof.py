@@ -1,18 +1,18 @@
-"""From checked files to a version: uploads that wait for an engine's proof, and what it decides.
+"""Proofs of uploads: an upload with checked files waits for an engine's proof, which decides it.
 
-A READY row without its object cannot be, though objects are put outside of transactions and
-`registry.sweep` deletes those that no row means. Both decide under the tenant's lock, after
-looking at what the other may have done:
+A READY row always has its object, although objects are put outside of transactions and
+`registry.sweep` deletes objects that no row refers to. Proof and sweep both decide under the
+tenant's lock, after checking whether the other came first:
 
-    put object ── lock: is it still there? then the row means it ── ... ── lock: version READY
-                  lock: does no row mean it? then delete it
+    put object ── lock: if it still exists, a row refers to it ── ... ── lock: version READY
+                  lock: if no row refers to it, delete it
 
-If the sweep comes first, the object is gone when it is looked for, and the upload stays open. If
-the row comes first, the sweep finds it, as long as the upload is proving and after that by its
-version. From the moment that a row means an object, nobody deletes it; a version is only ever
-made of a proving upload, in the transaction that ends its proving.
+If the sweep comes first, the object is missing when it is looked for, and the upload stays open. If
+the row comes first, the sweep finds it: the upload's row while it is proving, and its version's
+afterwards. Once a row refers to an object, the object is not deleted; a version is only made from a
+proving upload, in the transaction that ends its proving.
 
-Under the lock the store is asked for a size or told to delete one key: no bytes move meanwhile.
+Under the lock the store is only asked for a size or to delete one key; no bytes are transferred.
 """
 
 from dataclasses import asdict
@@ -41,7 +41,10 @@ _UNAVAILABLE = "unavailable"
 
 
 def ended(upload: Upload) -> Upload:
-    """An upload that is proving or complete. Raises why it is not, if it is not open either."""
+    """Return an upload that is proving or complete; raise the reason if it ended in another way.
+
+    Raises ProofUnavailable, InvalidAdapter, UploadNotOpen.
+    """
     if upload.state == FAILED:
         if upload.error_code == _UNAVAILABLE:
             raise ProofUnavailable(message=upload.error or "")
@@ -56,10 +59,10 @@ def ended(upload: Upload) -> Upload:
 
 
 def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Upload:
-    """The upload, now proving; or complete, where there is nothing to prove.
+    """Make the upload proving, or complete if there is nothing to prove; returns the upload.
 
-    That is a dry run, and an object that is a version of this adapter already. Raises
-    UploadNotOpen, and StorageError when the object is gone: then the upload is still open.
+    A dry run needs no proof, nor does an object that is a version of this adapter already. Raises
+    UploadNotOpen, and StorageError if the object is missing: then the upload is still open.
     """
     tenant_id = built.upload.tenant_id
     adapter_rows.lock_tenant(conn, tenant_id)
@@ -96,9 +99,9 @@ def prove_again(
     *,
     limits: RegistryLimits | None = None,
 ) -> Upload:
-    """A version that was made for another base model, on the way to be one for this base.
+    """Open an upload that proves a version, made for another base model, on this base model.
 
-    Its object is the same and nothing is sent: the upload has no files, and is proving from the
+    The object stays the same and no file is sent: the upload has no files, and is proving from the
     start. Raises AdapterNotFound, AlreadyProved, InvalidName, QuotaExceeded.
     """
     if alias is not None:
@@ -128,7 +131,7 @@ def prove_again(
 
 
 def claim_proofs(uploads: Uploads, conn: Connection, *, limit: int, claim_s: float) -> list[Upload]:
-    """Uploads that the caller is to prove, alone for so long as it renews its claim."""
+    """Claim up to `limit` uploads that only the caller may prove while it renews the claims."""
     now_ms = uploads.now_ms()
     until_ms = now_ms + int(claim_s * 1000)
     found = proof_claims.list_unclaimed(conn, now_ms, limit)
@@ -136,16 +139,16 @@ def claim_proofs(uploads: Uploads, conn: Connection, *, limit: int, claim_s: flo
 
 
 def renew_claim(uploads: Uploads, conn: Connection, upload: Upload, *, claim_s: float) -> None:
-    """For claim_s more from now; 0 gives it back."""
+    """Extend a claim to claim_s from now; 0 gives the upload back."""
     proof_claims.renew_claim(conn, upload, uploads.now_ms() + int(claim_s * 1000))
 
 
 def finish_proof(
     uploads: Uploads, conn: Connection, upload: Upload, proof: Proof, *, retry_s: float
 ) -> Upload:
-    """The upload after the engine's verdict: complete, failed, or proving again in retry_s.
+    """Carry out the engine's verdict: the upload is complete or failed, or is proved in retry_s.
 
-    One that somebody else has brought to its end stays as it is.
+    Returns the upload. An upload that has ended otherwise stays unchanged.
     """
     tenant_id, upload_id = upload.tenant_id, upload.upload_id
     adapter_rows.lock_tenant(conn, tenant_id)
@@ -164,7 +167,7 @@ def finish_proof(
             with conn.begin_nested():
                 uploads.publish(conn, upload, built)
         except QuotaExceeded as error:
-            # Reached while the upload waited; it must not wait for good.
+            # The quota was reached while the upload waited; it fails, or it would wait forever.
             fault = (error.code, str(error))
     if fault is not None:
         code, message = fault
@@ -174,7 +177,7 @@ def finish_proof(
 
 
 def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
-    """Fail the uploads that no engine proved in time: no fault of their files."""
+    """Fail the uploads that no engine proved in time; their files are not at fault."""
     hours = uploads.limits.proof_ttl_s / 3600
     proof_claims.give_up(
         conn,
@@ -185,7 +188,7 @@ def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
 
 
 def with_proof(built: dict[str, Any], proof: Proof) -> dict[str, Any]:
-    """The proof's figures in the passport."""
+    """Fields of the built adapter with the proof's figures added to the passport."""
     figures = asdict(proof)
     del figures["verdict"], figures["message"]
     canary = {"passed": proof.verdict == "passed", **figures}
@@ -196,7 +199,8 @@ def _check_object(uploads: Uploads, built: BuiltAdapter) -> None:
     stored_bytes = uploads.storage.size(built.object_key)
     if stored_bytes != built.size_bytes:
         raise StorageError(
-            key=built.object_key, reason=f"{stored_bytes} bytes, {built.size_bytes} were put"
+            key=built.object_key,
+            reason=f"{stored_bytes} bytes are stored, {built.size_bytes} were put",
         )
 
 

@@ -1,4 +1,4 @@
-"""Uploads, their two files and received parts as rows. Every query names the tenant."""
+"""Rows of uploads and of their two files. Every query names the tenant, or spans all tenants."""
 
 import json
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ PRESIGNED: Transfer = "presigned"
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """What a file is declared to be. sha256: hex."""
+    """Declared size and digest of a file. sha256: hex."""
 
     size_bytes: int
     sha256: str
@@ -43,10 +43,10 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class UploadFile:
-    """A declared file and how much of it has arrived.
+    """A declared file and the bytes that have arrived.
 
-    received_bytes: through the gateway; of a presigned file only the store knows.
-    multipart_id: the store's own, of a presigned file.
+    received_bytes: bytes that came through the gateway; for a presigned file only the store knows.
+    multipart_id: the store's id of a presigned file's multipart upload.
     """
 
     filename: str
@@ -58,9 +58,9 @@ class UploadFile:
 
 @dataclass(frozen=True, slots=True)
 class UploadPart:
-    """The bytes [start, start + size_bytes) of a file, kept under object_key until the end.
+    """The bytes [start, start + size_bytes) of a file, kept under object_key until the upload ends.
 
-    sha256: None where nobody counted on the way: the file's own is all there is to compare.
+    sha256: None for a presigned file, which can only be compared with the file's own sha256.
     """
 
     filename: str
@@ -75,11 +75,11 @@ class Upload:
     """A session: open -> proving -> complete; open or proving -> failed; open -> expired or
     cancelled.
 
-    files: none of one that begins with a stored object, proving.
-
+    files: empty if the upload proves an object that is stored already; it begins as proving then.
     built: from proving on, the canonical object and its passport (see registry.upload_build).
-    adapter_id, version: of a complete one that is no dry run.   error: of a failed one.
-    expires_at_ms: when an open one expires, and when a proving one gives up.
+    adapter_id, version: set when the upload is complete, except for a dry run.
+    error: set when the upload has failed.
+    expires_at_ms: when an open upload expires, or a proving upload fails for want of a proof.
     """
 
     upload_id: str
@@ -103,7 +103,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """An upload as quotas count it."""
+    """Figures of an open or proving upload that quotas count."""
 
     adapter_name: str
     is_dry_run: bool
@@ -148,8 +148,8 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
 
 
 def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
-    """Open and proving ones: what the tenant may still come to have."""
-    # No join and GROUP BY: for their order SQLite walks all uploads, 39 ms of 100,000 and not 0.3.
+    """Open and proving uploads, which may still become versions of the tenant."""
+    # A join with GROUP BY would make SQLite walk all uploads: 39 ms for 100,000 instead of 0.3 ms.
     declared_bytes = (
         select(func.coalesce(func.sum(upload_files.c.size_bytes), 0))
         .where(
@@ -170,7 +170,7 @@ def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Un
 
 
 def count_versions(conn: Connection, tenant_id: str, name: str) -> int:
-    """Live versions of the adapter of this name."""
+    """Number of ready versions of the adapter of this name."""
     query = (
         select(func.count())
         .select_from(versions)
@@ -186,7 +186,7 @@ def count_versions(conn: Connection, tenant_id: str, name: str) -> int:
 
 
 def created_at_ms(conn: Connection, tenant_id: str, place: int) -> int | None:
-    """When the tenant's newest but `place` upload was created; 0 is the newest."""
+    """Creation time of the tenant's upload at `place`, 0 being the newest; None without one."""
     query = select(uploads.c.created_at_ms).where(uploads.c.tenant_id == tenant_id)
     query = query.order_by(uploads.c.created_at_ms.desc()).offset(place).limit(1)
     return conn.execute(query).scalar()
@@ -199,7 +199,7 @@ def find_same_files(
     files: Mapping[str, FileSpec],
     base_revision: str,
 ) -> Version | None:
-    """The live version of this adapter that came from files with exactly these sha256."""
+    """The ready version of this adapter that was made from files with exactly these sha256."""
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
         .join(
@@ -234,7 +234,7 @@ def find_same_files(
 def set_multipart(
     conn: Connection, tenant_id: str, upload_id: str, filename: str, multipart_id: str
 ) -> bool:
-    """Keep a file's multipart upload; False if it has one already, or the upload has ended."""
+    """Store the id of a file's multipart upload; False if it has one, or the upload has ended."""
     kept = conn.execute(
         update(upload_files)
         .where(
@@ -250,7 +250,7 @@ def set_multipart(
 
 
 def is_open(tenant_id: str, upload_id: str) -> Exists:
-    """A condition for statements that must not touch an upload that has ended."""
+    """Condition for statements that may only change an open upload."""
     query = select(uploads.c.upload_id).where(
         uploads.c.upload_id == upload_id,
         uploads.c.tenant_id == tenant_id,
@@ -267,7 +267,7 @@ def move_upload(
     built: dict[str, Any] | None = None,
     **values: object,
 ) -> bool:
-    """From the state that the caller saw to another; False if it is no longer in that state."""
+    """Move an upload from the state that the caller saw; False if it is no longer in that state."""
     moved = conn.execute(
         update(uploads)
         .where(
@@ -281,7 +281,7 @@ def move_upload(
 
 
 def expire(conn: Connection, now_ms: int) -> None:
-    """Close the open uploads of all tenants whose time is over."""
+    """Expire the open uploads of all tenants whose time is over."""
     conn.execute(
         update(uploads)
         .where(
@@ -305,7 +305,7 @@ def list_undiscarded(conn: Connection, limit: int) -> list[Upload]:
 
 
 def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int) -> bool:
-    """Write down that the store has no parts of it; False if the upload has not ended."""
+    """Record that the store has no parts of the upload; False if the upload has not ended."""
     marked = conn.execute(
         update(uploads)
         .where(
@@ -326,7 +326,7 @@ def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int
 
 
 def to_upload(conn: Connection, row: Row[Any]) -> Upload:
-    """A row of the table with its files."""
+    """Make an upload from its row, and read its files."""
     query = select(upload_files).where(
         upload_files.c.upload_id == row.upload_id, upload_files.c.tenant_id == row.tenant_id
     )

@@ -1,4 +1,4 @@
-"""What an upload may declare and what a part may be. Nothing here changes anything."""
+"""Rules for declarations, quotas and parts of uploads. Functions here only read and check."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ _HOUR_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class RegistryLimits:
-    """What a tenant may upload, and how.
+    """Limits of uploads, and of the adapters that a tenant may have.
 
-    max_adapters, max_adapter_bytes_total: for a tenant that has none of its own.
-    max_versions: of one adapter.   max_open_uploads: those that wait for their proof included.
-    part_bytes: of every part but the last.   presigned_ttl_s: of a part's URL.
+    max_adapters, max_adapter_bytes_total: for a tenant without limits of its own.
+    max_versions: versions of one adapter.   max_open_uploads: open and proving uploads.
+    part_bytes: size of every part but the last.   presigned_ttl_s: validity of a part's URL.
     proof_ttl_s: how long an upload waits for an engine that can prove it.
-    orphan_grace_s: how old an object without a row must be to be swept.
+    orphan_grace_s: age from which an object without a row is swept.
     """
 
     adapter: AdapterLimits = field(default_factory=AdapterLimits)
@@ -46,7 +46,7 @@ class RegistryLimits:
     def of_tenant(
         self, max_adapters: int | None, max_adapter_bytes_total: int | None
     ) -> "RegistryLimits":
-        """With a tenant's own, where it has any."""
+        """Limits of a tenant: its own in place of the defaults; None keeps a default."""
         limits = self
         if max_adapters is not None:
             limits = replace(limits, max_adapters=max_adapters)
@@ -56,7 +56,7 @@ class RegistryLimits:
 
 
 def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
-    """Exactly the two files that PEFT writes. Raises InvalidUpload, TooLarge."""
+    """Check that the files are exactly the two of PEFT. Raises InvalidUpload, TooLarge."""
     max_bytes = {
         CONFIG_FILE: MAX_CONFIG_BYTES,
         WEIGHTS_FILE: limits.adapter.max_adapter_bytes,
@@ -83,10 +83,10 @@ def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
 def check_quotas(
     conn: Connection, upload: Upload, limits: RegistryLimits, *, is_known: bool = False
 ) -> None:
-    """Whether the tenant may open this upload. Unfinished ones count as if they had succeeded.
+    """Raise QuotaExceeded unless the tenant may open this upload.
 
-    is_known: it becomes a version that is there already. A dry run becomes none. Both count as
-    uploads, and take no room. Raises QuotaExceeded.
+    Unfinished uploads count as if they had succeeded. is_known: the upload means a version that
+    exists already. Such an upload and a dry run count as uploads, but take no room.
     """
     _check_rate(conn, upload, limits.max_uploads_per_hour)
     if is_known:
@@ -108,9 +108,9 @@ def check_quotas(
 def check_room(
     conn: Connection, tenant_id: str, name: str, limits: RegistryLimits, now_ms: int
 ) -> None:
-    """Whether what the tenant has now, with the adapter `name`, is within its limits.
+    """Raise QuotaExceeded unless the tenant's adapters, `name` included, are within its limits.
 
-    Raises QuotaExceeded.
+    Unfinished uploads count as if they had succeeded.
     """
     unfinished = upload_rows.unfinished_uploads(conn, tenant_id, now_ms)
     _check_room(conn, tenant_id, name, limits, unfinished, num_versions=0, num_bytes=0)
@@ -126,7 +126,7 @@ def _check_room(
     num_versions: int,
     num_bytes: int,
 ) -> None:
-    """num_versions, num_bytes: that are to come to `name`, beside the unfinished uploads."""
+    """Check the tenant's room. num_versions, num_bytes: additions to `name` by a new upload."""
     coming = [other for other in unfinished if not other.is_dry_run]
     names = {name, *(other.adapter_name for other in coming)}
     names |= adapter_rows.adapter_names(conn, tenant_id)
@@ -155,7 +155,7 @@ def _check_limit(quota: str, asked: int, limit: int, *, remedy: str) -> None:
 
 
 def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
-    """A sliding hour: the newest but `limit` - 1 must have left it."""
+    """Raise QuotaExceeded if the tenant created `limit` uploads in the hour before this upload."""
     oldest_ms = upload_rows.created_at_ms(conn, upload.tenant_id, place=limit - 1)
     wait_ms = 0 if oldest_ms is None else oldest_ms + _HOUR_MS - upload.created_at_ms
     if wait_ms > 0:
@@ -168,7 +168,7 @@ def _check_rate(conn: Connection, upload: Upload, limit: int) -> None:
 
 
 def check_part(upload: Upload, part: UploadPart, total_bytes: int, part_bytes: int) -> UploadFile:
-    """The file that the part belongs to. Raises InvalidUpload, TooLarge."""
+    """Check a part and return the file that it belongs to. Raises InvalidUpload, TooLarge."""
     file = upload.files.get(part.filename)
     if file is None:
         raise InvalidUpload(

@@ -1,8 +1,8 @@
-"""Uploads: sessions that take two files in parts, and what each of them is now.
+"""Uploads: sessions that take two files in parts and become a version.
 
 Methods take the caller's connection inside the caller's transaction and never commit. No
-transaction may stay open while bytes move: those that move bytes open their own. How an upload
-ends is in registry.upload_build (its files) and registry.upload_proof (its proof).
+transaction may stay open during a transfer of bytes, so methods that transfer bytes open their own.
+registry.upload_build ends the transfer of the files, registry.upload_proof the upload's proof.
 """
 
 import re
@@ -47,7 +47,7 @@ from registry.upload_rows import (
 from registry.upload_rules import RegistryLimits, check_files, check_part, check_quotas
 from registry.validator import Validator
 
-# What a dry run has for a name; no adapter can have it.
+# Adapter name of a dry run; no adapter can have this name.
 DRY_RUN_NAME = "-"
 
 _BUILT_FIELDS = ("digest", "object_key", "rank", "size_bytes", "base_revision", "passport")
@@ -55,7 +55,10 @@ _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
 
 class Uploads:
-    """work_dir: where uploads are assembled; None for the system's temporary folder."""
+    """Uploads of all tenants.
+
+    work_dir: folder in which uploads are assembled; None for the system's temporary folder.
+    """
 
     def __init__(
         self,
@@ -87,9 +90,9 @@ class Uploads:
     ) -> Upload:
         """Declare the two files of a new version.
 
-        known: what `find_known` found, if its object is sound. Its files are not asked for again:
-        the upload is complete, with that version, and the aliases mean it as if they had been sent.
-        limits: the tenant's own, None for the default.
+        known: the version that `find_known` found, if its object exists. Its files are not sent
+        again: the upload is complete at once, and `latest` and the alias move to that version.
+        limits: the tenant's own limits; None for the default.
         Raises InvalidName, InvalidUpload, TooLarge, QuotaExceeded.
         """
         check_new_name(name, self.catalog.base.model_id)
@@ -113,12 +116,12 @@ class Uploads:
     def find_known(
         self, conn: Connection, tenant_id: str, name: str, files: Mapping[str, FileSpec]
     ) -> Version | None:
-        """The live version of this adapter that came from exactly these files."""
+        """The ready version of this adapter that was made from exactly these files."""
         base_revision = self.catalog.base.base_revision
         return upload_rows.find_same_files(conn, tenant_id, name, files, base_revision)
 
     def has_object(self, version: Version) -> bool:
-        """Asks the store: an upload of a version whose object is lost has to bring it back."""
+        """Whether the store has the version's object; a lost object must be uploaded again."""
         try:
             return self.storage.size(version.object_key) == version.size_bytes
         except ObjectNotFound:
@@ -133,7 +136,7 @@ class Uploads:
         *,
         transfer: Transfer = GATEWAY,
     ) -> Upload:
-        """Declare two files that are only to be checked: they become no version.
+        """Declare two files that are only checked and do not become a version.
 
         Raises InvalidUpload, TooLarge, QuotaExceeded.
         """
@@ -145,19 +148,19 @@ class Uploads:
         return upload
 
     def get_upload(self, conn: Connection, tenant_id: str, upload_id: str) -> Upload:
-        """Raises UploadNotFound."""
+        """Read an upload, whose state is EXPIRED once its time is over. Raises UploadNotFound."""
         upload = None
         if _UPLOAD_ID.fullmatch(upload_id):
             upload = upload_rows.find_upload(conn, tenant_id, upload_id)
         if upload is None:
             raise UploadNotFound(upload_id=upload_id)
         if upload.state == OPEN and upload.expires_at_ms <= self.now_ms():
-            # The sweep will write it down; nobody has to wait for the sweep.
+            # The sweep writes the state to the row later.
             return replace(upload, state=EXPIRED)
         return upload
 
     def cancel_upload(self, conn: Connection, tenant_id: str, upload_id: str) -> Upload:
-        """End an open upload; again is harmless. Raises UploadNotFound, UploadNotOpen."""
+        """Cancel an open upload; repeating is harmless. Raises UploadNotFound, UploadNotOpen."""
         adapter_rows.lock_tenant(conn, tenant_id)
         upload = self.get_upload(conn, tenant_id, upload_id)
         if upload.state == OPEN:
@@ -167,7 +170,7 @@ class Uploads:
         return self.get_upload(conn, tenant_id, upload_id)
 
     def get_version(self, conn: Connection, upload: Upload) -> Version | None:
-        """What a complete upload became; None for a dry run and for one that is not complete."""
+        """The version that an upload became; None for a dry run and an upload not complete yet."""
         if upload.adapter_id is None or upload.version is None:
             return None
         return adapter_rows.find_version_row(
@@ -175,9 +178,10 @@ class Uploads:
         )
 
     def offer_files(self, begin: Begin, upload: Upload) -> dict[str, OfferedFile]:
-        """How far the files of an open presigned upload are, and fresh URLs for what is missing.
+        """Progress of the files of an open presigned upload, with fresh URLs for missing parts.
 
-        Moves no bytes, but asks the store. Raises InvalidUpload, StorageError.
+        The store is asked, but no bytes are transferred. Raises InvalidUpload, UploadNotOpen,
+        StorageError.
         """
         storage = self.presigned_storage()
         files = presigned.begin_files(storage, begin, upload)
@@ -190,7 +194,7 @@ class Uploads:
         }
 
     def presigned_storage(self) -> PresignedStorage:
-        """Raises InvalidUpload where the store is none that takes parts by URL."""
+        """The store, if it takes parts by URL. Raises InvalidUpload if it does not."""
         if not isinstance(self.storage, PresignedStorage):
             raise InvalidUpload(
                 code="presigned_not_supported",
@@ -212,13 +216,15 @@ class Uploads:
         sha256: str,
         total_bytes: int,
     ) -> UploadFile:
-        """Take the part that lies at `path`. The same part again changes nothing.
+        """Take the part that lies at `path`, and return its file.
 
-        Nor does one of a complete upload, which has all that was declared.
-        begin: opens one of two short transactions; none is open while the part goes to the store.
-        size_bytes, sha256: of the part, as counted while it was received.   total_bytes: of the
-        whole file, as the caller sent it. Raises UploadNotFound, UploadNotOpen, UploadIsPresigned,
-        InvalidUpload, TooLarge, UploadOffsetMismatch, StorageError.
+        A part that was taken before changes nothing, nor does a part of a complete upload, which
+        has all declared bytes.
+        begin: opens two short transactions; none is open while the part goes to the store.
+        size_bytes, sha256: figures of the part, computed while it was received.
+        total_bytes: size of the whole file, as the caller sent it.
+        Raises UploadNotFound, UploadNotOpen, UploadIsPresigned, InvalidUpload, TooLarge,
+        UploadOffsetMismatch, StorageError.
         """
         key = f"uploads/{upload_id}/{filename}/{start:016d}"
         part = UploadPart(filename, start, size_bytes, sha256, key)
@@ -230,31 +236,32 @@ class Uploads:
                 return file
             if start != file.received_bytes:
                 return _answer_repeated(conn, upload, part)
-        # The object before the row: a part that is counted is there.
+        # The object is put before its row, so that a counted part always exists.
         self.storage.put(key, path)
         with begin() as conn:
             is_counted = part_rows.advance_file(conn, tenant_id, upload_id, part)
             upload = self.get_upload(conn, tenant_id, upload_id)
             if is_counted:
                 return upload.files[filename]
-            # Someone else moved first: another sender of this part, or the end of the upload.
+            # Another call was first: one with this part, or one that ended the upload.
             if upload.state == OPEN:
                 return _answer_repeated(conn, upload, part)
         self.storage.delete(key)
         raise UploadNotOpen(upload_id=upload_id, state=upload.state)
 
     def check_takes_parts(self, upload: Upload) -> None:
-        """Raises UploadNotOpen, UploadIsPresigned."""
+        """Raise UploadNotOpen or UploadIsPresigned unless the upload takes parts here."""
         if upload.state not in (OPEN, COMPLETE):
             raise UploadNotOpen(upload_id=upload.upload_id, state=upload.state)
         if upload.transfer == PRESIGNED:
             raise UploadIsPresigned(upload_id=upload.upload_id)
 
     def publish(self, conn: Connection, upload: Upload, built: BuiltAdapter) -> None:
-        """Make the object a version and move `latest`, and the alias asked for, to it.
+        """Make the object a version, move `latest` and the upload's alias to it, and complete the
+        upload.
 
-        The same bytes as a version that the adapter has are that version. The upload's state is
-        the one that the caller saw under the tenant's lock. Raises UploadNotOpen.
+        If the adapter has a version with the same bytes, that version is used. upload: as the
+        caller read it under the tenant's lock. Raises UploadNotOpen, QuotaExceeded.
         """
         version = self.catalog.publish(conn, upload.adapter_name, built, upload.alias)
         is_moved = upload_rows.move_upload(
@@ -266,7 +273,7 @@ class Uploads:
             version=version.version,
         )
         if not is_moved:
-            # Its time is over: the sweep ends such uploads without the tenant's lock.
+            # The upload's time is over; the sweep ends uploads without the tenant's lock.
             raise UploadNotOpen(upload_id=upload.upload_id, state=EXPIRED)
 
     def now_ms(self) -> int:
@@ -306,7 +313,7 @@ def new_upload_id() -> str:
 
 
 def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:
-    """All of a built adapter but its upload: what the upload's row keeps of it."""
+    """Fields of a built adapter or version that an upload's row stores."""
     return {name: getattr(source, name) for name in _BUILT_FIELDS}
 
 
@@ -315,7 +322,7 @@ def _arrived(file: UploadFile) -> UploadFile:
 
 
 def _answer_repeated(conn: Connection, upload: Upload, part: UploadPart) -> UploadFile:
-    """The file as it is, if this very part was taken before. Raises UploadOffsetMismatch."""
+    """The unchanged file, if exactly this part was taken before. Raises UploadOffsetMismatch."""
     file = upload.files[part.filename]
     taken = part_rows.find_part(conn, upload.tenant_id, upload.upload_id, part.filename, part.start)
     if taken != part:

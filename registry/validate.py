@@ -1,6 +1,6 @@
-"""Whether two uploaded files are an adapter of this base model, and what it is: its passport.
+"""Checks whether two uploaded files are an adapter of this base model, and makes its passport.
 
-Nothing here runs or imports a model: numpy and the bytes.
+No model is run or imported: the checks need only numpy and the files' bytes.
 """
 
 from collections import Counter
@@ -26,14 +26,14 @@ from registry.peft_format import (
 )
 from registry.tensor_values import TensorValues, scan_tensor
 
-# Chosen to be quiet on ordinary training runs: they only warn.
+# Thresholds of warnings, chosen so that ordinary training runs cause none.
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
 _MAX_WARNINGS = 20
 
 
 class Base(Protocol):
-    """What the checks ask of a base model: registry.base_model has it, and says what it means."""
+    """Properties of a base model that the checks need; registry.base_model documents them."""
 
     @property
     def model_id(self) -> str: ...
@@ -45,10 +45,10 @@ class Base(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdapterLimits:
-    """What one adapter may be.
+    """Limits of one adapter.
 
-    max_scale: of a module, alpha / r; training at 1000 times the usual is not heard of.
-    max_adapter_bytes: of adapter_model.safetensors.
+    max_scale: limit of a module's scale, alpha / r; training at 1000 times the usual scale is
+    unheard of.   max_adapter_bytes: limit of adapter_model.safetensors.
     """
 
     max_rank: int = 256
@@ -60,13 +60,13 @@ class AdapterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Passport:
-    """What an adapter is on the base model it was checked against.
+    """Description of an adapter for the base model that it was checked against.
 
-    lora_format: "lora", or "alora" for an activated one.
-    rank: the largest.   ranks, scales: number of modules by rank, by effective scale.
-    max_value: the largest absolute value of A and B.   size_bytes: of the canonical object.
-    invocation_tokens: of an activated LoRA, None for an ordinary one.
-    warnings: sentences; the adapter is served all the same.
+    lora_format: "lora", or "alora" for an activated LoRA.
+    rank: the largest rank.   ranks, scales: number of modules by rank, by effective scale.
+    max_value: largest absolute value of A and B.   size_bytes: bytes of the canonical object.
+    invocation_tokens: tokens of an activated LoRA; None for an ordinary LoRA.
+    warnings: sentences; the adapter is served despite them.
     """
 
     lora_format: str
@@ -88,7 +88,7 @@ class Passport:
 
 @dataclass(frozen=True, slots=True)
 class CheckedAdapter:
-    """An adapter that passed, with what is needed to write its canonical object."""
+    """An adapter that passed the checks, with the data for writing its canonical object."""
 
     passport: Passport
     header: Header
@@ -99,14 +99,17 @@ class CheckedAdapter:
 def validate_adapter(
     config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
 ) -> Passport:
-    """The passport of the two uploaded files. Raises InvalidAdapter or TooLarge."""
+    """Check the two uploaded files; returns their passport. Raises InvalidAdapter, TooLarge."""
     return check_adapter(config_bytes, weights, base, limits).passport
 
 
 def check_adapter(
     config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
 ) -> CheckedAdapter:
-    """As validate_adapter, with the header and the effective ranks and scales."""
+    """Check the two uploaded files; returns passport, header, and effective ranks and scales.
+
+    Raises InvalidAdapter, TooLarge.
+    """
     config = PeftConfig.parse(config_bytes)
     _check_invocation_tokens(config, base)
     with _opened(weights) as (file, file_size):
@@ -136,7 +139,7 @@ def check_adapter(
 
 @contextmanager
 def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
-    """The file at its beginning, and its size."""
+    """Open the weights; yields the file at its beginning, and its size in bytes."""
     if isinstance(weights, Path):
         with weights.open("rb") as file:
             yield file, weights.stat().st_size
@@ -147,7 +150,7 @@ def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
-    """Tokens that no prompt can hold would make an adapter that never applies."""
+    """Refuse invocation tokens outside the vocabulary: such an adapter would never apply."""
     if config.invocation_tokens is None:
         return
     vocab_size = base.config["vocab_size"]
@@ -161,7 +164,9 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
 
 
 def _paired_modules(header: Header, base: Base) -> list[str]:
-    """The modules that have tensors, in the base model's order. Raises on any other tensor."""
+    """Modules that have tensors, in the base model's order. Raises InvalidAdapter on any tensor
+    that is not one of a served module's pair.
+    """
     found = set()
     for name, tensor in header.tensors.items():
         if is_of_ends(name):
@@ -195,7 +200,7 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
 
 
 def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
-    """PEFT would drop a tensor that is not targeted: config and tensors must say the same."""
+    """Check that config and tensors agree, since PEFT would drop a tensor that is not targeted."""
     targeted = {module for module in base.modules if config.targets(module)}
     if not targeted:
         raise InvalidAdapter(
@@ -216,7 +221,7 @@ def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
 def _check_shapes(
     module: str, effect: ModuleScale, header: Header, features: tuple[int, int], max_rank: int
 ) -> None:
-    """A is [rank, in_features], B is [out_features, rank]."""
+    """Check that A is [rank, in_features], B is [out_features, rank], and rank <= max_rank."""
     in_features, out_features = features
     a, b = (header.tensors[name].shape for name in lora_names(module))
     if len(a) != 2 or len(b) != 2 or a[1] != in_features or b[0] != out_features:
@@ -245,9 +250,9 @@ def _check_scale(module: str, effect: ModuleScale, max_scale: float) -> None:
 
 
 def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> dict[str, float]:
-    """By module, scale * |A| * |B|, a bound on the norm of what it adds.
+    """Norm bounds by module: scale * |A| * |B| bounds the norm of the module's update.
 
-    Raises no_effect when no module adds anything.
+    Raises InvalidAdapter (no_effect) if every update is zero.
     """
     pairs = {module: [values[name] for name in lora_names(module)] for module in modules}
     if not any(a.max_value and b.max_value for a, b in pairs.values()):
@@ -258,7 +263,10 @@ def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> 
 def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterator[str]:
     trained_on = config.base_model_name
     if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
-        yield f"It says it was trained on {shown(trained_on)}; served here is {base.model_id}."
+        yield (
+            f"The config says that the adapter was trained on {shown(trained_on)}; "
+            f"served here is {base.model_id}."
+        )
     if isinstance(config.target_modules, frozenset):
         known = {ending for module in base.modules for ending in endings(module)}
         for target in sorted(config.target_modules - known):
@@ -279,8 +287,8 @@ def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -
     zero = [module for module, norm in norms.items() if norm == 0]
     if zero:
         yield f"{len(zero)} of {len(norms)} modules are zero, the first is {zero[0]}."
-    # With each other and not with the base's: those are not at hand without reading all of its
-    # weights, and what the adapter really does beside them is measured by the engine's proof.
+    # Norms are compared with each other and not with the base model's, which would need a read of
+    # all its weights; the engine's proof measures the adapter's real effect on the base.
     middle = median([norm for norm in norms.values() if norm > 0] or [1.0])
     for module, norm in norms.items():
         if norm > _OUTLIER_RATIO * middle:

@@ -1,7 +1,7 @@
-"""Checks of uploaded files, each in a process of its own that has little to lose.
+"""Checks of uploaded files, each in a confined process of its own.
 
-The files are a stranger's; whatever they do to the process that reads them, the gateway goes on,
-and no other tenant's keys, files or memory were within its reach.
+The files are untrusted. Whatever they do to the process that reads them, the gateway goes on, and
+no other tenant's keys, files or memory are within the process's reach.
 
     request   JSON on stdin: confinement, limits, base, config, and the numbers of two open files
     answer    on stdout: `ready`, then JSON: passport, digest and size_bytes | refused | too_large
@@ -32,26 +32,27 @@ from registry.validator_process import READY
 
 _log = logging.getLogger(__name__)
 
-# Isolated: no PYTHON* variables, no user's packages, nothing from the current folder.
+# Run by `python -I`: no PYTHON* variables, no user's packages, no modules of the current folder.
 _START = "import sys; sys.path.insert(0, sys.argv[1]); import registry.validator_process as v; "
 _START += "v.main()"
 _ROOT = str(Path(__file__).resolve().parents[1])
 _COMPLAINT_BYTES = 4000
 
-# What a Python that was built with a shared library may need to start. Nothing else is passed on.
+# A Python built with a shared library may need these to start; other variables are not passed on.
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
-# Threads would each take stacks and buffers from the memory limit.
+# One thread, since each thread would take stacks and buffers from the memory limit.
 _VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class ValidatorLimits:
-    """What validators may take of the machine.
+    """Resources that validators may use.
 
-    max_running: at once, and one per tenant.   max_wait_s: for a turn.
-    base_s, bytes_per_s: what a check may take of processor time: a few times what it needs.
-    wall_ratio: seconds by the clock for each of those. It is nice, so it waits for the engine.
-    memory_bytes: of address space.   max_answer_bytes: also of what it prints when it fails.
+    max_running: validators at once; a tenant may have one.   max_wait_s: longest wait for a turn.
+    base_s, bytes_per_s: a check may take base_s + size / bytes_per_s of processor time, a few times
+    its need.   wall_ratio: seconds by the clock for each of those, since a validator has a low
+    priority and waits for the engine.
+    memory_bytes: address space.   max_answer_bytes: limit of the output, even after a failure.
     """
 
     max_running: int = 2
@@ -70,10 +71,10 @@ class ValidatorLimits:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedAdapter:
-    """What a validator answered. digest: sha256 of the canonical object, hex; size_bytes: its size.
+    """Answer of a validator. digest: sha256 of the canonical object, hex; size_bytes: its size.
 
-    The digest is the validator's word. Whoever made it lie would have an object under a wrong key
-    in their own tenant's folder, which no fetcher opens: it compares.
+    The digest is not checked again here. A tenant that makes the validator lie only gets an object
+    under a wrong key in its own folder, and the fetcher, which compares digests, refuses it.
     is_offline: whether the validator had no network.
     """
 
@@ -85,7 +86,10 @@ class ValidatedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a process ended. cpu_s: its limit.   printed, complaints: the beginnings."""
+    """End of a validator process.
+
+    cpu_s: its limit.   printed, complaints: the beginnings of its stdout and stderr.
+    """
 
     status: int
     is_late: bool
@@ -95,9 +99,9 @@ class _Ended:
 
 
 class Validator:
-    """Runs the checks against one base model. Any thread may ask.
+    """Runs the checks against one base model. Any thread may call it.
 
-    python: the interpreter of the validators.
+    python: the interpreter that runs the validators.
     """
 
     def __init__(
@@ -117,10 +121,10 @@ class Validator:
     def check(
         self, tenant_id: str, config: Path, weights: Path, target: Path | None = None
     ) -> ValidatedAdapter:
-        """Check the two files, and write the canonical object to `target`; None: to nowhere.
+        """Check the two files, and write the canonical object to `target`, if it is not None.
 
-        Raises InvalidAdapter and TooLarge for what the files are or do to the validator,
-        ValidatorUnavailable when it did not start, had no turn or no disk.
+        Raises InvalidAdapter and TooLarge for faults of the files, crashes of the validator
+        included; ValidatorUnavailable if it did not start, got no turn or had no disk space.
         """
         if config.stat().st_size > MAX_CONFIG_BYTES:
             size_bytes = config.stat().st_size
@@ -153,7 +157,7 @@ class Validator:
                 self._turn.notify_all()
 
     def _run(self, config: bytes, weights: IO[bytes], target: IO[bytes]) -> _Ended:
-        """One process from its start to its end. Raises OSError when it cannot be started."""
+        """Run one process from start to end. Raises OSError if it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
         cpu_s = self._limits.cpu_s(size_bytes)
         request = {
@@ -168,7 +172,7 @@ class Validator:
             "weights_fd": weights.fileno(),
             "target_fd": target.fileno(),
         }
-        # Files and not pipes: whatever it prints when it has gone wrong fills no memory.
+        # Output goes to files, not pipes, so that a runaway process does not fill the memory.
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complaints:
             is_late = False
             with subprocess.Popen(
@@ -179,7 +183,7 @@ class Validator:
                 pass_fds=(weights.fileno(), target.fileno()),
                 cwd="/",
                 env=_VARIABLES | {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ},
-                # Ctrl-C is for the gateway: it must not look like a crash over the file.
+                # Ctrl-C is for the gateway; here it would look like a crash caused by the files.
                 start_new_session=True,
             ) as process:
                 try:
@@ -215,7 +219,10 @@ def _head_of(file: IO[bytes], size_bytes: int) -> bytes:
 
 
 def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
-    """What it answered. Raises for a process that did not come to an answer."""
+    """Parse the answer of a process.
+
+    Raises ValidatorUnavailable if the process did not start, InvalidAdapter if it failed after it.
+    """
     if not ended.printed.startswith(READY):
         reason = "it took too long to start" if ended.is_late else "it did not start"
         _log.error("validator: %s: %a", reason, ended.complaints)
@@ -235,7 +242,7 @@ def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
         _log.warning("a validator ended with %d: %a", ended.status, ended.complaints)
         raise InvalidAdapter(
             code="validator_failed",
-            message="The check of the files broke down over them; save the adapter with PEFT "
+            message="The check of the files crashed because of them; save the adapter with PEFT "
             "again.",
             param=WEIGHTS_FILE,
         ) from None

@@ -1,7 +1,7 @@
-"""The process in which a stranger's files are read: it checks them and writes the canonical object.
+"""The process that reads untrusted files: it checks them and writes the canonical object.
 
-It has what registry.validator gives it: two open files, a little memory, a little time, no network
-and no secrets. It imports numpy and the checks, nothing else.
+The process has only what registry.validator gives it: two open files, little memory, little time,
+no network and no secrets. It imports only numpy and the checks.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from registry.peft_format import write_canonical
 from registry.validate import AdapterLimits, check_adapter
 
 READY = b"ready\n"
-"""Said when it has started: what goes wrong before is our fault, what comes after the file's."""
+"""Line printed after the start: earlier failures are the server's fault, later ones the files'."""
 
 _CLONE_NEWNET = 0x4000_0000
 _CLONE_NEWUSER = 0x1000_0000
@@ -26,7 +26,7 @@ _CLONE_NEWUSER = 0x1000_0000
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """What the checks ask of a base model. config: vocab_size and nothing else."""
+    """Properties of a base model that the checks need. config: only vocab_size."""
 
     model_id: str
     modules: dict[str, tuple[int, int]]
@@ -34,7 +34,7 @@ class BaseFacts:
 
 
 def main() -> None:
-    """One request on stdin, one answer on stdout, as registry.validator says."""
+    """Read one request from stdin and print one answer, as registry.validator documents."""
     request = json.load(sys.stdin)
     is_offline = confine(**request["confinement"])
     sys.stdout.buffer.write(READY)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, niceness: int) -> bool:
-    """Give up what a check does not need, for good. Whether there is no network any more."""
+    """Give up, for good, all that a check does not need; returns whether the network is gone."""
     os.nice(niceness)
     for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
@@ -53,7 +53,7 @@ def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, nic
         (resource.RLIMIT_NOFILE, open_files),
         (resource.RLIMIT_CORE, 0),
     ):
-        # The system's own limit may be lower already, and then it cannot be raised.
+        # The system's own hard limit may be lower, and cannot be raised.
         allowed = resource.getrlimit(kind)[1]
         lower = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
         resource.setrlimit(kind, (lower, lower))
@@ -61,8 +61,8 @@ def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, nic
 
 
 def _leave_network() -> bool:
-    """A network namespace of its own, with nothing in it. False where the system has none."""
-    # os.unshare came with Python 3.12. A user namespace lets it work without being root.
+    """Enter a new, empty network namespace. False if the system does not allow it."""
+    # os.unshare needs Python 3.12. A new user namespace makes the call work without root.
     unshare = getattr(ctypes.CDLL(None), "unshare", None)
     return unshare is not None and unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
 
@@ -76,7 +76,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         sizes = {"size_bytes": error.size_bytes, "limit_bytes": error.limit_bytes}
         return {"too_large": {"what": error.param, **sizes}}
     except OSError as error:
-        # The disk is full or broken, which no adapter can bring about.
+        # The disk is full or broken, which no adapter can cause.
         return {"unavailable": str(error)}
 
 
