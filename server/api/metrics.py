@@ -107,7 +107,7 @@ class Metrics:
         )
         self.moves = Counter(
             "chorale_request_moves",
-            "Requests that moved to another engine because theirs was dead or leaving",
+            "Requests that moved to another engine because theirs was gone or was leaving",
             registry=self._registry,
         )
         self.lines_dropped = Gauge(
