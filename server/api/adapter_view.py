@@ -19,13 +19,13 @@ from server.text.json_object import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    """Renders what is in the registry, with where it is in the engines and what it costs today."""
+    """Renders adapters of the registry, with their place in the engines and today's prices."""
 
     catalog: Catalog
     engines: Engines
 
     def adapters(self, conn: Connection, found: list[Adapter]) -> list[JsonObject]:
-        """Adapters of one tenant. `canaries` has only those aliases that have one."""
+        """Adapters of one tenant. `canaries` has only those aliases that have a canary."""
         if not found:
             return []
         tenant_id, ids = found[0].tenant_id, [adapter.adapter_id for adapter in found]
@@ -40,7 +40,7 @@ class AdapterView:
         return self.adapters(conn, [adapter])[0]
 
     def version(self, version: Version, price: Price) -> JsonObject:
-        """A version. `tier` says where its weights are in the engine now."""
+        """A version. `tier` says where its weights are in the engines now."""
         residency = self.engines.residency(version.object_key)
         return {
             "version": version.version,
@@ -72,12 +72,12 @@ class AdapterView:
 
 
 def passport_view(passport: JsonObject, size_bytes: int, price: Price) -> JsonObject:
-    """A passport with what its object costs today, in 30 days."""
+    """A passport, with what storing its object for 30 days costs at today's price."""
     return {**passport, "storage_nanousd_per_month": monthly_storage_nanousd(size_bytes, price)}
 
 
 def pin_view(pin: Pin, price: Price) -> JsonObject:
-    """since: for this version, in Unix seconds.   size_bytes: on the device."""
+    """A pin. since: of this version, in Unix seconds.   size_bytes: on the device."""
     return {
         "since": pin.pinned_at_ms // 1000,
         "version": pin.version,

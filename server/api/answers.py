@@ -20,9 +20,9 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(slots=True)
 class Part:
-    """Some of one answer, or all of it. logprobs: in their OpenAI shape, None without any.
+    """A part of one answer, or all of it. logprobs: in their OpenAI shape, None if there are none.
 
-    finish_reason, stop_cause: how it ended, in OpenAI's words and in the engine's.
+    finish_reason, stop_cause: how the answer ended, in OpenAI's words and in the engine's.
     """
 
     text: str = ""
@@ -47,7 +47,8 @@ class Part:
 class ShownPrompt:
     """A prompt as its answers show it.
 
-    echo: its text, where answers begin with it, else empty.   token_ids: None unless asked for.
+    echo: the prompt's text if answers begin with it, else empty.   token_ids: None unless asked
+    for.
     """
 
     echo: str = ""
@@ -56,7 +57,7 @@ class ShownPrompt:
 
 
 class Choice:
-    """One of a request's answers, put into OpenAI's words output by output."""
+    """One of a request's answers, rendered in OpenAI's shape output by output."""
 
     def __init__(
         self, index: int, vocabulary: Sequence[bytes], is_chat: bool, prompt: ShownPrompt
@@ -74,7 +75,7 @@ class Choice:
         text = self._detokenizer.push(
             output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
         )
-        # Here, output by output: an answer's worth at its end would hold up everybody else.
+        # Rendered output by output: a whole answer at its end would hold up other requests.
         if output.prompt_logprobs and self.prompt.logprobs:
             self.prompt.logprobs.take(output.prompt_logprobs)
         logprobs = None
@@ -99,7 +100,7 @@ class Choice:
         return choice
 
     def chunk(self, part: Part) -> JsonObject:
-        """The choice of one event of a stream; the first has what is shown of the prompt."""
+        """The choice of one event of a stream; the first one also shows the prompt."""
         is_first, self._is_first_chunk = self._is_first_chunk, False
         part = self._behind_prompt(part) if is_first else part
         choice = self._head(part)
@@ -135,7 +136,7 @@ class Choice:
             "finish_reason": part.finish_reason,
         }
         if part.finish_reason is not None:
-            # OpenAI has no word for a budget that ended.
+            # OpenAI has no word for an exhausted budget.
             head["x_chorale"] = {"stop_cause": part.stop_cause}
         return head
 
@@ -200,7 +201,7 @@ def counts(output: RequestOutput) -> JsonObject:
 
 
 def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> JsonObject:
-    """The counts of the whole request; what is ours is under one key."""
+    """The counts of the whole request; Chorale's own fields are under `x_chorale`."""
     return counts(final) | {
         "x_chorale": {
             "cost_nanousd": cost_nanousd,
@@ -212,7 +213,7 @@ def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> JsonOb
 
 
 def finish_reason(output: RequestOutput) -> str:
-    """OpenAI's word for how it ended: a cancelled answer stopped."""
+    """OpenAI's word for how the answer ended; a cancelled one has `stop`."""
     return "length" if output.finish_reason == "length" else "stop"
 
 

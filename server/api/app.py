@@ -1,4 +1,4 @@
-"""The ASGI application: routers, errors, and the life of what one gateway process holds."""
+"""The ASGI application: routers, errors, and the start and end of the gateway's parts."""
 
 import asyncio
 import contextlib
@@ -77,12 +77,12 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         lifespan=_lifespan,
         docs_url=None,
         redoc_url=None,
-        # It would redirect to what the Host header says.
+        # A redirect would lead wherever the Host header says.
         redirect_slashes=False,
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
-    # First of the two: its path would be an id's of the other.
+    # Included before `receipts.router`, which would take its path for a request's id.
     app.include_router(receipts.public_router, prefix="/v1")
     for module in (
         inference, limits, models, adapters, sharing, uploads, usage, receipts, statements,
@@ -97,7 +97,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     app.include_router(billing.router, prefix="/v1", dependencies=tenant)
     app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(simulate.router, prefix="/admin/v1", dependencies=operator)
-    # For both: what is read depends on whose key it is.
+    # For tenants and the operator: the key decides whose usage is read.
     app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
     app.include_router(exports.router, prefix="/v1", dependencies=tenant)
     app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
@@ -135,7 +135,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _working(gateway: Gateway) -> AsyncIterator[None]:
-    """Run the gateway's background work; on the way out, let requests finish and be paid."""
+    """Run the gateway's background work; at the end, let requests finish and be paid."""
     settling = asyncio.create_task(gateway.settler.run())
     tasks = [asyncio.create_task(work) for work in _background(gateway)]
     try:
@@ -149,7 +149,7 @@ async def _working(gateway: Gateway) -> AsyncIterator[None]:
         await gateway.key_uses.write()
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
         await asyncio.gather(settling, *tasks, return_exceptions=True)
-        with contextlib.suppress(DatabaseError):  # they run out by themselves
+        with contextlib.suppress(DatabaseError):  # leases expire by themselves
             await gateway.leases.release()
 
 
@@ -175,15 +175,16 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
 
 
 async def _adopt_events(database: Database, signer: Signer) -> None:
-    """Usage that an older release recorded gets its entries, before anything new is posted."""
+    """Post entries for usage that an older release recorded, before anything new is posted."""
     while await database.write(lambda conn: adopt_events(conn, signer, now_ms())):
         pass
 
 
 async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> None:
-    """Once a minute: end uploads and discard their parts, write down which keys were used.
+    """Every minute, end uploads whose time is over, discard the parts of ended ones, and write down
+    which keys were used.
 
-    Once an hour, and at start: what was deleted is purged, objects without a row are swept.
+    Every hour, and at start, purge what was deleted and sweep objects without a row.
     """
     for turn in itertools.count():
         await key_uses.write()
@@ -191,7 +192,7 @@ async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> Non
         if turn % _SWEEPS_PER_PURGE == 0:
             sweeps += [purge, sweep_objects]
         for sweep in sweeps:
-            # What the store or the database does not do now, the next turn does.
+            # If the store or the database fails now, the next turn tries again.
             with contextlib.suppress(RegistryError, DatabaseError):
                 await asyncio.to_thread(sweep, uploads, database.begin)
         await asyncio.sleep(_SWEEP_S)
@@ -219,7 +220,7 @@ def _render(error: ApiError) -> JSONResponse:
 def _render_validation(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    # A name may be the caller's own, of any length.
+    # A name may be of the caller's choice, and of any length.
     param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
     return _render(errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param))
 

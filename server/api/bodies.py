@@ -1,7 +1,7 @@
-"""How bodies are read: after the key is known, within limits of size and time, and then checked.
+"""Reads bodies after the key is known, within limits of size and time, and checks them.
 
-FastAPI would read and parse a body before it asks a dependency anything, so no route declares one
-as FastAPI does: `body: Annotated[Model, json_body(Model)]`, behind the key in the signature.
+FastAPI would read and parse a body before it calls any dependency. So routes do not declare bodies
+as FastAPI does, but as `body: Annotated[Model, json_body(Model)]`, after the key in the signature.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from server.api import errors
 from server.api.deps import MaxBodyBytesDep
 from server.api.json_text import check_json
 
-# 4 MiB at 140 kB/s, as slow as a part of an upload may come.
+# Enough for 4 MiB at 140 kB/s, the slowest rate that parts of uploads may come at.
 BODY_TIMEOUT_S = 30.0
-# Of management requests: a simulation's book of prices is the longest.
+# Limit of management requests, of which a simulation's book of prices is the longest.
 MAX_JSON_BYTES = 1 << 20
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, refused by its length if that is said, else at the first byte over the limit."""
+    """The body, refused by its length if that is sent, else at the first byte over the limit."""
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said[:20]) > limit_bytes:
         raise errors.request_too_large(limit_bytes)
@@ -57,7 +57,7 @@ class JsonBody:
     async def __call__(self, request: Request) -> Any:
         text = check_json(await read_body(request, MAX_JSON_BYTES))
         if "\\u0000" in text:
-            # PostgreSQL takes no such text, and nothing that is named here needs one.
+            # PostgreSQL stores no such text, and no field needs it.
             raise errors.invalid_request("The body must not contain the character U+0000.")
         try:
             return self.model.model_validate_json(text)
@@ -69,5 +69,5 @@ class JsonBody:
 
 
 def json_body(model: type[BaseModel]) -> Any:
-    """For a signature: `body: Annotated[Model, json_body(Model)]`."""
+    """The dependency of a route's body: `body: Annotated[Model, json_body(Model)]`."""
     return Depends(JsonBody(model))

@@ -1,4 +1,4 @@
-"""What endpoints ask for: single parts of the gateway, and who calls.
+"""Dependencies of endpoints: single parts of the gateway, and the caller's identity.
 
 Authentication is a dependency of every router; nothing here looks at a path.
 """
@@ -87,7 +87,7 @@ WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webh
 WorkDirDep = Annotated[Path, Depends(_Part(lambda gateway: gateway.work_dir))]
 
 
-# ---- who calls ----
+# ---- the caller ----
 
 
 async def authenticate(request: Request, bearer: Bearer) -> Identity:
@@ -105,7 +105,7 @@ IdentityDep = Annotated[Identity, Depends(authenticate)]
 
 
 class _Scoped:
-    """An identity whose key has one scope. Raises 403."""
+    """A dependency that is the caller's identity if its key has the scope. Raises 403."""
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
@@ -124,7 +124,7 @@ TenantAdminKey = Annotated[Identity, Depends(_Scoped(auth.ADMIN))]
 
 
 async def require_admin(request: Request, bearer: Bearer) -> None:
-    """Only the operator's admin key."""
+    """Refuse every key but the operator's admin key. Raises 401."""
     if bearer is None:
         raise errors.missing_api_key()
     if not _gateway_of(request).admin_key.is_it(bearer.credentials):
@@ -132,7 +132,7 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
 
 
 async def usage_reader(request: Request, bearer: Bearer) -> str | None:
-    """The tenant whose usage a key reads; None, which is every tenant's, for the admin key."""
+    """The tenant whose usage a key reads; None, which means every tenant, for the admin key."""
     if bearer is not None and _gateway_of(request).admin_key.is_it(bearer.credentials):
         return None
     identity = await authenticate(request, bearer)

@@ -1,6 +1,7 @@
-"""What a customer is told when something goes wrong: OpenAI's error object, status and headers.
+"""Errors as clients receive them: OpenAI's error object, status and headers.
 
-One class; each situation is a function that makes it, so that a status has one place.
+There is one class, and one function per situation makes it, so that each status is set in one
+place.
 """
 
 from server.api.limit_headers import retry_headers
@@ -9,7 +10,7 @@ from server.text.json_object import JsonObject
 
 
 class ApiError(Exception):
-    """An answer that is an error. message: for people, and safe for the one who asked."""
+    """An error to answer with. message: for people, and safe to show to the caller."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class ApiError(Exception):
 
 
 def error_body(error: ApiError) -> JsonObject:
-    """The JSON body: all four keys, always, and what a program needs to go on."""
+    """The JSON body: always OpenAI's four keys, then details that a program may act on."""
     return {
         "error": {
             "message": error.message,
@@ -102,13 +103,13 @@ def not_found(message: str, *, code: str = "not_found", param: str | None = None
 
 
 def receipt_pending(retry_after_s: float) -> ApiError:
-    message = "This request is not settled yet; its receipt comes with its end."
+    message = "This request is not settled yet; ask for its receipt again when it has ended."
     headers = retry_headers(retry_after_s)
     return ApiError(404, message, code="receipt_pending", headers=headers)
 
 
 def conflict(message: str, *, code: str = "conflict", param: str | None = None) -> ApiError:
-    # Our 409s need another request, not the same again; the client would retry without this.
+    # A 409 calls for a different request; without this header OpenAI's clients would retry.
     return ApiError(409, message, code=code, param=param, headers={"x-should-retry": "false"})
 
 
@@ -128,12 +129,12 @@ def rate_limited(
 
 
 def insufficient_quota(message: str, *, code: str = "insufficient_quota") -> ApiError:
-    """Waiting does not help, so the client is told not to retry."""
+    """A 429 that waiting does not end, so the client is told not to retry."""
     headers = {"x-should-retry": "false"}
     return ApiError(429, message, type="insufficient_quota", code=code, headers=headers)
 
 
-# ---- the world's fault, and ours ----
+# ---- unavailability, timeouts and faults of the server ----
 
 
 def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) -> ApiError:
@@ -143,7 +144,7 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
 
 
 def too_many_connections() -> ApiError:
-    message = "The server has as many connections as it takes. Try again shortly."
+    message = "The server has reached its limit of connections. Try again shortly."
     return service_unavailable(message, code="too_many_connections")
 
 
@@ -158,5 +159,5 @@ def part_timeout(timeout_s: float) -> ApiError:
 
 
 def internal_error() -> ApiError:
-    """A fault of ours: nothing of it is told but that it happened."""
+    """A 500 for a fault of the server; the client is not told its cause."""
     return ApiError(500, str(Failed()), type="server_error", code="internal_error")

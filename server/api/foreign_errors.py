@@ -1,4 +1,4 @@
-"""Errors of other rooms, as a client is told of them: each family has its status here."""
+"""Errors of other rooms, turned into the errors that clients receive: each family has a status."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ from server.limits.rules import RateLimited
 
 
 def from_rate_limit(error: RateLimited) -> ApiError:
-    """A limiter that lost its state says so: it may refuse what it would let pass otherwise."""
+    """A 429. A limiter that lost its state says so: it may refuse what it would else let pass."""
     limited = errors.rate_limited(
         str(error), retry_after_s=error.retry_after_ms / 1000, headers=refusal_headers(error)
     )
@@ -65,12 +65,12 @@ def from_tenants(error: TenantError) -> ApiError:
 
 
 def from_database(error: DatabaseError) -> ApiError:
-    """Which database, and what is wrong with it, is for the log."""
+    """A 503 that leaves out which database failed and how; that is for the log."""
     return from_fault(metering_unavailable())
 
 
 def from_fault(fault: Fault) -> ApiError:
-    """By kind; a key of idempotency has an error type of its own."""
+    """The error for a kind of fault; Idempotency-Keys have an error type of their own."""
     message, code, param = str(fault), fault.code, fault.param
     match fault:
         case IdempotencyKeyInUse() | IdempotencyKeyMismatch() | IdempotentAnswerTooLong():
@@ -130,7 +130,7 @@ def _retry_of(fault: Fault) -> dict[str, str]:
 
 
 def from_registry(error: RegistryError) -> ApiError:
-    """By family: the registry names the fault, this gives it a status."""
+    """The error for a family of the registry's errors; the family decides the status."""
     match error:
         case registry_errors.Invalid():
             return errors.invalid_request(str(error), param=error.param, code=error.code)
@@ -151,7 +151,7 @@ def from_registry(error: RegistryError) -> ApiError:
         case registry_errors.ValidatorUnavailable():
             return errors.service_unavailable(str(error), code=error.code, retry_after_s=5.0)
         case registry_errors.StorageError():
-            # Not its own words: they name the object's key.
+            # The error's own words are left out: they name the object's key.
             message = "The adapter store is not available. Try again shortly."
             return errors.service_unavailable(
                 message, code="storage_unavailable", retry_after_s=2.0

@@ -1,4 +1,4 @@
-"""What one gateway process holds: made at its start (`server.assembly`), taken apart by `deps`.
+"""The parts of one gateway process: made at its start (`server.assembly`), handed out by `deps`.
 
 Only `app`, which starts and ends the parts, and `deps`, which hands single parts to endpoints, know
 this class. Everything else takes the parts that it uses.
@@ -47,9 +47,9 @@ from server.webhooks.urls import UrlRules
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts, one field a job.
+    """The parts, one field for each job.
 
-    work_dir: where uploads lie while they are received, built and proved; empty at start.
+    work_dir: folder of uploads while they are received, built and proved; empty at start.
     """
 
     settings: Settings
@@ -58,7 +58,7 @@ class Gateway:
     work_dir: Path
     base: ServedBase
     metrics: Metrics
-    # Who asks, and what they may take.
+    # Callers and their limits.
     admin_key: AdminKey
     identities: Identities
     key_uses: KeyUses
@@ -76,7 +76,7 @@ class Gateway:
     statements: Statements
     auditor: Auditor
     ledger_probe: LedgerProbe
-    # What tenants are told, and where.
+    # Webhooks.
     webhook_rules: UrlRules
     # Requests under way.
     running: Running
@@ -85,7 +85,7 @@ class Gateway:
     recorder: Recorder
     token_leases: TokenLeases
     drain: Drain
-    # Work that one of all gateways does.
+    # Work that only one of all gateways does.
     leases: Leases
     chores: Chores
     spool: Spool = field(default_factory=Spool)
@@ -94,7 +94,7 @@ class Gateway:
 
     @functools.cached_property
     def serving(self) -> Serving:
-        """What answers the requests for completions."""
+        """The part that answers requests for completions."""
         settings = self.settings
         admission = Admission(
             base=self.base,

@@ -1,6 +1,6 @@
-"""HTTP/1.1 on a connection, as uvicorn speaks it, within limits before there is a request at all.
+"""uvicorn's HTTP/1.1 protocol, with limits that hold before there is a request.
 
-A head has a size, a number of headers and a time; a process has a number of connections.
+A head is limited in size, in number of headers and in time; a process, in number of connections.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from server.api.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Of one gateway process. Between two requests, uvicorn's keep-alive timeout counts."""
+    """Limits of one gateway process. Between two requests, uvicorn's keep-alive timeout counts."""
 
     max_connections: int = 4096
     max_head_bytes: int = 64 << 10
@@ -28,13 +28,13 @@ class HttpLimits:
 class LimitedProtocol(HttpToolsProtocol):
     """Refuses a head that is too large (431) or too slow (408), and connections over the limit.
 
-    A refused connection is closed, and what still comes on it is not looked at.
+    A refused connection is closed, and data that still arrives on it is ignored.
     """
 
     def __init__(self, *args: Any, limits: HttpLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
-        # Of the head that is being received; None while a request is, or is answered.
+        # Bytes of the head that is being received; None while the rest of its request is.
         self._num_head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
@@ -57,7 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
         if self._num_head_bytes is not None:
-            # What the parser has gathered of a line that never ends it does not tell.
+            # Counted here, because the parser does not tell the size of an unfinished line.
             self._num_head_bytes += len(data)
         super().data_received(data)
         if self._num_head_bytes is not None and self._num_head_bytes > self._limits.max_head_bytes:
@@ -84,12 +84,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._is_refused:
             super().on_message_complete()
-            # Pipelined heads that wait for their turn count as well: uvicorn stops reading there.
+            # A pipelined head that waits its turn is counted too: uvicorn stops reading after it.
             self._num_head_bytes = 0
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._is_in_head and not self._is_refused:  # it began while the last one was answered
+        if self._is_in_head and not self._is_refused:  # it began during the last answer
             self._unset_keepalive_if_required()
             self._expect_head()
 
@@ -110,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         self._is_refused = True
         self._stop_head_timer()
-        # In the middle of another's answer there is no place for one.
+        # An error cannot be written into the middle of another request's answer.
         if self.cycle is None or self.cycle.response_complete:
             body = json.dumps(errors.error_body(error)).encode()
             headers = {
@@ -125,5 +125,5 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
-    """For uvicorn's `http` setting, which wants a class: something that makes protocols."""
+    """A factory of protocols for uvicorn's `http` setting, which is typed as a class."""
     return cast(type[asyncio.Protocol], functools.partial(LimitedProtocol, limits=limits))

@@ -1,4 +1,4 @@
-"""What answers say of their limits: OpenAI's headers, the IETF's, and when to come back.
+"""Headers that tell a client its limits: OpenAI's, the IETF's, and when to retry.
 
 Sources: OpenAI's guide to rate limits; draft-ietf-httpapi-ratelimit-headers.
 """
@@ -12,9 +12,9 @@ _WINDOW_S = 60
 
 
 def limit_headers(standings: Sequence[Standing], *, is_degraded: bool = False) -> dict[str, str]:
-    """On an answer of 200 and of 429 alike; nothing where nothing is limited.
+    """Headers of an answer, a 200 and a 429 alike; a metric without a limit has none.
 
-    Of several limits of a kind, the one with the least of it left speaks for all.
+    OpenAI's headers show, of several limits of a metric, the one with the smallest share left.
     """
     headers = {}
     for metric in ("requests", "tokens"):
@@ -33,7 +33,7 @@ def limit_headers(standings: Sequence[Standing], *, is_degraded: bool = False) -
 
 
 def refusal_headers(error: RateLimited) -> dict[str, str]:
-    """Of a 429: the same, whose limit it was, and when the request would pass."""
+    """Headers of a 429: the limits, which one refused, and when the request would pass."""
     return {
         **limit_headers(error.standings, is_degraded=error.is_degraded),
         "x-ratelimit-scope": f"{error.limit.metric};{error.limit.scope}",
@@ -51,7 +51,7 @@ def retry_headers(retry_after_s: float) -> dict[str, str]:
 
 
 def format_duration(seconds: float) -> str:
-    """As Go prints durations, rounded up to milliseconds: `120ms`, `1s`, `8.64s`, `6m0s`."""
+    """A duration as Go prints it, rounded up to milliseconds: `120ms`, `1s`, `8.64s`, `6m0s`."""
     total_ms = math.ceil(round(seconds * 1000, 3))
     if 0 < total_ms < 1000:
         return f"{total_ms}ms"
@@ -64,7 +64,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _share_left(standing: Standing) -> float:
-    # An amount of 0 is a limit too.
+    # A limit may have an amount of 0.
     return standing.remaining / max(1, standing.limit.amount)
 
 

@@ -11,9 +11,9 @@ from server.text.tokenizer import Detokenizer
 class LogprobsText:
     """The logprobs of one answer, piece by piece: one entry for every token that is counted.
 
-    A token that ends the answer is among them, as is what a stop string cut off: so the entries
-    stay beside `token_ids`. vocabulary: token id -> bytes.   num_characters: of an echoed prompt,
-    which the answer's offsets are behind.
+    The token that ends the answer has an entry, as have tokens that a stop string cut off, so that
+    the entries match `token_ids`. vocabulary: token id -> bytes.   num_characters: length of an
+    echoed prompt, which comes before the answer in its offsets.
     """
 
     def __init__(self, vocabulary: Sequence[bytes], is_chat: bool, num_characters: int = 0) -> None:
@@ -55,7 +55,7 @@ class LogprobsText:
         found: dict[str, float] = {}
         for likely, logprob in named.top:
             text = unique_text(self._vocabulary, likely)
-            # Two tokens may be of the same bytes, as special ones, which have none.
+            # Two tokens may have the same bytes; special tokens have none.
             is_taken = text in found or (text == chosen and likely != token_id)
             found[f"token_id:{likely}" if is_taken else text] = logprob
         found.setdefault(chosen, named.logprob)
@@ -68,7 +68,7 @@ class LogprobsText:
         return offset
 
     def _entry(self, token_id: int, logprob: float) -> JsonObject:
-        # Null where a token has no bytes, as special ones.
+        # `bytes` is null for a token without bytes, such as a special one.
         return {
             "token": self._text(token_id),
             "logprob": logprob,
@@ -85,8 +85,8 @@ class LogprobsText:
 class PromptLogprobs:
     """The logprobs of one prompt, piece by piece, in the shapes that were asked for.
 
-    echoed: in the shape of completions, to stand before those of the answer.
-    listed: vLLM's `prompt_logprobs`. None where it was not asked for.
+    echoed: in the shape of completions, to stand before the logprobs of the answer.
+    listed: vLLM's `prompt_logprobs`. Each is None if it was not asked for.
     The first token of a prompt has no logprob: null.
     """
 
@@ -136,13 +136,13 @@ class PromptLogprobs:
 
 
 def bytes_of(vocabulary: Sequence[bytes], token_id: int) -> bytes:
-    """A token's bytes. A model may have more logits than its tokenizer has tokens."""
+    """A token's bytes; none for an id above the tokenizer's, as a model may have more logits."""
     return vocabulary[token_id] if token_id < len(vocabulary) else b""
 
 
 def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
-    """A token's text, or its bytes as OpenAI writes them if it is a piece of a character, so that
-    no two such tokens look the same.
+    """A token's text. A token that is a piece of a character becomes its bytes, written as OpenAI
+    does, so that no two such tokens look the same.
     """
     data = bytes_of(vocabulary, token_id)
     try:
@@ -152,7 +152,7 @@ def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:
 
 
 def extend(logprobs: JsonObject, more: JsonObject) -> None:
-    """Add those of the tokens that follow, of the same shape."""
+    """Add the logprobs of the tokens that follow, which have the same shape."""
     for name, entries in more.items():
         if isinstance(entries, list):
             logprobs[name] += entries

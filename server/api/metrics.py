@@ -1,4 +1,4 @@
-"""Figures for Prometheus: counted here, or read off the engines' last heartbeats when asked."""
+"""Figures for Prometheus: counted here, or taken from the engines' last heartbeats on request."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -19,44 +19,46 @@ _PROOF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _GAUGES = {
     "running": "Requests in the running batch",
     "waiting": "Requests queued in the engine",
-    "batch_requests": "Requests of the largest step of the last quarter second",
-    "batch_tokens": "Tokens of that step",
-    "batch_adapters": "Distinct adapters of that step",
+    "batch_requests": "Requests in the largest step of the last quarter second",
+    "batch_tokens": "Tokens in the step that chorale_batch_requests shows",
+    "batch_adapters": "Distinct adapters in the step that chorale_batch_requests shows",
     "free_slabs": "Free slabs of the arena",
     "total_slabs": "Slabs of the arena",
     "adapter_slabs": "Slabs that hold adapters",
-    "prefix_slabs": "Slabs of idle KV that may be found again",
-    "prefill_tokens_per_s": "Prefill speed of the last minute: what recomputing costs",
-    "copy_bytes_per_s": "Copies between device and host: what swapping costs",
-    "pinned_slabs": "Slabs of adapters that the operator pinned",
+    "prefix_slabs": "Slabs of idle KV that later requests may reuse as a prefix",
+    "prefill_tokens_per_s": "Prefill speed of the last minute, at which KV is recomputed",
+    "copy_bytes_per_s": "Speed of copies between device and host, at which KV is swapped",
+    "pinned_slabs": "Slabs of pinned adapters",
     "unsettled_records": "End records that the ledger does not have yet",
 }
 _COUNTERS = {
     "steps": "Steps since the engine started",
     "prompt_tokens": "Prompt tokens of ended requests since the engine started",
     "completion_tokens": "Tokens generated since the engine started",
-    "cached_tokens": "Those prompt tokens that were found in the prefix cache",
-    "preemptions": "Requests that gave back their blocks",
-    "swapped": "Those whose KV was kept in host memory meanwhile",
+    "cached_tokens": "Prompt tokens of ended requests that were found in the prefix cache",
+    "preemptions": "Requests that were preempted and gave back their blocks",
+    "swapped": "Preempted requests whose KV was kept in host memory meanwhile",
     "prefix_evictions": "Blocks evicted from the prefix cache",
     "adapter_evictions": "Adapters evicted from the arena",
 }
-# Of each tier of adapters: device, host, disk, store.
+# Figures of each tier of adapters: device, host, disk, store.
 _TIER_COUNTERS = {
     "hits": "Requests that found their adapter in this tier when they arrived",
     "misses": "Requests that had to ask the next tier",
     "loads": "Adapters that came into this tier",
-    "load_bytes": "Their bytes",
-    "load_seconds": "Time they were under way, added up",
+    "load_bytes": "Bytes of the adapters that came into this tier",
+    "load_seconds": "Seconds that adapters took to come into this tier, added up",
 }
 _TIER_GAUGES = {
     "used_bytes": "Bytes of adapters in this tier",
-    "limit_bytes": "Bytes that may be there; 0 without a limit",
+    "limit_bytes": "Bytes of adapters that this tier may hold; 0 without a limit",
 }
 
 
 class _EngineCollector(Collector):
-    """The engines' figures of a quarter of a second ago, by name; of one that is away, none."""
+    """Exports the figures of each engine's last heartbeat, a quarter of a second old. An engine
+    that is away has none.
+    """
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._engines = engines
@@ -64,15 +66,19 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures = self._engines.figures()
-        ready = GaugeMetricFamily("chorale_engine_ready", "1 while it serves", labels=["engine"])
+        ready = GaugeMetricFamily(
+            "chorale_engine_ready", "1 while the engine serves", labels=["engine"]
+        )
         for engine in figures:
             ready.add_metric([engine.name], float(engine.state == "ready"))
         yield ready
         yield CounterMetricFamily(
-            "chorale_engine_deaths", "Engines lost since start", self._engines.num_deaths
+            "chorale_engine_deaths",
+            "Engines lost since the gateway started",
+            self._engines.num_deaths,
         )
         lags = GaugeMetricFamily(
-            "chorale_settler_lag_records", "Unposted records", labels=["engine_id"]
+            "chorale_settler_lag_records", "End records not posted yet", labels=["engine_id"]
         )
         for engine_id, lag in self._settler.lags.items():
             lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
@@ -88,7 +94,7 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """One registry a gateway, so that tests may make several."""
+    """The metrics of one gateway, in a registry of its own so that tests may make several."""
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._registry = CollectorRegistry()
@@ -101,12 +107,12 @@ class Metrics:
         )
         self.moves = Counter(
             "chorale_request_moves",
-            "Requests that went on to another engine: the one before was gone, or left",
+            "Requests that moved to another engine because theirs was gone or was leaving",
             registry=self._registry,
         )
         self.lines_dropped = Gauge(
             "chorale_log_lines_dropped",
-            "Log lines that were not written: who reads them was too slow",
+            "Log lines that were dropped because their reader was too slow",
             registry=self._registry,
         )
         self.limiter_degraded = Gauge(
@@ -116,7 +122,7 @@ class Metrics:
         )
         self.time_to_first_token = Histogram(
             "chorale_time_to_first_token_seconds",
-            "From the request's arrival at the gateway to its first tokens",
+            "Time from a request's arrival at the gateway to its first tokens",
             buckets=_SECONDS,
             registry=self._registry,
         )
@@ -131,7 +137,7 @@ class Metrics:
 
         self.audit_difference = Gauge(
             "chorale_audit_difference_nanousd",
-            "What events are worth by their prices, less what was charged, by the last audit",
+            "Worth of usage events by their prices minus the amount charged, at the last audit",
             registry=self._registry,
         )
         self.audit_findings = Gauge(
@@ -142,7 +148,7 @@ class Metrics:
         )
         self.audit_success = Gauge(
             "chorale_audit_last_success_timestamp_seconds",
-            "When the last audit that found no difference was made; 0: none by this gateway",
+            "Time of the last audit without a difference; 0 if this gateway has made none",
             registry=self._registry,
         )
 

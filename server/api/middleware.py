@@ -1,7 +1,7 @@
-"""Gives every request and answer its ids, headers and log line, and a 500 where it is due.
+"""Gives every request and answer its ids, headers and log line, and an unexpected error a 500.
 
-Pure ASGI and one layer, so that streams pass untouched: 8 us of a processor a request, of which
-ids and the count are 5, and 9 us of the log's thread for its line.
+The middleware is pure ASGI and one layer, so that streams pass untouched. A request costs 8 us of a
+processor, 5 of them for ids and the count, and its line costs 9 us of the log's thread.
 """
 
 import time
@@ -21,7 +21,7 @@ from server.text.json_object import JsonObject
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
 
-# Unless the route sets them itself, as the page and streams do.
+# Headers of every answer, unless its route sets them itself, as the page and streams do.
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -34,7 +34,7 @@ WriteLine = Callable[[Mapping[str, Any]], None]
 
 
 class Edge:
-    """The outermost layer of ours around the application.
+    """The outermost middleware of the gateway's own.
 
     write_line: takes the log line of a request when its answer has ended (see server.logs).
     """
@@ -52,20 +52,20 @@ class Edge:
             return
         exchange = _Exchange(scope, send, self._metrics)
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # answered alike; the server drops the body
+            scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
         trace: list[str] | None = None
         try:
             if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-                # PostgreSQL takes no such text, and no name has one.
-                refused = errors.invalid_request("The address must not contain the character 0.")
+                # PostgreSQL stores no NUL characters, and no name has one.
+                refused = errors.invalid_request("The URL must not contain the character U+0000.")
                 await _answer(refused, scope, receive, exchange.send)
             else:
                 await self._app(scope, receive, exchange.send)
         except Exception as error:
-            # Ours: the customer learns nothing of our insides, the log where it came from.
+            # A fault of the server: the client is not told its cause, the log gets its trace.
             trace = trace_of(error)
             if exchange.status is not None:
-                raise  # an answer is under way: the server hangs up
+                raise  # the answer has begun: the server closes the connection
             await _answer(errors.internal_error(), scope, receive, exchange.send)
         finally:
             self._write_line(exchange.line(self._template(scope)) | {"trace": trace})
@@ -134,8 +134,8 @@ class _Exchange:
 def _level(status: int | None, template: str | None) -> str:
     """The log level for an answer: an error for a 500, a warning for any other 5xx.
 
-    A 503 of `/ready` is no warning: whoever polls it waits for just that to end. Without a status
-    the client left before the answer.
+    A 503 of `/ready` is no warning: its callers poll until it ends. Status None means that the
+    client left before the answer.
     """
     if status == 500:
         return "error"
@@ -144,7 +144,7 @@ def _level(status: int | None, template: str | None) -> str:
 
 
 def _client_request_id(scope: Scope) -> bytes | None:
-    """X-Client-Request-Id where it is printable ASCII of a sane length; else as if not sent."""
+    """X-Client-Request-Id; None if it is missing, empty, too long or not printable ASCII."""
     for name, value in scope["headers"]:
         if name == b"x-client-request-id":
             fits: bool = 0 < len(value) <= MAX_CLIENT_REQUEST_ID_BYTES

@@ -1,4 +1,4 @@
-"""Requests in OpenAI's shapes: checked, and what is not served refused by its path.
+"""Requests in OpenAI's shapes, checked. A field that is not served is refused by its path.
 
 Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
 continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
@@ -39,7 +39,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "priority": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "suffix": ("",),
     "tool_choice": ("auto", "none"), "top_logprobs": (0,), "verbosity": ("medium",),
-    # An empty object of these switches something on.
+    # No value is neutral: even an empty object switches web search on.
     "web_search_options": (),
 }  # fmt: skip
 """Fields that are not served, with the values that ask for nothing; null always does."""
@@ -66,7 +66,7 @@ class _Message(RequestObject):
     name: _Key = None
 
     def plain(self) -> dict[str, str]:
-        """The message as chat templates want it."""
+        """The message in the form that chat templates take."""
         text = self.content
         if not isinstance(text, str):
             text = "".join(part.text for part in text)
@@ -77,7 +77,7 @@ class _Message(RequestObject):
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-# Bytes are counted in check().
+# A limit in characters; check() counts bytes.
 _Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
@@ -122,7 +122,7 @@ class _Request(RequestObject):
     @property
     @abstractmethod
     def asked_prompts(self) -> generation_request.Chat | Sequence[str | list[int]]:
-        """The prompts as the model is given them."""
+        """The prompts for the model."""
 
     @property
     @abstractmethod
@@ -148,7 +148,7 @@ class _Request(RequestObject):
         return "flex" if self.service_tier == "flex" else "default"
 
     def check(self) -> None:
-        """Check what no field says alone. Raises ApiError."""
+        """Check what the types of the fields cannot express. Raises ApiError."""
         if len(self._stops) > _MAX_STOPS or any(
             not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
         ):
@@ -168,7 +168,7 @@ class _Request(RequestObject):
             )
 
     def for_model(self) -> GenerationRequest:
-        """The request without its shape."""
+        """The request, independent of the shape that it came in."""
         return GenerationRequest(
             model=self.model,
             prompts=self.asked_prompts,
@@ -189,7 +189,7 @@ class _Request(RequestObject):
 
     @property
     def _sampling(self) -> SamplingParams:
-        """The sampling parameters as the engine wants them, but for max_tokens."""
+        """The sampling parameters for the engine; max_tokens is set later."""
         return SamplingParams(
             max_tokens=0,
             n=self.n,
@@ -218,14 +218,14 @@ class _Request(RequestObject):
 
 
 class Chat(RequestObject):
-    """Messages, and whether an answer begins behind them or goes on with the last."""
+    """Messages, and whether an answer begins after them or continues the last one."""
 
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
 
     def for_template(self) -> generation_request.Chat:
-        """The chat as the model's template is given it."""
+        """The chat for the model's template."""
         return generation_request.Chat(
             messages=[message.plain() for message in self.messages],
             continues=self.continue_final_message,
@@ -233,12 +233,12 @@ class Chat(RequestObject):
         )
 
     def check_end(self) -> None:
-        """Raises ApiError where the last message cannot be continued."""
+        """Check that the last message can be continued if it is to be. Raises ApiError."""
         if not self.continue_final_message:
             return
         if self.add_generation_prompt:
             raise errors.invalid_request(
-                "add_generation_prompt: an answer that continues a message does not begin one; "
+                "add_generation_prompt: it cannot be true together with continue_final_message; "
                 "send false, or leave it out.",
                 param="add_generation_prompt",
             )
@@ -250,6 +250,8 @@ class Chat(RequestObject):
 
 
 class ChatRequest(Chat, _Request):
+    """The body of `/v1/chat/completions`."""
+
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
@@ -294,6 +296,8 @@ _Prompt = Annotated[
 
 
 class CompletionRequest(_Request):
+    """The body of `/v1/completions`."""
+
     neutral = _NEUTRAL | {"add_special_tokens": (True,)}
     max_tokens: int | None = Field(16, ge=0)
     prompt: _Prompt
@@ -312,7 +316,7 @@ class CompletionRequest(_Request):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How many the engine is to name; an echo needs as many as the answer does."""
+        """How many likeliest tokens to name at each place; an echo needs as many as the answer."""
         if not self.echo or self.logprobs is None:
             return self.prompt_logprobs
         return max(self.logprobs, self.prompt_logprobs or 0)
@@ -328,7 +332,8 @@ class CompletionRequest(_Request):
             )
         if self.stream and self.echo and self.logprobs is not None and self.n > 1:
             raise errors.unsupported_parameter(
-                "echo", "a stream of several answers has no logprobs of the prompt; leave out one"
+                "echo",
+                "streams of several answers have no prompt logprobs; leave out echo, logprobs or n",
             )
 
 
@@ -352,7 +357,7 @@ class TextToTokenize(RequestObject):
 
 
 class ChatToTokenize(Chat):
-    """The body of `/tokenize` with messages; a rendered chat has its special tokens already."""
+    """The body of `/tokenize` with messages; the chat template adds the special tokens itself."""
 
     model: _Key = None
     add_special_tokens: Literal[False] = False

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what the routes declare, and what every route of a kind can answer.
+"""The OpenAPI document: the routes' declarations, completed with their bodies and possible answers.
 
-A route says its path, its parameters, its body's model and, in its docstring, its answer. Which
-errors there may be follows from what it asks for: a key, a body, an engine.
+A route declares its path, its parameters and its body's model; its docstring describes its answer.
+Its possible errors follow from what it needs: a key, a body, an engine.
 """
 
 from collections.abc import Iterator
@@ -24,31 +24,31 @@ _INFERENCE: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
 }
-# Bodies that routes read themselves. A chat can be tokenized as well as a text.
+# Bodies that routes read themselves. `/tokenize` takes a chat as well as a text.
 _BODIES = _INFERENCE | {"/tokenize": TextToTokenize, "/detokenize": TokensToDecode}
 _PART = "/v1/uploads/{upload_id}/files/{filename}"
 _EXPORTS = ("/v1/usage/export", "/admin/v1/usage/export")
 
-# Of every route with a key; 431 and some 408 come before there is a route.
+# Errors of every route with a key; a 431 and some 408s are sent before there is a route.
 _ALWAYS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
 _WITH_A_BODY = (413,)
 _THAT_CHANGE = (409, 422)
 _WITH_AN_ENGINE = (409, 413, 422, 502, 504)
 
 _ERRORS = {
-    400: "Malformed, or a value that is not taken; `param` names which.",
-    401: "No API key, or not a good one.",
+    400: "The request is malformed, or has a value that is not accepted; `param` names it.",
+    401: "The API key is missing or not valid.",
     403: "The key lacks the scope, or the account is suspended.",
-    404: "Not there, or not yours: the two are one answer.",
+    404: "Not found, or another tenant's: the two are not told apart.",
     408: "The request did not arrive in time.",
-    409: "Not as things stand, or under way already.",
+    409: "In conflict with the current state, or under way already.",
     413: "The body is over its limit.",
-    422: "The Idempotency-Key was used for something else.",
-    429: "Over a limit, or out of budget; see `code`, `retry-after` and `x-should-retry`.",
+    422: "The Idempotency-Key was used for another request.",
+    429: "A limit or a budget is exceeded; see `code`, `retry-after` and `x-should-retry`.",
     431: "The headers are over their limit.",
-    500: "A fault of ours, of which nothing is told.",
-    502: "The adapter's files are not what was uploaded.",
-    503: "Not at the moment; see `retry-after`.",
+    500: "The server has failed; the cause is not told.",
+    502: "The adapter's stored files are gone, or not those that were uploaded.",
+    503: "Not available at the moment; see `retry-after`.",
     504: "The request did not finish in time.",
 }
 _ERROR_SCHEMA = {
@@ -70,7 +70,7 @@ _ERROR_SCHEMA = {
 
 
 def openapi_document(app: FastAPI) -> JsonObject:
-    """Of everything but what is for machines."""
+    """The document of all routes but those for machines."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     schemas = document["components"].setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
@@ -103,16 +103,21 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
         statuses |= {*_WITH_AN_ENGINE}
     answers = {s: a for s, a in operation["responses"].items() if s.startswith("2")}
     for answer in answers.values():
-        answer["description"] = route.description.partition("\n")[0] or "As asked."
+        answer["description"] = (
+            route.description.partition("\n")[0] or "The request was carried out."
+        )
         answer["content"] = _contents(path)
     if path.endswith("/complete"):
-        answers["202"] = {**answers["200"], "description": "An engine has yet to prove it."}
+        answers["202"] = {
+            **answers["200"],
+            "description": "An engine has yet to prove the adapter.",
+        }
     errors = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
     operation["responses"] = answers | errors
 
 
 def _contents(path: str) -> JsonObject:
-    """Of what is answered when all goes well, by media type."""
+    """The content of a successful answer, by media type."""
     if path in _EXPORTS:
         return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
     contents: JsonObject = {_JSON: {"schema": {"type": "object"}}}
@@ -122,7 +127,7 @@ def _contents(path: str) -> JsonObject:
 
 
 def _body(route: RouteContext, path: str, schemas: JsonObject) -> JsonObject | None:
-    """What is sent, by media type; None for a route that reads no body."""
+    """The content of a request, by media type; None for a route that reads no body."""
     if path == _PART:
         return {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     models = [

@@ -1,5 +1,5 @@
-"""Answers to requests with an Idempotency-Key: made to their end, whether or not anybody reads
-them, and kept for the repeats.
+"""Answers to requests with an Idempotency-Key: made to their end, whether or not a client reads
+them, and stored for repeats.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from server.inference.idempotency import MAX_STORED_BYTES, Claim, IdempotencyKey
 logger = logging.getLogger(__name__)
 
 MAX_BUFFERED = 64
-"""Events between the request and its reader; a reader that is slower slows its own request down."""
+"""Events between a request and its reader; a slower reader slows down its own request."""
 _INLINE_BYTES = 1 << 16
-"""Longer pieces are compressed on a thread: 64 KiB take 2 ms."""
+"""Size above which a piece is compressed on a thread: 64 KiB take 2 ms."""
 _RETRY_S = 1.0
 _CLOSE_S = 5.0
-"""Requests have been waited for before; this is for what is left to be written."""
+"""Time for answers to be stored at shutdown; their requests have been waited for before."""
 
 
 class Recording:
-    """One answer: its maker begins it and puts its body, one response may read it meanwhile."""
+    """One answer. Its maker calls `begin` and `put`; one response may read it meanwhile."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -47,12 +47,12 @@ class Recording:
         self._kept_bytes = 0
         self._compressor = zlib.compressobj()
 
-    # ---- its maker ----
+    # ---- for the task that makes the answer ----
 
     def hold(self, request_id: str, live_headers: dict[str, str]) -> None:
-        """It is paid for from here on: what comes now is the answer, also if it is an error.
+        """Note that the request is paid for: from here on its outcome is the answer, even an error.
 
-        live_headers: for whoever reads it now; a repeat has its own.
+        live_headers: for the response that reads along; a repeat has its own.
         """
         self.request_id = request_id
         self.live_headers = live_headers
@@ -61,7 +61,7 @@ class Recording:
         self._head.set_result((status, headers))
 
     async def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        """All of it at once."""
+        """Record a whole answer at once."""
         self.begin(status, headers | {"content-length": str(len(content))})
         await self.put(content)
 
@@ -70,7 +70,7 @@ class Recording:
         return self._head.done()
 
     async def put(self, data: bytes) -> None:
-        """Waits for the reader, while there is one."""
+        """Add to the body; wait for the reader while there is one and it is behind."""
         if len(data) > _INLINE_BYTES:
             self._keep(await asyncio.to_thread(self._compressor.compress, data))
         else:
@@ -83,18 +83,18 @@ class Recording:
             self._changed.set()
 
     def fail(self, error: BaseException) -> None:
-        """There will be no answer but this error; a body that has begun breaks off."""
+        """End with this error instead of an answer; a body that has begun breaks off."""
         self._failure = error
         if not self._head.done():
             self._head.set_exception(error)
-            self._head.exception()  # nobody may be left to hear of it
+            self._head.exception()  # marks it as seen: there may be no reader
 
     def end(self) -> None:
         self._has_ended = True
         self._changed.set()
 
     def stored(self) -> StoredAnswer | None:
-        """All of it; None where there is nothing to keep."""
+        """The whole answer; None if the request was not paid for or has failed."""
         if self.request_id is None or self._failure:
             return None
         self._keep(self._compressor.flush())
@@ -111,14 +111,14 @@ class Recording:
         else:
             self._kept.clear()
 
-    # ---- its reader ----
+    # ---- for the response that reads the answer ----
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        """Status and headers. Raises what the request failed with before it was paid for."""
+        """Status and headers. Raises the error of a request that failed before it had any."""
         return await asyncio.shield(self._head)
 
     async def body(self) -> AsyncGenerator[bytes, None]:
-        """To its end; leaving it early leaves the request alone."""
+        """The body to its end; a reader that leaves early does not affect the request."""
         try:
             while True:
                 while self._buffer:
@@ -135,15 +135,17 @@ class Recording:
             await self.leave()
 
     async def leave(self) -> None:
-        """Nobody reads it any more."""
+        """End the reading; the request goes on."""
         self._is_read = False
         self._buffer.clear()
         self._changed.set()
 
 
 class Recorder:
-    """All recordings of a gateway. None outlasts its claim; what runs is limited as other requests
-    are, and a recording that the ledger cannot take lasts only while nobody new is admitted.
+    """All recordings of a gateway.
+
+    Their number is bounded: no recording outlasts its claim, those that run are limited as other
+    requests are, and while the ledger cannot store answers, no new request is admitted.
     """
 
     def __init__(self, keys: IdempotencyKeys, failures: Failures) -> None:
@@ -152,7 +154,7 @@ class Recorder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, claim: Claim, make: Callable[[Recording], Awaitable[None]]) -> Recording:
-        """`make` admits the request, says `hold`, then `begin` and `put`; it may raise."""
+        """Run `make`, which admits the request and calls `hold`, `begin` and `put`, or raises."""
         recording = Recording(claim)
         task = asyncio.create_task(self._run(recording, make))
         self._tasks.add(task)
@@ -160,7 +162,7 @@ class Recorder:
         return recording
 
     async def close(self) -> None:
-        """What cannot be ended any more costs nothing, and lets go of its key."""
+        """Wait for the recordings, then cancel them: they cost nothing and release their keys."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         tasks = list(self._tasks)
@@ -180,7 +182,7 @@ class Recorder:
                 await self._failures.note(recording.request_id)
             await self._let_go(recording, draining())
             raise
-        # Whatever it is, somebody waits for it at the other end.
+        # Every error is caught, because a reader waits for the answer.
         except Exception as error:
             await self._answer_error(recording, error)
         if answer := recording.stored():
@@ -188,7 +190,9 @@ class Recorder:
         recording.end()
 
     async def _answer_error(self, recording: Recording, error: Exception) -> None:
-        """It is the answer where the request was paid for and would end like this again."""
+        """Make the error the answer if the request was paid for and would end like this again; else
+        release its key.
+        """
         is_paid, has_begun = recording.request_id is not None, recording.has_begun
         if is_paid and not isinstance(error, Fault):
             logger.error("a request with an Idempotency-Key failed", exc_info=error)
@@ -203,19 +207,21 @@ class Recorder:
             await self._let_go(recording, error)
 
     async def _let_go(self, recording: Recording, error: BaseException) -> None:
-        # First the key: who hears of the failure may send the request again at once.
-        with contextlib.suppress(LedgerUnavailable):  # it runs out by itself
+        # The key comes first: a client that sees the failure may send the request again at once.
+        with contextlib.suppress(LedgerUnavailable):  # the claim expires by itself
             await self._keys.release(recording.claim)
         recording.fail(error)
 
     async def _store(self, recording: Recording, answer: StoredAnswer, until: float) -> None:
-        """First the ledger, then the reader's end: who has all of it can have it again at once."""
+        """Store the answer, then end the reading: a client that has the whole answer may repeat its
+        request at once. While the ledger is away, the reader is let go and storing is tried again.
+        """
         while True:
             try:
                 await self._keys.store(recording.claim, answer)
                 return
             except LedgerUnavailable:
-                # The reader is not kept waiting for it.
+                # The reader is not kept waiting for the ledger.
                 recording.end()
             if asyncio.get_running_loop().time() >= until:
                 logger.warning("an answer could not be kept: the ledger is away")
@@ -224,5 +230,5 @@ class Recorder:
 
 
 def _is_final(fault: Fault) -> bool:
-    """Whether the same request would end like this again; if not, nothing of it was billed."""
+    """Whether the same request would end like this again; if not, nothing was billed for it."""
     return not isinstance(fault, QuotaExceeded | Limited | Overloaded | Unavailable)

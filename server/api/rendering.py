@@ -21,7 +21,7 @@ Asked = ChatRequest | CompletionRequest
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """An admitted request, the shape that it came in, and what makes its outputs."""
+    """Renders the outputs of an admitted request in the shape that the request came in."""
 
     generation: Generation
     base: ServedBase
@@ -49,7 +49,7 @@ class Rendering:
     async def events(
         self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; a fault on the way is one error event, and the end."""
+        """The answer as server-sent events; a fault on the way is sent as an event and ends it."""
         answer, choices = self._answer(), self._choices()
         # With include_usage every chunk carries the key: null until the last one.
         usage: dict[str, object] = {"usage": None} if self.asked.includes_usage else {}
@@ -101,8 +101,8 @@ class Rendering:
 def _shown(
     asked: Asked, number: int, token_ids: Sequence[int], vocabulary: Sequence[bytes]
 ) -> ShownPrompt:
-    """What answers show of a prompt. An echo is the text that was sent; where token ids were sent,
-    or some were cut off, it is the text of the tokens.
+    """The parts of a prompt that its answers show. An echo is the text that was sent; where token
+    ids were sent, or some were cut off, it is the text of the tokens.
     """
     echo, num_echoed = "", None
     if isinstance(asked, CompletionRequest) and asked.echo:

@@ -1,4 +1,4 @@
-"""JSON objects that clients send: what asks for nothing is accepted, a fault names its place."""
+"""JSON objects that clients send: fields that ask for nothing are accepted, errors name a field."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,11 +19,13 @@ _Object = TypeVar("_Object", bound="RequestObject")
 
 
 class RequestObject(BaseModel):
-    """An object of a request. Fields that it does not serve are refused, unless they ask for
-    nothing: null, [], false and objects of nothing else do, or what `neutral` lists for the field.
+    """An object of a request. Fields that are not served are refused, unless their value asks for
+    nothing: null, [], false, an object of nothing else, or a value that `neutral` lists for the
+    field.
 
-    neutral: documented defaults of fields that are not served; where none is given, it is false.
-    labels: fields of the caller's own, accepted with any value; nothing depends on them.
+    neutral: documented defaults of fields that are not served; false for a field that is not
+    listed.
+    labels: fields for the caller's own use, accepted with any value; nothing depends on them.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -33,7 +35,7 @@ class RequestObject(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out(cls, values: Any) -> Any:
-        """Drop the fields that ask for nothing; pydantic judges the others."""
+        """Drop the fields that ask for nothing; pydantic checks the others."""
         if not isinstance(values, dict):
             return values
         return {name: value for name, value in values.items() if cls._asks(name, value)}
@@ -43,7 +45,7 @@ class RequestObject(BaseModel):
         if value is None:
             return False
         if field := cls.model_fields.get(name):
-            # A default of 1.0 and a false are no match: somebody meant something.
+            # false for a field whose default is 1.0 is kept: the caller meant something by it.
             is_default = not field.is_required() and not field.get_default(
                 call_default_factory=True
             )
@@ -51,7 +53,7 @@ class RequestObject(BaseModel):
         neutral = cls.neutral.get(name, (False,))
         if name in cls.labels or any(_is_equal(value, each) for each in neutral):
             return False
-        # Where the default is true or 1, false asks for something; where there is none, all does.
+        # false asks for something if the default is true or 1; every value does without a default.
         return not neutral or not _is_empty(value) or (value is False and True in neutral)
 
 
@@ -63,7 +65,7 @@ def parse_body(body: bytes, kind: type[_Object]) -> _Object:
 def read_object(body: bytes) -> JsonObject:
     """A body as a JSON object. Raises ApiError."""
     try:
-        # Not json.loads: that lets half a surrogate pair through, which no answer can hold.
+        # json.loads would let half a surrogate pair through, which no answer can hold.
         values = from_json(check_json(body), allow_inf_nan=False)
     except ValueError:
         raise errors.invalid_request("The body is not valid JSON.") from None
@@ -81,7 +83,7 @@ def parse_object(values: JsonObject, kind: type[_Object]) -> _Object:
 
 
 def shown_key(name: str, key: str) -> str:
-    """The path of an entry of a map with keys of the caller's own."""
+    """The path of an entry of a map whose keys the caller chooses."""
     return f"{name}[{json.dumps(key[:_MAX_SHOWN_CHARACTERS])}]"
 
 
@@ -92,12 +94,12 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_equal(value: Any, neutral: Any) -> bool:
-    """Whether they are equal; a bool equals only a bool, never 0 or 1."""
+    """Whether the values are equal; a bool equals only a bool, never 0 or 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _fault(error: ValidationError) -> ApiError:
-    """The deepest of the faults: for a union, pydantic lists every branch that did not fit."""
+    """The error for the deepest fault: for a union, pydantic lists each branch that did not fit."""
     deepest = max(error.errors(include_url=False), key=lambda fault: len(fault["loc"]))
     path = _path(deepest)
     if deepest["type"] == "extra_forbidden":

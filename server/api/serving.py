@@ -1,7 +1,7 @@
 """A request for completions, from its parsed body to the response.
 
-A client that hangs up aborts its request. With an Idempotency-Key the request goes on without its
-client, and the repeat is answered.
+A client that hangs up aborts its request. With an Idempotency-Key the request runs on without its
+client, and a repeat gets its answer.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _CLIENT_CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What completions are made with. request_timeout_s: the longest that one may take."""
+    """Serves requests for completions. request_timeout_s: the longest time that one may take."""
 
     admission: Admission
     generation: Generation
@@ -50,7 +50,7 @@ class Serving:
     async def answer(
         self, request: Request, identity: Identity, asked: Asked, claim: Claim | None
     ) -> Response:
-        """Admit the request, then answer it whole or as a stream. claim: of its Idempotency-Key."""
+        """Admit the request and answer it whole or as a stream. claim: on its Idempotency-Key."""
         if claim is not None:
             if stored := await self.idempotency.claim(claim):
                 return await self._replay(identity, stored)
@@ -71,7 +71,7 @@ class Serving:
     async def _stream(
         self, request: Request, rendering: Rendering, headers: dict[str, str]
     ) -> Response:
-        """The first output is awaited before the status is sent: until then faults have theirs."""
+        """Stream the answer once it has an output; a fault before that keeps its own status."""
         outputs = self.generation.outputs(rendering.admitted)
         first = await _unless_gone(request, _first(outputs))
         if first is None:
@@ -86,7 +86,7 @@ class Serving:
     # ---- with an Idempotency-Key ----
 
     async def _record(self, identity: Identity, asked: Asked, recording: Recording) -> None:
-        """The request from its admission to its end, with or without a client."""
+        """Run the request from its admission to its end, with or without a client."""
         admitted = await self.admission.admit(identity, asked.for_model())
         recording.hold(admitted.message.request_id, self._limit_headers(admitted.grant))
         rendering = self._rendering(asked, admitted)
@@ -103,7 +103,7 @@ class Serving:
                 await recording.put(event)
 
     async def _read(self, request: Request, recording: Recording) -> Response:
-        """The answer while it is made; a client that hangs up leaves it to be asked for again."""
+        """Send the answer while it is made; a client that hangs up may ask for it again."""
         head = await _unless_gone(request, recording.head())
         if head is None:
             await recording.leave()
@@ -118,7 +118,7 @@ class Serving:
         )
 
     async def _replay(self, identity: Identity, stored: StoredAnswer) -> Response:
-        """Byte for byte what was answered then. It counts as a request, and takes no tokens."""
+        """Send the stored answer, byte for byte. It counts as a request, and takes no tokens."""
         grant = await count_request(self.admission.limiter, identity)
         headers = stored.headers | self._limit_headers(grant) | {"idempotent-replayed": "true"}
         return TimedStream(
@@ -144,7 +144,7 @@ async def _first(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; None when the client hung up, and the work is cancelled."""
+    """The work's result; if the client hangs up, the work is cancelled and this is None."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_disconnected(request))
     try:
@@ -162,5 +162,5 @@ async def _disconnected(request: Request) -> None:
 
 
 def _digest_header(digest: str | None) -> dict[str, str]:
-    """What the step applied, not what was asked for; empty for the base model."""
+    """The digest of the adapter that the step applied; empty for the base model."""
     return {"x-chorale-adapter-digest": digest or ""}

@@ -1,4 +1,4 @@
-"""A streamed answer that ends with its request's time, whether or not its client reads."""
+"""A streamed answer that ends with its request's time, whether or not its client reads it."""
 
 import asyncio
 import logging
@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 logger = logging.getLogger(__name__)
 
 READING_S = 30.0
-"""So long after its request's deadline a client may take to read the rest of its answer."""
+"""Time after a request's deadline in which a client may read the rest of its answer."""
 
 
 class TimedStream(StreamingResponse):
-    """on_end: called once when it is over, also for a client that left before it began."""
+    """A stream. on_end: called once at its end, also if the client left before it began."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class TimedStream(StreamingResponse):
             async with asyncio.timeout(self._timeout_s):
                 await super().__call__(scope, receive, send)
         except TimeoutError:
-            # The server hangs up on it: the answer is not complete.
+            # The answer is not complete, so the server closes the connection.
             logger.warning("a client did not read its answer within %g s", self._timeout_s)
         finally:
             await self._on_end()

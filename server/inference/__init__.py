@@ -1,6 +1,6 @@
 """A request from its admission to the end of its answer.
 
-Begin with `admission`, then `generation`. The rooms may be asked that know money, limits, accounts,
-adapters, engines and text; HTTP is unknown here, and so are the shapes of OpenAI's API. It owns the
-idempotency keys in the database, and in memory what is known of requests under way.
+Begin with `admission`, then `generation`. This room may use the rooms that know money, limits,
+accounts, adapters, engines and text; it knows nothing of HTTP and of the shapes of OpenAI's API. It
+owns the idempotency keys in the database and, in memory, what is known of requests under way.
 """

@@ -1,8 +1,8 @@
-"""A request before the engine: everything that may still refuse it, in order.
+"""Everything that may refuse a request before the engine has it, in this order:
 
     load -> resolve -> tokenize -> route -> limits -> prefetch -> budget and hold
 
-Everything up to the hold is free to fail, and nothing stays charged. What follows is in
+Any step up to the hold may fail, and then nothing stays charged. What follows is in
 `server.inference.generation`.
 """
 
@@ -42,7 +42,7 @@ _MAX_EPOCHS = 3
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: for a request's first token, for all of it, and for its hold after that."""
+    """Seconds until a request's first token, until its end, and until its hold expires."""
 
     first_token_s: float
     request_s: float
@@ -63,7 +63,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """A model's name, resolved. adapter: None for the base.   limits: all that apply."""
+    """A resolved model name. adapter: None for the base.   limits: all that apply."""
 
     adapter: AdapterRef | None
     price: Price
@@ -72,7 +72,7 @@ class _Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What decides whether a request of one base model is served, and takes payment for it."""
+    """Decides whether a request for one base model is served, and takes payment for it."""
 
     base: ServedBase
     catalog: Catalog
@@ -84,7 +84,7 @@ class Admission:
     timeouts: Timeouts
 
     async def admit(self, identity: Identity, request: GenerationRequest) -> Admitted:
-        """Everything up to the durable hold. Raises Fault, RateLimited, the registry's errors."""
+        """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors."""
         arrived_at = time.monotonic()
         request_id = uuid.uuid4().hex
         if not self.base.engines.is_ready:
@@ -132,7 +132,7 @@ class Admission:
         adapter: AdapterRef | None,
         request_id: str,
     ) -> AddRequest:
-        """What the engine is told, with its prompts as token ids. Raises Invalid."""
+        """The message to the engine, with the prompts as token ids. Raises Invalid."""
         first, *others = await prompts.tokenize(self.base, request)
         longest = max(map(len, (first, *others)))
         max_tokens = prompts.max_tokens(request, longest, self.base.max_model_len)
@@ -152,7 +152,7 @@ class Admission:
         )
 
     def _route(self, message: AddRequest) -> str:
-        """The name of the engine to take it."""
+        """The name of the engine that is to take the request."""
         try:
             return self.base.engines.route(message)
         except EngineDeadError:
@@ -178,10 +178,10 @@ class Admission:
         resolved: _Resolved,
         engine: str,
     ) -> tuple[AddRequest, Grant]:
-        """Charge every limit, then the budget and the hold in one transaction; or nothing of it.
+        """Charge every limit, then the budget and the hold in one transaction; or charge nothing.
 
-        A hold under another epoch than its limits were charged in is refused: then both are
-        charged once more.
+        A hold is refused if its limits were charged in an epoch that is over: then both are charged
+        anew.
         """
         for _ in range(_MAX_EPOCHS):
             grant = await self.limiter.acquire(
@@ -208,7 +208,7 @@ class Admission:
         raise errors.overloaded()
 
     def _expected_tokens(self, request: GenerationRequest, message: AddRequest) -> int:
-        """Completion tokens to reserve: what was asked for, or what this tenant's answers take."""
+        """Completion tokens to reserve: as asked for, or as learned from this tenant's answers."""
         if request.max_tokens is not None:
             return message.token_lease
         learned = self.learned_tokens.expect(message.tenant_id)
@@ -217,7 +217,7 @@ class Admission:
     def _hold(
         self, identity: Identity, model: str, message: AddRequest, price: Price, engine: str
     ) -> Hold:
-        """The hold for all that the request may come to."""
+        """The hold for the most that the request may cost."""
         try:
             engine_id = self.base.engines.engine_id(engine)
         except EngineDeadError:
@@ -244,7 +244,7 @@ class Admission:
     async def _write_hold(
         self, identity: Identity, hold: Hold, price: Price, message: AddRequest, grant: Grant
     ) -> int:
-        """One durable row before the engine hears of it; the lease in tokens that it covers.
+        """Write the durable hold before the engine hears of the request; its lease in tokens.
 
         Raises QuotaExceeded, Unavailable, StaleEpoch.
         """
@@ -256,7 +256,7 @@ class Admission:
                 if identity.has_hard_budget:
                     covered = _covered(conn, hold, price, message.num_answers)
             except (BudgetExhausted, StaleEpoch) as refused:
-                # Returned, for nothing was written: raised, its neighbours would have to run again.
+                # Returned, as nothing was written: raised, it would make its whole group run again.
                 return refused
             open_hold(conn, covered)
             return covered.token_lease
@@ -273,7 +273,7 @@ class Admission:
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:
-    """The hold for as much of it as a hard budget has left. Raises BudgetExhausted."""
+    """The hold, cut to what a hard budget has left. Raises BudgetExhausted."""
     lease = cover(
         conn,
         hold.tenant_id,
@@ -288,7 +288,7 @@ def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Ho
 
 
 async def count_request(limiter: Limiter, identity: Identity) -> Grant:
-    """Charge a request that takes no tokens. Raises RateLimited."""
+    """Charge the limits for a request that takes no tokens. Raises RateLimited."""
     limits = [limit for limit in identity.limits if limit.metric == "requests"]
     grant = await limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lifetime_ms=1)
     limiter.release(grant, 0)

@@ -1,7 +1,7 @@
-"""Answers that their tenants asked to end, at whichever gateway they asked.
+"""Cancellation of answers by their tenants, at any gateway.
 
-A request ends where it runs. The other gateways leave a note with its hold, which all look for once
-a second; SQLite serves one gateway, where there is nobody else to ask.
+A request ends at the gateway that runs it. Another gateway leaves a note with the request's hold,
+and all gateways look for notes once a second. With SQLite there is only one gateway, and no notes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from server.pool.running import Running
 
 _POLL_S = 1.0
 _MAX_FOUND = 1000
-"""The newest first: those of a gateway that died stay until their holds are voided."""
+"""Most notes of one look, the newest first: a dead gateway's stay until their holds are voided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cancels:
     running: Running
 
     async def cancel(self, tenant_id: str, request_id: str) -> bool:
-        """False when the tenant has no such request under way. Raises LedgerUnavailable."""
+        """Cancel a tenant's request; False if it is not under way. Raises LedgerUnavailable."""
         if running := self.running.get(request_id, tenant_id):
             running.is_cancelled = True
             await self.engines.abort(request_id)
@@ -41,16 +41,16 @@ class Cancels:
         return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_id))
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Look for cancelled requests every second, until this task is cancelled."""
         while True:
             await asyncio.sleep(_POLL_S)
             with contextlib.suppress(LedgerUnavailable):  # the next look asks again
                 await self.look()
 
     async def look(self) -> None:
-        """End what runs here and was cancelled, here or elsewhere. Raises LedgerUnavailable.
+        """Abort requests of this gateway that were cancelled anywhere. Raises LedgerUnavailable.
 
-        Again and again until it has ended: the first time may have been before the engine had it.
+        The abort is repeated until the request has ended, as the engine may not have had it before.
         """
         if len(self.running) and not self.database.is_sqlite:
             for request_id in await self.database.read(noted_cancels):
@@ -62,7 +62,7 @@ class Cancels:
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:
-    """Whether the tenant has such a request under way, by its hold."""
+    """Note a cancellation; whether the tenant has such a request under way, by its hold."""
     query = sa.update(holds).where(
         holds.c.request_id == request_id, holds.c.tenant_id == tenant_id, holds.c.state == "open"
     )
@@ -70,7 +70,7 @@ def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:
 
 
 def noted_cancels(conn: Connection) -> list[str]:
-    """Request ids whose holds are open and cancelled."""
+    """Request ids whose holds are open and noted as cancelled."""
     query = sa.select(holds.c.request_id).where(
         holds.c.state == "open", holds.c.cancelled_at_ms.is_not(None)
     )

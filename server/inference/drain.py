@@ -1,5 +1,5 @@
-"""The end of a gateway: no new requests, and those under way come to an end of their own, or to
-one that is ordered: with their usage and the last event, as a cancelled one's.
+"""The shutdown of a gateway: it takes no new requests, and those under way end by themselves or are
+aborted. An aborted request ends with its usage and its last event, as a cancelled one does.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from server.pool.engines import Engines
 from server.pool.running import Running
 
 _ABORT_AT = 0.8
-"""Of the time there is; the rest is for their last events."""
+"""Share of the time after which requests are aborted; the rest is for their last events."""
 _LOOK_S = 0.05
 
 
 class Drain:
-    """timeout_s: from `begin` to the exit."""
+    """The shutdown of one gateway. timeout_s: from `begin` to the exit."""
 
     def __init__(
         self, load: LoadShedder, running: Running, engines: Engines, timeout_s: float
@@ -31,19 +31,19 @@ class Drain:
         return self._load.is_draining
 
     def begin(self) -> None:
-        """From now on requests are refused with a 503. A signal handler may call it."""
+        """Refuse requests with a 503 from now on. A signal handler may call this."""
         self._load.is_draining = True
         self._begun.set()
 
     async def run(self) -> None:
-        """Wait for the end to begin; then order the requests to end that are not over in time."""
+        """Wait until the shutdown begins; then abort requests that do not end in time."""
         await self._begun.wait()
         await self._emptied(self._timeout_s * _ABORT_AT)
         for request_id in self._running:
             await self._engines.abort(request_id)
 
     async def finish(self) -> None:
-        """Once nobody is connected any more: what runs on without a client ends too."""
+        """Abort the requests that run on without a client, once no client is connected any more."""
         self.begin()
         for request_id in self._running:
             await self._engines.abort(request_id)

@@ -1,6 +1,7 @@
-"""Why a request is not served, or not to its end: a function for each situation makes the fault.
+"""Reasons why a request is not served to its end: one function per situation makes the fault.
 
-Nothing is billed for any of them, but for an answer that was cut off by its deadline.
+A request that ends with one of these faults is not billed, unless its deadline cut off an answer
+that had begun.
 """
 
 from server.faults import (
@@ -59,12 +60,12 @@ def overloaded(retry_after_s: float = 1.0) -> Overloaded:
 
 
 def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> Overloaded:
-    message = f"No token came within {timeout_s:g} s: too many are waiting. Nothing was billed."
+    message = f"No token came within {timeout_s:g} s: too many requests wait. Nothing was billed."
     return Overloaded(message, code="first_token_timeout", retry_after_s=retry_after_s)
 
 
 def draining(retry_after_s: float = 1.0) -> Unavailable:
-    message = "This server is about to stop and takes no new requests; another one will."
+    message = "This server is shutting down and takes no new requests; another server will."
     return Unavailable(message, code="draining", retry_after_s=retry_after_s)
 
 
@@ -87,7 +88,7 @@ def request_timeout(timeout_s: float) -> TimedOut:
 
 
 def adapter_loading(retry_after_s: float | None = None) -> Unavailable:
-    """An adapter is still on its way. retry_after_s: None where the engine cannot say."""
+    """An adapter is still being loaded. retry_after_s: None if the engine cannot tell."""
     message = (
         "The adapter is not loaded yet. Send the request again after the time in Retry-After. "
         "Nothing was billed."
@@ -137,7 +138,7 @@ def adapter_not_invoked(*, param: str) -> Invalid:
 
 
 class IdempotencyKeyInUse(Conflict):
-    """The same request is under way; sent again a little later it gets its answer."""
+    """The same request is under way; sent again a little later, it gets the answer."""
 
     default_code = "idempotency_key_in_use"
 
@@ -171,7 +172,7 @@ class IdempotentAnswerTooLong(Conflict):
 
 def too_many_idempotency_keys(limit: int) -> Limited:
     message = (
-        f"{limit} Idempotency-Keys of your account are kept, each for a day. Send this request "
-        "without one, or wait until some have gone."
+        f"Your account has used {limit} Idempotency-Keys, which are kept for a day each. Send this "
+        "request without one, or wait until some have expired."
     )
     return Limited(message, retry_after_s=60.0)

@@ -1,7 +1,7 @@
 """An admitted request to the end of its answer, as the engine's outputs.
 
-Begin with `server.inference.admission`, which is what comes before. The engine's journal decides
-what is paid; nothing here counts a token for the bill.
+Begin with `server.inference.admission`, which comes before. The engine's journal decides what is
+paid; nothing here counts a token for the bill.
 """
 
 import math
@@ -36,11 +36,11 @@ _MAX_MOVES = 2
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What an admitted request needs to its end.
+    """Runs admitted requests to their end.
 
-    cached_token_weight: what a cached prompt token counts against the limits, in [0, 1].
-    observe_first_token: told how long each request waited for its first token, in seconds.
-    count_move: called for each request that goes on to another engine.
+    cached_token_weight: share of a cached prompt token that counts against the limits, in [0, 1].
+    observe_first_token: called with the seconds that each request waited for its first token.
+    count_move: called for each request that moves to another engine.
     """
 
     engines: Engines
@@ -56,7 +56,7 @@ class Generation:
     count_move: Callable[[], None]
 
     async def outputs(self, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's outputs; leaving early aborts the request. Raises Fault."""
+        """The engine's outputs; leaving the generator early aborts the request. Raises Fault."""
         message = admitted.message
         used_tokens: int | None = 0
         try:
@@ -91,9 +91,10 @@ class Generation:
 
     @asynccontextmanager
     async def unpaid_if_broken(self, admitted: Admitted) -> AsyncGenerator[None, None]:
-        """A dead engine, or a fault that nobody foresaw: the client gets an error and pays nothing.
+        """Make a request free if a dead engine or an unforeseen error ends it.
 
-        The engine may have ended the request, and synced that, before it died.
+        The client gets an error and pays nothing, though the engine may have ended the request, and
+        synced its end record, before it died.
         """
         try:
             yield
@@ -104,7 +105,7 @@ class Generation:
             raise
 
     async def _at_engines(self, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of the request's engine, or of another if that one is gone and never had it."""
+        """Outputs of the request's engine, or of another if the first is gone and never had it."""
         for moves_left in reversed(range(_MAX_MOVES + 1)):
             logs.note(engine=admitted.running.engine)
             try:
@@ -119,8 +120,8 @@ class Generation:
                 await self._move(admitted)
 
     async def _move(self, admitted: Admitted) -> None:
-        """Move the hold first, as it was before the first engine. Raises EngineAwayError where
-        there is no other engine.
+        """Move the hold to another engine before the request is sent there. Raises EngineAwayError
+        if there is no other engine.
         """
         request_id, running = admitted.message.request_id, admitted.running
         name = self.engines.route(admitted.message, besides=running.engine)
@@ -152,24 +153,24 @@ class Generation:
             )
 
     def _learn(self, admitted: Admitted, final: RequestOutput) -> None:
-        """Learn how long answers are that ended by themselves."""
+        """Learn the length of answers that ended by themselves."""
         if admitted.request.max_tokens is None and final.finish_reason in ("stop", "length"):
             tokens = final.num_completion_tokens // admitted.message.num_answers
             self.learned_tokens.learn(admitted.message.tenant_id, tokens)
 
     def _used_tokens(self, output: RequestOutput) -> int:
-        """Tokens that count against the limits; a cached one counts by its weight."""
+        """Tokens that count against the limits; cached ones count by their weight."""
         cached = output.num_cached_tokens
         counted = math.ceil(cached * self.cached_token_weight)
         return output.num_prompt_tokens - cached + counted + output.num_completion_tokens
 
     async def _void(self, request_id: str) -> None:
-        """Void the hold at once: the engine never accepted the request."""
+        """Void the hold at once, because the engine never accepted the request."""
         await self.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
 
 
 def cost_nanousd(admitted: Admitted, final: RequestOutput) -> int:
-    """What the request costs under the price that was held; final: its last output."""
+    """The cost of the request under the price that was held. final: its last output."""
     assert final.finish_reason is not None
     assert final.stop_cause is not None
     return rated_amounts(

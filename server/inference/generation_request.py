@@ -1,6 +1,6 @@
-"""What is asked of a model, whatever shape it came in: the request that is admitted and generated.
+"""The request that is admitted and generated, independent of the shape that it came in.
 
-A new endpoint parses its own shape and makes one of these.
+A new endpoint parses its own shape and makes a GenerationRequest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,10 @@ from engine.messages import Priority, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the model's template, each with `role` and `content`, maybe `name`.
+    """Messages for the model's template, each with `role` and `content`, and maybe `name`.
 
-    continues: the answer goes on with the last message.   begins: the assistant's turn is begun.
+    continues: the answer goes on with the last message.
+    begins: the prompt ends with the beginning of the assistant's turn.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -23,14 +24,14 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """Prompts, and how they are to be answered.
+    """Prompts, and how to answer them.
 
     prompts: a chat, or prompts that are each a text or its token ids.
-    sampling: as the engine wants it; max_tokens is not set yet, n counts answers to one prompt.
+    sampling: in the engine's form; max_tokens is not set yet, n counts answers to one prompt.
     max_tokens: completion tokens of each answer; None for all that the context leaves.
     truncate_prompt_tokens: how many of a prompt's last tokens are kept, -1 for as many as the
     context has room for, None for all.
-    request_key: requests with the same one get the same version of a weighted alias.
+    request_key: requests with the same key get the same version of a weighted alias.
     named_token_ids: {parameter: token id} of every token id that the parameters name.
     """
 
@@ -45,7 +46,7 @@ class GenerationRequest:
 
     @property
     def prompt_param(self) -> str:
-        """The parameter that prompts come in."""
+        """The name of the parameter that has the prompts."""
         return "messages" if isinstance(self.prompts, Chat) else "prompt"
 
     @property
@@ -54,5 +55,5 @@ class GenerationRequest:
 
     @property
     def num_answers(self) -> int:
-        """How many answers the request gets, to all of its prompts together."""
+        """How many answers the request gets, to all its prompts together."""
         return self.sampling.n * self.num_prompts

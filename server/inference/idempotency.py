@@ -1,10 +1,10 @@
 """Idempotency-Keys: the same request sent again gets the same answer, and costs nothing.
 
-A key is claimed before anything of its request happens, and no claim stays:
+A key is claimed before anything of its request happens, and no claim stays for good:
 
     free -> claimed -> stored -> free, a day later
-               |-> free: let go, because nothing came of it
-               '-> free: run out, because its gateway died
+               |-> free: released, because the request came to nothing
+               '-> free: expired, because its gateway died
 """
 
 import functools
@@ -27,23 +27,23 @@ from server.inference.tables import idempotency_keys
 
 MAX_KEY_CHARACTERS = 255
 MAX_KEYS_PER_TENANT = 10_000
-"""More can be there by as many as were claimed in the same moment."""
+"""Keys that a tenant may have; keys that are claimed at the same moment may exceed it."""
 MAX_STORED_BYTES = 1 << 20
-"""Of one answer, compressed: some 100,000 streamed tokens. A longer one is not kept."""
+"""Compressed bytes of one stored answer, some 100,000 streamed tokens. Longer ones are not kept."""
 CLAIM_SLACK_MS = 60_000
-"""A claim outlives its request's deadline, as its hold does: it must not run a second time."""
+"""Time that a claim, as its hold, outlives its request's deadline, lest the request run twice."""
 KEPT_MS = 24 * 3_600_000
 PRUNED_AT_ONCE = 1000
 PRUNE_INTERVAL_S = 60.0
 
 _REPLAYED_AT_ONCE = 1 << 16
-"""Bytes that are decompressed at a time, whatever they were compressed to."""
+"""Bytes that are decompressed at a time, however few they were compressed to."""
 _KEY = (idempotency_keys.c.tenant_id, idempotency_keys.c.endpoint, idempotency_keys.c.key)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One use of a key. claim_id: tells it from those before and after it."""
+    """One use of a key. claim_id: tells it from earlier and later uses."""
 
     tenant_id: str
     endpoint: str
@@ -53,13 +53,13 @@ class Claim:
 
     @classmethod
     def of(cls, tenant_id: str, endpoint: str, key: str, body: bytes) -> "Claim":
-        """body: of the request, as it was sent."""
+        """A new claim. body: of the request, as it was sent."""
         return cls(tenant_id, endpoint, key, hashlib.sha256(body).hexdigest(), uuid.uuid4().hex)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """What a key's request was answered. body: compressed; None for one that was too long."""
+    """The answer to a key's request. body: compressed; None if it was too long to keep."""
 
     request_id: str
     status: int
@@ -67,7 +67,7 @@ class StoredAnswer:
     body: bytes | None
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it was sent, a piece at a time."""
+        """The body as it was sent, one piece at a time."""
         decompressor, rest = zlib.decompressobj(), self.body or b""
         while rest:
             yield decompressor.decompress(rest, _REPLAYED_AT_ONCE)
@@ -78,7 +78,7 @@ class StoredAnswer:
 class IdempotencyKeys:
     """The keys of all tenants, shared by the gateways of one database.
 
-    claim_ms: how long a claim is good for, more than a request can take.
+    claim_ms: how long a claim is valid, which is longer than a request can take.
     """
 
     def __init__(self, database: Database, *, claim_ms: int) -> None:
@@ -86,10 +86,11 @@ class IdempotencyKeys:
         self.claim_ms = claim_ms
 
     async def claim(self, claim: Claim) -> StoredAnswer | None:
-        """None: the key is ours, to be stored or let go. Else what it was answered before.
+        """Return the key's stored answer, or None if the key is claimed now, to be stored or
+        released.
 
-        Raises Conflict where another request has the key, now or before, and Limited where the
-        tenant has too many.
+        Raises Conflict if another body was sent with the key, if its request is under way, or if
+        its answer was too long to keep, and Limited if the tenant has too many keys.
         """
         found = await self._database.write(lambda conn: claim_key(conn, claim, self.claim_ms))
         if found is None:
@@ -105,15 +106,15 @@ class IdempotencyKeys:
         return StoredAnswer(found.request_id, found.status, json.loads(found.headers), found.body)
 
     async def release(self, claim: Claim) -> None:
-        """The key is free again; nothing when the claim had run out. Raises LedgerUnavailable."""
+        """Free the key again, unless the claim had expired. Raises LedgerUnavailable."""
         await self._database.write(lambda conn: release_key(conn, claim))
 
     async def store(self, claim: Claim, answer: StoredAnswer) -> None:
-        """For a day; nothing when the claim had run out. Raises LedgerUnavailable."""
+        """Keep the answer for a day, unless the claim had expired. Raises LedgerUnavailable."""
         await self._database.write(lambda conn: store_answer(conn, claim, answer))
 
     async def prune(self) -> None:
-        """A chore: forget what is older than a day, and claims that ran out."""
+        """A chore: delete answers that are older than a day, and expired claims."""
         while await self._database.write(prune_keys) == PRUNED_AT_ONCE:
             pass
 
@@ -126,7 +127,7 @@ class _TooMany:
 
 
 def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | _TooMany | None":
-    """Take a key that is free or has run out, on the database's clock; else the row that has it."""
+    """Claim a free or expired key, by the database's clock; else return the row that has it."""
     values: dict[str, Any] = {
         "tenant_id": claim.tenant_id,
         "endpoint": claim.endpoint,
@@ -142,13 +143,13 @@ def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | _Too
             return None
         release_key(conn, claim)
         return _TooMany()
-    # There for certain: the insert has locked it, also where it left it alone.
+    # The row exists for certain: the insert has locked it, even where it changed nothing.
     return conn.execute(sa.select(idempotency_keys).where(*_is_key(claim))).one()
 
 
 @functools.cache
 def _claim_statement(dialect: str) -> Any:
-    """The statement of `claim_key`; made once, a claim takes a third of the time."""
+    """The statement of `claim_key`; made once, since a claim then takes a third of the time."""
     now: Any = sa.bindparam("here_ms", type_=sa.BigInteger)
     if dialect != "sqlite":
         now = postgres_now()
@@ -167,12 +168,12 @@ def _claim_statement(dialect: str) -> Any:
 
 
 def release_key(conn: Connection, claim: Claim) -> bool:
-    """Whether the claim still had it."""
+    """Free the key; whether the claim still had it."""
     return conn.execute(sa.delete(idempotency_keys).where(*_is_held(claim))).rowcount == 1
 
 
 def store_answer(conn: Connection, claim: Claim, answer: StoredAnswer) -> bool:
-    """Whether the claim still had the key."""
+    """Store the answer; whether the claim still had the key."""
     values = {
         "request_id": answer.request_id,
         "status": answer.status,
@@ -185,7 +186,7 @@ def store_answer(conn: Connection, claim: Claim, answer: StoredAnswer) -> bool:
 
 
 def prune_keys(conn: Connection) -> int:
-    """How many were forgotten; PRUNED_AT_ONCE at most."""
+    """Delete expired rows; how many there were, PRUNED_AT_ONCE at most."""
     old = sa.select(*_KEY).where(idempotency_keys.c.expires_at_ms < from_now(conn, now_ms(), 0))
     old = old.limit(PRUNED_AT_ONCE).with_for_update(skip_locked=True)
     return conn.execute(sa.delete(idempotency_keys).where(sa.tuple_(*_KEY).in_(old))).rowcount

@@ -1,8 +1,8 @@
-"""Load shedding: who could not be served in time is told so at once, before a queue grows.
+"""Load shedding: requests that cannot be served in time are refused at once, before a queue grows.
 
-How long a new request would wait is what waits before it, divided by how fast first tokens have
-come lately while anybody waited. Requests that wait for their adapter are in nobody's way and are
-not counted.
+A new request's wait is the number of answers that wait before it, divided by the rate at which
+first tokens have come lately while any answer waited. Requests that wait for their adapter delay
+nobody and are not counted.
 """
 
 import math
@@ -15,19 +15,19 @@ from server.inference import errors
 from server.pool.running import Running, RunningRequest
 
 _HALF_LIFE_S = 10.0
-"""Half of what is known about the speed is forgotten after so many seconds of a waiting queue."""
+"""Seconds with a waiting queue after which half of what is known of the rate is forgotten."""
 _MIN_FIRST_TOKENS = 4.0
-"""Fewer, weighted by age, say nothing."""
+"""First tokens, weighted by age, below which the rate counts as unknown."""
 _PATIENCE_OF_BATCH = 0.5
-"""Requests of the flexible tier are shed at half the wait that the others are."""
+"""Share of the longest wait above which requests of the flexible tier are refused."""
 
 
 class LoadShedder:
-    """Decides whether there is room for one more request, by what runs and waits here.
+    """Decides whether there is room for one more request, by the requests that run and wait here.
 
-    max_queued: the most answers of all tenants that may wait, at the engines that there are now.
-    max_wait_s: the first-token timeout: who would wait longer is refused instead.   default_share:
-    of max_queued, for a tenant that has no other.
+    max_queued: the most answers of all tenants that may wait, for the engines that there are now.
+    max_wait_s: the first-token timeout; a request that would wait longer is refused instead.
+    default_share: share of max_queued for a tenant that has no share of its own.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class LoadShedder:
         self.is_draining = False
 
     def check(self, identity: Identity, priority: Priority, num_answers: int) -> None:
-        """Raises Unavailable while draining, Overloaded, and Limited for a tenant's queue share.
+        """Raise Unavailable while draining, Overloaded, or Limited for a tenant's queue share.
 
-        A share counts answers, as the engines' queues do. A tenant with none waiting may always
-        ask, even for more at once than its share.
+        A share counts answers, as the engines' queues do. A tenant with no waiting answer may
+        always ask, even for more answers at once than its share.
         """
         if self.is_draining:
             raise errors.draining()
@@ -68,7 +68,7 @@ class LoadShedder:
             raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
     def explain(self, identity: Identity) -> dict[str, float]:
-        """A tenant's share of the queue, as `GET /v1/limits` tells it."""
+        """A tenant's share of the queue, in the form that `GET /v1/limits` shows."""
         waiting = self._running.num_waiting(identity.tenant_id)
         limit = self._share_of(identity)
         return {
@@ -79,7 +79,7 @@ class LoadShedder:
         }
 
     def wait_s(self, num_queued: int) -> float:
-        """Seconds until the last of these answers has a first token; 0 while nothing is known."""
+        """Seconds until the last of these answers has a first token; 0 if the rate is unknown."""
         self._pass_time()
         if self._first_tokens < _MIN_FIRST_TOKENS:
             return 0.0
@@ -90,7 +90,7 @@ class LoadShedder:
         self._running.add(request)
 
     def begin(self, request: RunningRequest, index: int) -> None:
-        """Note the first token of one of its answers."""
+        """Note the first token of one of a request's answers."""
         self._pass_time()
         if not request.is_cold and index not in request.begun:
             self._first_tokens += 1
@@ -109,7 +109,7 @@ class LoadShedder:
         return max(1, math.floor(share * self._max_queued()))
 
     def _pass_time(self) -> None:
-        """Let knowledge grow old, but only while somebody waits: an idle hour says nothing."""
+        """Age what is known of the rate, but only while answers wait: an idle hour says nothing."""
         now = self._clock()
         elapsed_s, self._looked_at = now - self._looked_at, now
         if self._running.num_queued:

@@ -1,4 +1,4 @@
-"""What an engine's no means for the request: refusals, and failures on the way."""
+"""Faults of requests that an engine refuses, or fails on the way."""
 
 from engine.errors import RequestRefused
 from engine.messages import AddRequest, RequestOutput
@@ -7,9 +7,9 @@ from server.inference import errors
 
 
 def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str) -> Fault | None:
-    """The failure of a request that the engine accepted; None while all is well.
+    """The failure of a request that the engine accepted; None if it has not failed.
 
-    The engine's own words stay here: `output.error` may name keys and hosts.
+    The engine's own words are not passed on: `output.error` may name keys and hosts.
     """
     if not output.num_completion_tokens:
         if output.stop_cause == "first_token_timeout":

@@ -1,4 +1,4 @@
-"""Prompts as token ids: rendered, encoded, checked; and what the context leaves for the answer."""
+"""Prompts as token ids: rendered, encoded, checked; and the room they leave for the answer."""
 
 import asyncio
 
@@ -9,13 +9,13 @@ from server.inference.served_base import ServedBase
 from server.text.tokenizer import TemplateError, Tokenizer
 
 _INLINE_CHARACTERS = 4096
-"""Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which no stream notices."""
+"""Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which delays no stream."""
 _MESSAGE_CHARACTERS = 64
-"""What a template adds to a message, so that thousands of empty ones count as well."""
+"""Characters that a template adds to a message, so that thousands of empty ones count too."""
 
 
 def is_long(request: GenerationRequest) -> bool:
-    """Whether it costs something to tokenize it."""
+    """Whether the request's prompts take noticeable time to tokenize."""
     if isinstance(request.prompts, Chat):
         messages = request.prompts.messages
         size = sum(len(message["content"]) + _MESSAGE_CHARACTERS for message in messages)
@@ -25,7 +25,7 @@ def is_long(request: GenerationRequest) -> bool:
 
 
 async def tokenize(base: ServedBase, request: GenerationRequest) -> list[list[int]]:
-    """Exact tokens of every prompt, off the event loop when they are many. Raises Invalid."""
+    """Exact tokens of every prompt; long prompts are encoded on a thread. Raises Invalid."""
     if is_long(request):
         prompts = await asyncio.to_thread(_encode, base.tokenizer, request)
     else:
@@ -39,7 +39,8 @@ async def tokenize(base: ServedBase, request: GenerationRequest) -> list[list[in
 
 
 def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> int:
-    """What was asked for, or all that the context leaves. Raises Invalid.
+    """Completion tokens of each answer: those asked for, or all that the context leaves. Raises
+    Invalid.
 
     num_prompt_tokens: of the longest prompt.
     """
@@ -51,7 +52,7 @@ def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len
     most = max_model_len - num_prompt_tokens if wanted is None else wanted
     if request.sampling.min_tokens > most:
         raise Invalid(
-            f"min_tokens: it may be at most {most}, the most that may be generated.",
+            f"min_tokens: it may be at most {most}, the most tokens that may be generated.",
             param="min_tokens",
         )
     return most
@@ -79,7 +80,7 @@ def _rendered(tokenizer: Tokenizer, chat: Chat) -> str:
 
 
 def _truncated(request: GenerationRequest, ids: list[int], max_model_len: int) -> list[int]:
-    """The last tokens of a prompt, as many as were asked for."""
+    """The last tokens of a prompt, as many as the request wants to keep."""
     most = request.truncate_prompt_tokens
     if most is None:
         return ids

@@ -1,4 +1,4 @@
-"""A base model as a gateway serves it: what it is, its text, and the engines that have it."""
+"""A base model as a gateway serves it: the model, its tokenizer, and the engines that have it."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from server.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
-    """Whatever has an engine belongs to one of these."""
+    """Everything of a gateway that belongs to one base model."""
 
     model: BaseModel
     tokenizer: Tokenizer
@@ -17,16 +17,16 @@ class ServedBase:
 
     @property
     def model_id(self) -> str:
-        """The name that tenants ask for."""
+        """The name by which tenants ask for the model."""
         return self.model.model_id
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids below it are served: those that both the tokenizer and the model have."""
+        """Token ids below this are served: both the tokenizer and the model have them."""
         num_rows: int = self.model.config["vocab_size"]
         return min(len(self.tokenizer.vocabulary), num_rows)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together, as the engines say; 0 until one is there."""
+        """Tokens of prompt and answer together, as engines report; 0 until an engine is there."""
         return self.engines.max_model_len

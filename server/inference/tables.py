@@ -7,8 +7,9 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, String, Table, 
 
 from registry.tables import metadata
 
-# An Idempotency-Key of a tenant at an endpoint, and the answer that it got.
-# body_sha256: of the request.   status: None while it runs.   body: of the answer, compressed.
+# An Idempotency-Key of a tenant at an endpoint, and the answer to its request.
+# body_sha256: of the request.   request_id: of its claim until it is stored, then of the request.
+# status: None while the request runs.   body: of the answer, compressed.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,

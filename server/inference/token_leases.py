@@ -1,4 +1,4 @@
-"""Token leases: more is paid for before the engine has used up what was.
+"""Token leases: more tokens are paid for before the engine has used up the paid ones.
 
 Only tenants with a hard budget have leases that end before their requests do. Hold and lease are
 extended together or not at all; the engine never waits, and stops at the last leased token.
@@ -16,11 +16,11 @@ from server.pool.engines import Engines
 from server.pool.running import Running, RunningRequest
 
 _RETRY_WAITS_S = (0.2, 0.5, 1.0)
-"""Then the request stops where its lease ends."""
+"""Waits between tries to extend a lease; after them the request stops where its lease ends."""
 
 
 class TokenLeases:
-    """Answers the engine's LeaseLow. At most one question a request is under way."""
+    """Answers the engine's LeaseLow, with at most one extension per request under way."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class TokenLeases:
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     def extend_soon(self, engines: Engines, low: LeaseLow) -> None:
-        """Never waits; a request that has ended meanwhile gets nothing."""
+        """Extend a lease without waiting for it; a request that has ended gets nothing."""
         if low.request_id not in self._asking:
             task = asyncio.create_task(self._extend(engines, low))
             self._asking[low.request_id] = task
@@ -59,11 +59,11 @@ class TokenLeases:
                 await engines.extend_lease(low.request_id, lease)
             if lease or self._running.find(low.request_id) is None:
                 return
-            # The ledger is away, or somebody else has the hold's row just now.
+            # The ledger is away, or another transaction has locked the hold's row.
             await asyncio.sleep(wait_s)
 
     async def _extend_hold(self, request: RunningRequest) -> int:
-        """Completion tokens that it covers now, in all; 0 if that cannot be said."""
+        """Completion tokens that the hold covers now, in all; 0 if it could not be extended."""
         return await self._database.write(
             lambda conn: extend(
                 conn,

@@ -1,8 +1,8 @@
-"""Chats as prompts, rendered by the model's own template: what transformers makes of them.
+"""Chats as prompts, rendered by the model's own template, with the same result as in transformers.
 
 A template comes with a model, maybe from strangers, and runs in Jinja's sandbox. A request gives it
-data only. What bounds a rendering: messages and body are limited at the edge, `range` by the
-sandbox, the prompt here; Jinja holds Python's lock no longer at a time than other Python code.
+data only. A rendering is bounded: messages and body at the edge, `range` by the sandbox, the prompt
+here; and Jinja holds Python's lock no longer at a time than other Python code.
 """
 
 import datetime
@@ -24,7 +24,7 @@ MAX_PROMPT_CHARACTERS = 16 << 20
 
 _END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
 
-# What a template's own code may run into, given messages that its author did not think of.
+# Errors of a template's own code on messages that its author did not think of.
 _FAULTS = (
     jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
@@ -39,7 +39,7 @@ class ChatTemplate:
     """A model's templates: the default one, and the one for chats with tools.
 
     sources: name -> Jinja.   special_tokens: `bos_token` and the like, variables of the template;
-    those that a model does not have are undefined. Raises TemplateError.
+    tokens that a model does not have are undefined in it. Raises TemplateError.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -57,12 +57,12 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path, config: JsonObject) -> "ChatTemplate":
-        """Of a model's folder. config: of tokenizer_config.json. Raises TemplateError."""
+        """Templates in a model's folder. config: tokenizer_config.json. Raises TemplateError."""
         return cls(_sources(model_dir, config), _special_tokens(model_dir, config))
 
     @property
     def description(self) -> dict[str, str]:
-        """`bos_token` and the like, and `chat_template` where there is one."""
+        """The special tokens, `bos_token` and the like, and `chat_template` if there is one."""
         default = self._sources.get("default")
         return {**self._special_tokens, **({"chat_template": default} if default else {})}
 
@@ -73,14 +73,14 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt, up to where the assistant speaks, or to the last message's end. Raises
-        TemplateError.
+        """The prompt up to the start of the assistant's turn, or up to the last message's end.
+        Raises TemplateError.
         """
         default = self._templates.get("default")
         template = self._templates.get("tool_use", default) if tools is not None else default
         if template is None:
             raise TemplateError("This model has no chat template; use /v1/completions.")
-        # None is what OpenAI's clients send for "not there"; templates ask whether a key is there.
+        # OpenAI's clients send None for a missing value; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         pieces = template.generate(
             messages=given,
@@ -98,7 +98,7 @@ class ChatTemplate:
     def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt up to the end of the last message's text, for an answer that continues it.
 
-        As transformers does it (`continue_final_message`): by a mark behind the text, which shows
+        The method is that of transformers (`continue_final_message`): a mark after the text shows
         where the template puts it. Raises TemplateError.
         """
         *before, last = messages
@@ -107,18 +107,18 @@ class ChatTemplate:
         rendered, mark, after = text.rpartition(_END_MARK)
         if not mark or _END_MARK in rendered or last["content"].strip() not in text:
             raise TemplateError("The model's chat template changes the last message's text.")
-        # A template that trims what follows trims the text as well.
+        # Where the mark's space was trimmed, the template trims the text as well.
         return rendered if after.startswith(" ") else rendered.rstrip()
 
 
 def content(token: Any) -> str | None:
-    """A special token's text; older files wrap it in an object."""
+    """A special token's text; older files wrap the text in an object."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def read_json(path: Path) -> Any:
-    """An empty object where there is no file."""
+    """The JSON of a file; an empty object if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
@@ -132,11 +132,11 @@ def _joined(pieces: Iterable[str]) -> str:
     return "".join(parts)
 
 
-# ---- where a model keeps it ----
+# ---- the files of a model ----
 
 
 def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
-    """Name -> template. Files of their own win over tokenizer_config.json, as in transformers."""
+    """Name -> template. Separate files win over tokenizer_config.json, as in transformers."""
     files = {path.stem: path for path in model_dir.glob("additional_chat_templates/*.jinja")}
     if (model_dir / "chat_template.jinja").exists():
         files["default"] = model_dir / "chat_template.jinja"
@@ -144,7 +144,7 @@ def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
         return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
     found = config.get("chat_template")
     if found is None:
-        # Where models with a processor had it before transformers 4.49.
+        # Models with a processor kept it here before transformers 4.49.
         found = read_json(model_dir / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         return {entry["name"]: entry["template"] for entry in found}
@@ -152,7 +152,7 @@ def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
 
 
 def _special_tokens(model_dir: Path, config: JsonObject) -> dict[str, str]:
-    """`bos_token`, `eos_token` and every other `..._token` that has a text."""
+    """The texts of `bos_token`, `eos_token` and every other `..._token` that has one."""
     named = dict(config)
     if "added_tokens_decoder" not in config:
         named |= read_json(model_dir / "special_tokens_map.json")
@@ -166,7 +166,7 @@ def _special_tokens(model_dir: Path, config: JsonObject) -> dict[str, str]:
 
 
 def _environment() -> jinja2.Environment:
-    """Jinja as transformers sets it up: filters, functions, tags and how blanks are trimmed."""
+    """Jinja as transformers sets it up: filters, functions, tags and trimming of blanks."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -182,7 +182,7 @@ def _environment() -> jinja2.Environment:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant says, for training; here it is only text."""
+    """Reads `{% generation %}`, which marks the assistant's text for training, as plain text."""
 
     tags = {"generation"}
 
@@ -193,7 +193,7 @@ class _GenerationTag(Extension):
 
 
 class _TemplateNamespace(Namespace):
-    """No names that begin with an underscore: by those the sandbox judges what is safe."""
+    """Refuses names that begin with an underscore: the sandbox judges what is safe by them."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
         self, *given = args
@@ -219,7 +219,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike Jinja's own, it leaves characters as they are: a prompt is no HTML."""
+    """JSON with characters left as they are, unlike Jinja's own, since a prompt is no HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

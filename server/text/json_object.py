@@ -1,4 +1,4 @@
-"""JSON objects, as they come in and go out; what is in them is checked where it is read."""
+"""JSON objects of any content; code that reads them checks them."""
 
 from typing import Any, TypeAlias
 

@@ -1,13 +1,15 @@
 """tiktoken in place of Hugging Face tokenizers, where both give the same ids for every text.
 
-Both split a text at added tokens, split the rest by a pattern, and merge bytes in every piece. They
-differ in what tiktoken does not know: it merges any neighbours whose union is a token, and looks a
-whole piece up first. Why that makes no difference where `_check_merges` is content:
+Both split a text at added tokens, split the rest by a pattern, and merge bytes in every piece.
+Their merging differs: tiktoken looks a whole piece up first, and merges any neighbours whose union
+is a token, whether or not the model lists that merge. The ids are the same nonetheless if
+`_check_merges` passes:
 
-A span of a piece that no merge has crossed has seen the merges that it would have seen alone. So if
-a token can be merged from its own bytes at all, its last two parts are the same in every piece, and
-as the model's merges reach it, they are one of the model's merges. If it cannot, no piece shows two
-neighbours of which it is the union, provided that every way to cut it in two tokens is a merge.
+A span of a piece that no merge has crossed has had the same merges as it would have had alone. So
+if a token can be merged from its own bytes at all, its last two parts are the same in every piece,
+and since the model's merges reach the token, these parts are one of the model's merges. If the
+token cannot be merged from its bytes, no piece has two neighbours whose union it is, provided that
+every way to cut it into two tokens is one of the model's merges.
 """
 
 from itertools import pairwise
@@ -29,16 +31,17 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 PATTERNS = (GPT2, LLAMA3, QWEN2)
 
 BLANK_BLOCK = 1 << 14
-"""Runs of two blocks and more go to Hugging Face (one block lies in them whole): tiktoken's regex
-engine keeps a way back for every blank, and at 999,999 of them it panics or raises."""
+"""Characters of a block. A text with a block of blanks, as in every run of two blocks, goes to
+Hugging Face: tiktoken's regex engine keeps a way back for every blank, and at 999,999 it panics or
+raises."""
 
 
 class NotExact(Exception):
-    """Why tiktoken could give other ids than the model's tokenizer."""
+    """The reason why tiktoken could give other ids than the model's tokenizer."""
 
 
 class TiktokenEncoding:
-    """A tokenizer's equal. Raises NotExact where it would be none.
+    """A tokenizer that gives the same ids as the model's. Raises NotExact where it would not.
 
     definition: of tokenizer.json.   hf: the tokenizer read from it.
     """
@@ -51,14 +54,14 @@ class TiktokenEncoding:
         _check_added_tokens(added, has_normalizer=hf.normalizer is not None)
         pattern = _pattern(definition.get("pre_tokenizer"))
         special = {token["content"]: token["id"] for token in added}
-        # Tokens with other characters are in no text: byte-level text is written in these.
+        # Tokens with characters outside BYTE_ALPHABET never match: byte-level text has only these.
         vocab = {
             token: token_id
             for token, token_id in model["vocab"].items()
             if token not in special and BYTE_ALPHABET.keys() >= set(token)
         }
         _check_merges(model, vocab, hf)
-        # Ranks are the model's ids, so that what comes out needs no translation.
+        # Ranks are the model's ids, so that the result needs no translation.
         ranks = {byte_level(token): token_id for token, token_id in vocab.items()}
         self._encoding = tiktoken.Encoding(
             "model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
@@ -66,10 +69,10 @@ class TiktokenEncoding:
         self._normalizer = hf.normalizer
 
     def takes(self, text: str) -> bool:
-        """Whether this text is tokenized as the model's tokenizer would, and in one go."""
+        """Whether tiktoken gives this text the same ids as the model's tokenizer, in one go."""
         if any(text[i : i + BLANK_BLOCK].isspace() for i in range(0, len(text), BLANK_BLOCK)):
             return False
-        # By the model's own normalizer: Python's knows the Unicode of another year. All parts of a
+        # The model's own normalizer decides: Python's has another Unicode version. All parts of a
         # normalized text are normalized, so that it does not matter where added tokens cut it.
         ready = self._normalizer is None or text.isascii()
         return ready or self._normalizer.normalize_str(text) == text
@@ -79,7 +82,7 @@ class TiktokenEncoding:
 
 
 def _check_model(model: JsonObject) -> None:
-    """Plain byte-level BPE."""
+    """Check that the model is plain byte-level BPE. Raises NotExact."""
     extras = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] != "BPE" or any(model.get(name) for name in (*extras, "byte_fallback")):
         raise NotExact("it is no plain byte-level BPE")
@@ -91,7 +94,7 @@ def _check_normalizer(normalizer: JsonObject | None) -> None:
 
 
 def _check_added_tokens(added: list[JsonObject], *, has_normalizer: bool) -> None:
-    """Found wherever they stand, all in one pass, and never two at one place."""
+    """Check that added tokens match anywhere, in one pass, never two at a place. Raises NotExact."""
     if any(token["single_word"] or token["lstrip"] or token["rstrip"] for token in added):
         raise NotExact("its added tokens depend on what stands beside them")
     passes = {bool(token["normalized"]) for token in added}
@@ -103,7 +106,7 @@ def _check_added_tokens(added: list[JsonObject], *, has_normalizer: bool) -> Non
 
 
 def _pattern(pre_tokenizer: JsonObject | None) -> str:
-    """The one regular expression that splits text before byte-level BPE."""
+    """The one regular expression that splits text before byte-level BPE. Raises NotExact."""
     steps = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     patterns: list[str] = []
     for step in steps:
@@ -125,7 +128,7 @@ def _pattern(pre_tokenizer: JsonObject | None) -> str:
 
 
 def _check_merges(model: JsonObject, vocab: dict[str, int], hf: HFTokenizer) -> None:
-    """Merging by id is merging by the model's list; see the module's docstring."""
+    """Check that merging by id is merging by the model's list (see above). Raises NotExact."""
     if not BYTE_ALPHABET.keys() <= vocab.keys():
         raise NotExact("it has no token for some bytes")
     merges = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in model["merges"]]
@@ -141,7 +144,7 @@ def _check_merges(model: JsonObject, vocab: dict[str, int], hf: HFTokenizer) -> 
 
 
 def _unreachable(vocab: dict[str, int], hf: HFTokenizer) -> list[str]:
-    """Tokens that the model's merges do not make of their own bytes."""
+    """Tokens that the model's merges do not make from the tokens' own bytes."""
     looks_up = hf.model.ignore_merges
     hf.model.ignore_merges = False
     try:

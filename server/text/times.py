@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 
 def rfc3339(at_ms: int | None) -> str | None:
-    """UTC, to the millisecond."""
+    """A time as text in UTC, to the millisecond."""
     if at_ms is None:
         return None
     seconds, ms = divmod(at_ms, 1000)
@@ -14,5 +14,5 @@ def rfc3339(at_ms: int | None) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _to_the_second(seconds: int) -> str:
-    # Neighbours in the ledger share their seconds; formatting each was 6 % of posting.
+    # Cached, as neighbours in the ledger share their seconds: formatting each was 6 % of posting.
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"

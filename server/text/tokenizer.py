@@ -3,7 +3,7 @@
 Prompts go through tiktoken where it is exact (Llama 3, Qwen2, Qwen3, GPT-2; several times faster),
 else through Hugging Face tokenizers (Llama 2, Mistral). Both work without Python's lock, so that a
 long prompt on a thread does not hold the event loop up, and in time linear in the text.
-Outputs are bytes of tokens, decoded as they come.
+Outputs are the bytes of tokens, decoded as tokens come.
 """
 
 import codecs
@@ -41,7 +41,7 @@ class Tokenizer:
         self._hf.no_truncation()
         self._hf.no_padding()
         for token in definition.get("added_tokens", []):
-            # Gaps between ids are closed on reading, whatever the file says.
+            # Reading closes gaps between ids, so the file's ids may differ.
             token["id"] = self._hf.token_to_id(token["content"])
         self.vocabulary = read_vocabulary(definition)
         config = read_json(model_dir / "tokenizer_config.json")
@@ -54,24 +54,24 @@ class Tokenizer:
         self._tiktoken = _tiktoken(definition, self._hf)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids. A rendered chat has its special tokens already, so it wants none added.
+        """Token ids. A rendered chat has its special tokens already, so its caller has none added.
 
-        Special tokens are recognized wherever they stand, also in what a user wrote: so do vLLM and
-        TGI, and transformers unless it is told otherwise (sanitize_control_tokens, since 5).
+        Special tokens are recognized wherever they stand, even in a user's text, as in vLLM and
+        TGI, and in transformers unless it is told otherwise (sanitize_control_tokens, since 5).
         """
         if self._tiktoken is not None and self._tiktoken.takes(text):
             ids = self._tiktoken.encode(text)
         else:
-            # A batch of one: `encode` would keep Python's lock, and offsets that nobody reads.
+            # A batch of one: `encode` would keep Python's lock, and compute offsets for nothing.
             ids = self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones written out."""
+        """The text of tokens, with special tokens written out."""
         return self._hf.decode(list(token_ids), skip_special_tokens=False)
 
     def token_text(self, token_id: int) -> str | None:
-        """A token as tokenizer.json writes it; None for an id that no token has."""
+        """A token as tokenizer.json writes it; None for an id without a token."""
         return self._hf.id_to_token(token_id)
 
     @property
@@ -86,7 +86,7 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt of a chat, up to where the assistant speaks. Raises TemplateError."""
+        """The prompt of a chat, up to the start of the assistant's turn. Raises TemplateError."""
         return self._chat_template.render(
             messages, tools, add_generation_prompt=add_generation_prompt
         )
@@ -99,11 +99,11 @@ class Tokenizer:
 class Detokenizer:
     """The text of one output, as its tokens arrive; never half a character.
 
-    It is what follows the prompt, as vLLM and TGI have it: where the first token is a word with a
-    space before it, as after "[/INST]", the text begins with that space. (Decoding the output alone
-    drops it: transformers' streamer, and the others where a prompt has no text.) Bytes that are no
-    UTF-8 become one U+FFFD for every broken character; ByteFallback's own decoder writes one for
-    every byte beside them too.
+    The text is that which follows the prompt, as in vLLM and TGI: if the first token is a word with
+    a space before it, as after "[/INST]", the text begins with that space. (Decoding the output
+    alone drops the space, as transformers' streamer does, and the others where a prompt has no
+    text.) Bytes that are not UTF-8 become one U+FFFD for every broken character; ByteFallback's own
+    decoder also writes one for every byte beside them.
     """
 
     def __init__(self, vocabulary: Sequence[bytes]) -> None:
@@ -111,13 +111,13 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int], *, final: bool = False, cut_bytes: int = 0) -> str:
-        """The text that these tokens add. cut_bytes: of a stop string, at the end, left out."""
+        """The text that these tokens add. cut_bytes: a stop string's bytes at the end, left out."""
         data = b"".join(self._vocabulary[i] for i in token_ids if i < len(self._vocabulary))
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
 
 
 def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: JsonObject) -> tuple[int, ...]:
-    """Every id that ends an answer, from all the places where models say so."""
+    """Every id that ends an answer, from all the files in which models say so."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = read_json(model_dir / name).get("eos_token_id")

@@ -1,4 +1,4 @@
-"""A vocabulary as bytes: what each token id adds to a text."""
+"""A vocabulary as bytes: the bytes that each token id adds to a text."""
 
 import re
 from collections.abc import Callable
@@ -9,14 +9,14 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class UnsupportedTokenizer(Exception):
-    """What makes it so. Its tokens cannot be written as bytes, or its template does not parse."""
+    """A tokenizer whose tokens cannot be written as bytes, or whose template does not parse."""
 
 
 def read_vocabulary(definition: JsonObject) -> list[bytes]:
-    """Token id -> its bytes; special tokens and ids that nobody has are none.
+    """Token id -> its bytes; special tokens and ids without a token have none.
 
-    definition: of tokenizer.json. A token's bytes are those it has after other text, so a word of a
-    SentencePiece vocabulary keeps its space. Raises UnsupportedTokenizer.
+    definition: of tokenizer.json. A token's bytes are those that it has after other text, so a word
+    of a SentencePiece vocabulary keeps its space. Raises UnsupportedTokenizer.
     """
     model = definition["model"]
     if model["type"] != "BPE":
@@ -33,7 +33,7 @@ def read_vocabulary(definition: JsonObject) -> list[bytes]:
 
 
 def byte_level(token: str) -> bytes:
-    """Of a token written in BYTE_ALPHABET. Raises KeyError for other characters."""
+    """The bytes of a token written in BYTE_ALPHABET. Raises KeyError for other characters."""
     return bytes(map(BYTE_ALPHABET.__getitem__, token))
 
 
@@ -44,7 +44,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_ALPHABET = _byte_alphabet()
-"""The characters by which byte-level BPE writes bytes (GPT-2's table)."""
+"""The characters in which byte-level BPE writes bytes (GPT-2's table)."""
 
 
 def _flattened(decoder: JsonObject | None) -> list[JsonObject]:
@@ -57,7 +57,7 @@ def _flattened(decoder: JsonObject | None) -> list[JsonObject]:
 
 
 def _converter(steps: list[JsonObject]) -> Callable[[str], bytes]:
-    """From a token's name to its bytes, as the decoder's steps would."""
+    """A function from a token's name to its bytes, which does what the decoder's steps do."""
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         return _byte_level_or_text
@@ -83,7 +83,8 @@ def _byte_level_or_text(token: str) -> bytes:
 
 
 def _replacement(step: JsonObject, kinds: list[str]) -> tuple[str, str] | None:
-    """What this step replaces in every token. Raises UnsupportedTokenizer if it does other things.
+    """The (old, new) text that a step replaces in every token, or None. Raises UnsupportedTokenizer
+    if the step does anything else.
 
     The space that Strip and Metaspace take from a text's start stays: see Detokenizer.
     """

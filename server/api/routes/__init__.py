@@ -1,1 +1,1 @@
-"""HTTP endpoints, one file a resource: parse, call one piece of `server`, render."""
+"""HTTP endpoints, one file per resource: parse, call one piece of `server`, render."""

@@ -1,4 +1,4 @@
-"""A tenant's adapters: list and search, versions, aliases and their past, delete and restore."""
+"""A tenant's adapters: list and search, versions, aliases and their history, delete and restore."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/adapters")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Search = Annotated[str, Query(max_length=64)]
-# A larger number is no number of a database.
+# The largest integer of a database.
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 
 
@@ -48,7 +48,7 @@ class _Alias(BaseModel):
 
 
 def limits_of(uploads: Uploads, identity: Identity) -> RegistryLimits:
-    """What this tenant may have and upload."""
+    """The limits on what this tenant may store and upload."""
     return uploads.limits.of_tenant(identity.max_adapters, identity.max_adapter_bytes_total)
 
 
@@ -65,7 +65,10 @@ async def list_adapters(
     limit: Limit = 100,
     search: Search = "",
 ) -> JsonObject:
-    """By name, those after the name `after` that have `search` in their name."""
+    """List the tenant's adapters by name.
+
+    after: only names after this one.   search: only names that contain this text.
+    """
 
     def read(conn: Connection) -> tuple[list[JsonObject], bool]:
         found = catalog.list_adapters(
@@ -85,6 +88,7 @@ async def get_adapter(
     view: AdapterViewDep,
     identity: AdaptersReadKey,
 ) -> JsonObject:
+    """Get an adapter with its aliases, its pin and its latest version."""
     return await database.read(
         lambda conn: view.adapter(conn, catalog.get_adapter(conn, identity.tenant_id, name))
     )
@@ -94,7 +98,7 @@ async def get_adapter(
 async def delete_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """With its versions and aliases; within the retention it can be restored."""
+    """Delete an adapter with its versions and aliases; it can be restored for a time."""
     await database.write(
         lambda conn: catalog.delete_adapter(conn, identity.tenant_id, name, actor=identity.actor)
     )
@@ -110,7 +114,7 @@ async def restore_adapter(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
-    """Undo the deletion, but for its pin and grants."""
+    """Restore a deleted adapter, without the pin and the grants that it had."""
 
     def restore(conn: Connection) -> Adapter:
         adapter = catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
@@ -134,7 +138,11 @@ async def list_versions(
     limit: Limit = 100,
     include_deleted: bool = False,
 ) -> JsonObject:
-    """Newest first; on request also those that were deleted, or purged after that."""
+    """List an adapter's versions, newest first.
+
+    before: only versions below this number.   include_deleted: also versions that were deleted, or
+    deleted and then purged.
+    """
 
     def read(conn: Connection) -> tuple[list[JsonObject], bool]:
         found = catalog.list_versions(
@@ -145,7 +153,7 @@ async def list_versions(
             limit=limit + 1,
             include_deleted=include_deleted,
         )
-        # All of one adapter; without any there is nothing to price.
+        # All versions are of one adapter; without versions there is nothing to price.
         adapter_id = found[0].adapter_id if found else None
         price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
         shown = [view.version(version, price) for version in found[:limit]]
@@ -159,7 +167,7 @@ async def list_versions(
 async def delete_version(
     name: str, version: int, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """A version that no alias means; within the retention it can be restored."""
+    """Delete a version that no alias points to; it can be restored for a time."""
     await database.write(
         lambda conn: catalog.delete_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
@@ -178,6 +186,8 @@ async def restore_version(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
+    """Restore a deleted version of an adapter."""
+
     def write(conn: Connection) -> JsonObject:
         restored = catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
@@ -204,7 +214,7 @@ async def set_alias(
     identity: AdaptersWriteKey,
     body: Annotated[_Alias, json_body(_Alias)],
 ) -> JsonObject:
-    """Let the alias mean a version; for some percent of the requests a canary version."""
+    """Point an alias at a version, and some percent of its requests at a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
     return await _changed(
         database,
@@ -224,7 +234,7 @@ async def roll_back_alias(
     view: AdapterViewDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
-    """Let the alias mean what it meant before its last move; again undoes that."""
+    """Undo the last move of an alias; calling it again undoes that."""
     return await _changed(
         database,
         view,
@@ -243,7 +253,7 @@ async def remove_alias(
     view: AdapterViewDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
-    """Any but `latest`."""
+    """Remove an alias; `latest` cannot be removed."""
     return await _changed(
         database,
         view,
@@ -263,7 +273,10 @@ async def list_moves(
     before: Before = None,
     limit: Limit = 100,
 ) -> JsonObject:
-    """Newest first, those before the move `before`."""
+    """List the moves of an alias, newest first.
+
+    before: only moves before the one with this id.
+    """
     found = await database.read(
         lambda conn: catalog.list_moves(
             conn, identity.tenant_id, name, alias, before=before, limit=limit + 1
@@ -276,5 +289,5 @@ async def list_moves(
 async def _changed(
     database: Database, view: AdapterView, change: Callable[[Connection], Adapter]
 ) -> JsonObject:
-    """The adapter after a change, as it was in the change's own transaction."""
+    """Make a change, and return the adapter as the change's own transaction sees it."""
     return await database.write(lambda conn: view.adapter(conn, change(conn)))

@@ -1,4 +1,4 @@
-"""The operator's side: tenants, usage of all, residency."""
+"""The operator's endpoints: tenants, the usage of all tenants, and where adapters are."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -36,12 +36,12 @@ class _Limits(BaseModel):
     max_adapters: int | None = Field(None, ge=0, lt=2**31)
     max_adapter_bytes_total: int | None = Field(None, ge=0, lt=2**63)
 
-    # In dollars: what it may spend in a month, then it is stopped.
+    # Dollars that the tenant may spend in a month; then its requests are refused.
     monthly_budget: Dollars | None = None
 
 
 class _Changes(_Limits):
-    """plan: which prices it pays, unless there are some for it alone."""
+    """Changes to a tenant. plan: whose prices the tenant pays, unless it has prices of its own."""
 
     plan: str | None = Field(None, max_length=64)
 
@@ -58,6 +58,7 @@ async def create_tenant(
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
 ) -> JsonObject:
+    """Create a tenant with its limits, its plan and its monthly budget."""
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
 
     def create(conn: Connection) -> Tenant:
@@ -73,6 +74,8 @@ async def create_tenant(
 
 @router.get("/tenants")
 async def list_tenants(database: DatabaseDep) -> JsonObject:
+    """List all tenants."""
+
     def read(conn: Connection) -> list[JsonObject]:
         limits = _monthly_budgets(conn)
         return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
@@ -82,7 +85,7 @@ async def list_tenants(database: DatabaseDep) -> JsonObject:
 
 @router.get("/tenants/{tenant}")
 async def get_tenant(tenant: str, database: DatabaseDep) -> JsonObject:
-    """By id or by name."""
+    """Get a tenant by id or name."""
 
     def read(conn: Connection) -> JsonObject:
         found = tenants.get_tenant(conn, tenant)
@@ -99,7 +102,7 @@ async def change_tenant(
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
 ) -> JsonObject:
-    """What is not named stays as it is."""
+    """Change a tenant; fields that are left out stay as they are."""
     named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
 
     def change(conn: Connection) -> Tenant:
@@ -120,6 +123,7 @@ async def change_tenant(
 async def suspend_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
 ) -> JsonObject:
+    """Suspend a tenant: its requests are refused until it is resumed."""
     return await _change_status(database, identities, price_tags, tenant, tenants.suspend_tenant)
 
 
@@ -127,6 +131,7 @@ async def suspend_tenant(
 async def resume_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
 ) -> JsonObject:
+    """Resume a suspended tenant."""
     return await _change_status(database, identities, price_tags, tenant, tenants.resume_tenant)
 
 
@@ -137,12 +142,13 @@ async def get_usage(
     end: Time = None,
     group_by: GroupBy = None,
 ) -> JsonObject:
+    """Sum up the usage of all tenants, by tenant unless `group_by` names other dimensions."""
     return await render_usage(database, None, start, end, group_by or ["tenant"])
 
 
 @router.get("/residency")
 async def residency(engines: EnginesDep) -> JsonObject:
-    """Where every adapter that an engine knows of is now."""
+    """List every adapter that an engine knows of, with where it is now."""
     data = [
         {"engine": name, **dataclasses.asdict(residency)}
         for name, residency in engines.all_residency()
@@ -171,7 +177,7 @@ async def _write(
     price_tags: PriceTags,
     write: Callable[[Connection], Tenant],
 ) -> JsonObject:
-    """A change that this gateway's next request sees."""
+    """Make a change that this gateway's next request sees."""
 
     def write_and_show(conn: Connection) -> JsonObject:
         tenant = write(conn)
@@ -179,12 +185,12 @@ async def _write(
 
     shown = await database.write(write_and_show)
     identities.forget(shown["tenant_id"])
-    price_tags.forget()  # of another plan, maybe
+    price_tags.forget()  # the plan may be another
     return shown
 
 
 def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) -> None:
-    """The hard one; None is without."""
+    """Set the hard monthly budget in dollars; None removes it."""
     if amount is None:
         budgets.remove_budget(conn, tenant.tenant_id, "monthly", "hard", now_ms=now_ms())
         return
@@ -198,7 +204,7 @@ def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) ->
 
 
 def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str, str]:
-    """{tenant_id: dollars} of hard ones, of a tenant or of all."""
+    """{tenant_id: dollars} of the hard monthly budgets, of one tenant or of all."""
     return {
         budget.tenant_id: format_usd(budget.amount_nanousd)
         for budget in budgets.get_budgets(conn, tenant_id)

@@ -1,4 +1,4 @@
-"""What the gateway's own audit found last, for the operator."""
+"""The result of the last audit, for the operator."""
 
 from fastapi import APIRouter
 
@@ -11,6 +11,9 @@ router = APIRouter()
 
 @router.get("/audit")
 async def get_audit(auditor: AuditorDep) -> JsonObject:
-    """`report` is null in a gateway that has done none yet: one of them does it for all."""
+    """Get the report of this gateway's last audit.
+
+    `report` is null in a gateway that has made none yet: one gateway audits for all.
+    """
     last = auditor.last
     return {"object": "audit", "report": None if last is None else report_body(last)}

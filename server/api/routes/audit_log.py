@@ -1,4 +1,4 @@
-"""Who did what: all of it for the operator, and what its own keys did for a tenant's admin."""
+"""The audit log: all of it for the operator; for a tenant's admin, what the tenant's keys did."""
 
 from typing import Annotated
 
@@ -34,7 +34,10 @@ async def get_own(
     after: _After = None,
     limit: _Limit = 100,
 ) -> JsonObject:
-    """What keys of the tenant did; start, end: Unix seconds."""
+    """List what the tenant's API keys did, newest first.
+
+    start, end: Unix seconds.   after: only lines older than the one with this id.
+    """
     asked = Asked(
         tenant_id=identity.tenant_id,
         of_keys=True,
@@ -58,7 +61,11 @@ async def get_all(
     after: _After = None,
     limit: _Limit = 100,
 ) -> JsonObject:
-    """tenant: an id or a name; its things only."""
+    """List what was done by the operator and by API keys, newest first.
+
+    tenant: an id or a name; only what was done to that tenant's things.   start, end: Unix seconds.
+    after: only lines older than the one with this id.
+    """
     tenant_id = None
     if tenant is not None:
         found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))

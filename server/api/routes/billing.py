@@ -1,4 +1,4 @@
-"""Balances; and what operators post by hand: credits, payments, corrections."""
+"""Balances, and what operators post by hand: credits, payments, corrections."""
 
 import re
 from decimal import Decimal
@@ -25,7 +25,7 @@ router = APIRouter()
 admin_router = APIRouter()
 
 MAX_AMOUNT_NANOUSD = 10**15
-"""A million dollars in one entry: nine thousand of them still fit a balance."""
+"""A million dollars, the most of one entry: nine thousand such entries still fit a balance."""
 
 _DOLLARS = re.compile(r"\d{1,7}(\.\d{1,9})?", re.ASCII)
 # PostgreSQL stores no zero bytes.
@@ -36,7 +36,7 @@ IdempotencyKey = Annotated[
 
 
 class _Amount(BaseModel):
-    """Either as exact decimal dollars or as whole nano-dollars."""
+    """An amount, either in exact decimal dollars or in whole nano-dollars."""
 
     model_config = ConfigDict(extra="forbid")
     amount_usd: str | None = Field(None, max_length=32)
@@ -52,11 +52,13 @@ class _Correction(BaseModel):
 
 @router.get("/balance")
 async def get_balance(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+    """Get the tenant's balance, and how much of it is held for requests under way."""
     return await _balance(database, identity.tenant_id)
 
 
 @admin_router.get("/tenants/{tenant}/balance")
 async def get_balance_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """Get a tenant's balance, and how much of it is held for requests under way."""
     return await _balance(database, tenant)
 
 
@@ -68,7 +70,7 @@ async def add_credit(
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> JsonObject:
-    """Give a tenant something."""
+    """Give a tenant a credit."""
     return await _post_credit(database, signer, "credit", tenant, body, idempotency_key)
 
 
@@ -80,7 +82,7 @@ async def add_payment(
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> JsonObject:
-    """What a tenant has paid, before or after it used anything."""
+    """Record a payment of a tenant, made before or after it used anything."""
     return await _post_credit(database, signer, "payment", tenant, body, idempotency_key)
 
 
@@ -91,7 +93,7 @@ async def add_correction(
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
 ) -> JsonObject:
-    """Undo an entry, once, by an entry of its own."""
+    """Reverse a ledger entry by an entry of its own; an entry can be reversed once."""
 
     def write(conn: Connection) -> Receipt:
         return credits.post_correction(
@@ -132,10 +134,10 @@ async def _post_credit(
 
 
 def _amount_nanousd(body: _Amount) -> int:
-    """Raises ApiError unless exactly one of the two fields says it, within the limit."""
+    """The amount. Raises ApiError unless exactly one of the fields has it, within the limit."""
     if (body.amount_usd is None) == (body.amount_nanousd is None):
         raise errors.invalid_request(
-            "Give amount_usd or amount_nanousd, one of them.", param="amount_usd"
+            "Give either amount_usd or amount_nanousd.", param="amount_usd"
         )
     if body.amount_usd is None:
         param, amount = "amount_nanousd", body.amount_nanousd or 0
@@ -155,7 +157,7 @@ def _amount_nanousd(body: _Amount) -> int:
 
 
 async def _balance(database: Database, tenant: str) -> JsonObject:
-    """tenant: id or name."""
+    """The balance of a tenant, given by id or name."""
 
     def read(conn: Connection) -> JsonObject:
         found = tenants.get_tenant(conn, tenant)

@@ -1,4 +1,4 @@
-"""Budgets: what operators set, and how a tenant stands."""
+"""Budgets: operators set them, and tenants see how much of them is left."""
 
 from decimal import Decimal
 from typing import Annotated
@@ -23,7 +23,7 @@ admin_router = APIRouter()
 
 
 Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]
-"""Below ten millions, with nine decimals at most."""
+"""An amount of dollars below ten millions, with nine decimals at most."""
 
 
 class _Amount(BaseModel):
@@ -33,11 +33,13 @@ class _Amount(BaseModel):
 
 @router.get("/budgets")
 async def list_budgets(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+    """List the tenant's budgets, with what is held and what remains of each."""
     return await database.read(lambda conn: _list(conn, identity.tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets")
 async def list_budgets_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """List a tenant's budgets, with what is held and what remains of each."""
     return await database.read(lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id))
 
 
@@ -45,6 +47,7 @@ async def list_budgets_of(tenant: str, database: DatabaseDep) -> JsonObject:
 async def get_budget(
     tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
 ) -> JsonObject:
+    """Get one of a tenant's budgets, with what is held and what remains of it."""
     return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
 
 
@@ -57,7 +60,10 @@ async def set_budget(
     database: DatabaseDep,
     identities: IdentitiesDep,
 ) -> JsonObject:
-    """It holds from the next request on, at the other gateways within two seconds."""
+    """Set one of a tenant's budgets.
+
+    The budget holds from the next request on, at the other gateways within two seconds.
+    """
 
     def write(conn: Connection) -> tuple[str, JsonObject]:
         budget = Budget(
@@ -82,6 +88,8 @@ async def remove_budget(
     database: DatabaseDep,
     identities: IdentitiesDep,
 ) -> JsonObject:
+    """Remove one of a tenant's budgets."""
+
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         if not budgets.remove_budget(conn, tenant_id, kind, enforcement, now_ms=now_ms()):
@@ -117,7 +125,10 @@ def _not_found() -> errors.ApiError:
 
 
 def _budget(budget: Budget, sums: Sums, at_ms: int) -> JsonObject:
-    """spent: in the month; of prepaid there is the balance.   status: whether it stops requests."""
+    """A budget. A monthly one has what was `spent` in the month, a prepaid one the `balance`.
+
+    status: whether the budget stops requests now.
+    """
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
     is_enforcing = budget.enforcement == "hard" and remaining <= 0
     amounts = {"amount": budget.amount_nanousd, "held": sums.held_nanousd, "remaining": remaining}

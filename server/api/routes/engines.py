@@ -1,4 +1,4 @@
-"""The pool, for operators: who is there, and who never comes back."""
+"""The engines of the pool, for operators: those that there are, and those that are lost."""
 
 import dataclasses
 from typing import Annotated
@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/engines")
 async def engines(engines: EnginesDep) -> JsonObject:
-    """The pool, as this gateway sees it."""
+    """List the engines of the pool, as this gateway sees them."""
     data = [_render(figures) for figures in engines.figures()]
     return {"object": "list", "data": data, "has_more": False}
 
@@ -26,13 +26,13 @@ async def engines(engines: EnginesDep) -> JsonObject:
 async def lost(
     database: DatabaseDep, engines: EnginesDep, engine_id: Annotated[str, Path(max_length=64)]
 ) -> JsonObject:
-    """Void what an engine held whose journal is gone for good: what ran there is free.
+    """Void the holds of an engine whose journal is lost: the requests that it ran are free.
 
-    Only holds that have expired: num_open others, of requests that might still run, want the same
-    again later.
+    Only holds that have expired are voided. num_open counts the others, whose requests might still
+    run: ask again later for these.
     """
     if engine_id in engines.engine_ids():
-        message = f"{engine_id} is there: what it held is settled from its journal."
+        message = f"{engine_id} is in the pool: its holds are settled from its journal."
         raise errors.conflict(message, code="engine_is_there")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE
     while voided == MAX_VOIDED_AT_ONCE:
@@ -49,7 +49,7 @@ async def lost(
 
 
 def _render(figures: EngineFigures) -> JsonObject:
-    """requests_here: answers that this gateway waits for."""
+    """An engine. requests_here: answers that this gateway waits for."""
     welcome, stats = figures.welcome, figures.stats
     return {
         "object": "engine",

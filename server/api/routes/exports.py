@@ -1,4 +1,4 @@
-"""The ledger as files: streamed to who asks, or put into the object store now and then."""
+"""The ledger as files: streamed on request, or put into the object store on a schedule."""
 
 import asyncio
 from typing import Annotated, Literal
@@ -53,9 +53,11 @@ async def export_usage(
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
-    """Receipts of [start, end), by when what they are for ended; without an end all that there are.
+    """Export the tenant's receipts as a file.
 
-    after, through: go on behind the entry that came last, with the first answer's header.
+    The receipts are of what ended in [start, end); without an end, of all that ended since the
+    start.
+    after, through: continue an export after its last entry, with the header of its first answer.
     """
     return await _export(
         database, identity.tenant_id, format, start, end, after=after, through=through
@@ -72,7 +74,7 @@ async def export_all(
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
-    """Of one tenant, by id or name, or of all, one after the other."""
+    """Export the receipts of one tenant, given by id or name, or of all tenants in turn."""
     database, tenant_id = database, None
     if tenant is not None:
         tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id
@@ -111,7 +113,7 @@ async def _export(
 
 async def _open_encoder(format: ExportFormat) -> Encoder:
     try:
-        # By a thread: the first one of Parquet imports its library for 0.13 s.
+        # On a thread: the first export of Parquet imports its library for 0.13 s.
         return await asyncio.to_thread(open_encoder, format)
     except FormatUnavailable as error:
         raise errors.invalid_request(
@@ -138,11 +140,12 @@ def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
     return place
 
 
-# ---- to the object store, now and then ----
+# ---- to the object store, on a schedule ----
 
 
 @router.get("/usage/exports")
 async def list_schedules(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+    """List the tenant's scheduled exports."""
     found = await database.read(lambda c: schedules.list_of(c, identity.tenant_id))
     return {"object": "list", "data": [_schedule(each) for each in found], "has_more": False}
 
@@ -154,7 +157,11 @@ async def put_schedule(
     identity: UsageKey,
     body: Annotated[_NewSchedule, json_body(_NewSchedule)],
 ) -> JsonObject:
-    """What there is of it already stays; the first one begins with the first receipt."""
+    """Schedule an export of the tenant's receipts to the object store, every hour or every day.
+
+    A new schedule begins with the tenant's first receipt. A changed one keeps what is exported
+    already.
+    """
     await _open_encoder(format)
     return _schedule(
         await database.write(
@@ -174,7 +181,7 @@ async def put_schedule(
 async def delete_schedule(
     format: ExportFormat, database: DatabaseDep, identity: UsageKey
 ) -> JsonObject:
-    """Its objects stay."""
+    """Delete the schedule of an export; its files in the object store stay."""
     await database.write(
         lambda conn: schedules.delete_schedule(
             conn, identity.tenant_id, format, now_ms(), actor=identity.actor
@@ -184,7 +191,10 @@ async def delete_schedule(
 
 
 def _schedule(schedule: Schedule) -> JsonObject:
-    """exported_seq: receipts up to there are in the store.   next_at, created_at: Unix seconds."""
+    """A schedule. exported_seq: receipts up to this number are in the store.
+
+    next_at, created_at: Unix seconds.
+    """
     intervals = {seconds: name for name, seconds in schedules.INTERVAL_S.items()}
     return {
         "object": "usage.export",

@@ -1,4 +1,4 @@
-"""Chat completions, completions, and cancelling one."""
+"""Chat completions, completions, and their cancellation."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key", min_length=1, max_length=MAX_KEY_CHARACTERS, pattern=r"^[ -~]+$"
     ),
 ]
-"""Printable ASCII."""
+"""A header of printable ASCII."""
 
 
 @router.post("/chat/completions")
@@ -30,6 +30,7 @@ async def chat_completions(
     body: BodyDep,
     key: IdempotencyKey = None,
 ) -> Response:
+    """Answer a chat, whole or as a stream of server-sent events."""
     asked = parse_request(body, ChatRequest)
     claim = Claim.of(identity.tenant_id, "chat/completions", key, body) if key else None
     return await serving.answer(request, identity, asked, claim)
@@ -43,6 +44,7 @@ async def completions(
     body: BodyDep,
     key: IdempotencyKey = None,
 ) -> Response:
+    """Complete one or several prompts, whole or as a stream of server-sent events."""
     asked = parse_request(body, CompletionRequest)
     claim = Claim.of(identity.tenant_id, "completions", key, body) if key else None
     return await serving.answer(request, identity, asked, claim)
@@ -50,7 +52,10 @@ async def completions(
 
 @router.post("/chat/completions/{answer_id}/cancel")
 async def cancel(answer_id: str, cancels: CancelsDep, identity: InferenceKey) -> dict[str, object]:
-    """Stop an answer under way: its stream ends as usual, with usage, and what ran is paid."""
+    """Stop an answer under way.
+
+    Its stream ends as usual, with usage, and what ran is paid.
+    """
     if not await cancels.cancel(identity.tenant_id, answer_id.rpartition("-")[2]):
         raise errors.not_found("There is no such completion under way.", param="id")
     return {"id": answer_id, "object": "chat.completion.cancelled", "cancelled": True}

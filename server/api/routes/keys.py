@@ -1,4 +1,4 @@
-"""API keys: a tenant's own, with scope `admin`, and any tenant's for the operator."""
+"""API keys: the tenant's own, for keys with scope `admin`, and any tenant's, for the operator."""
 
 from collections.abc import Callable
 from typing import Annotated, TypeVar
@@ -32,7 +32,11 @@ _PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
 class _Terms(BaseModel):
-    """What may be said of a key; None is no limit and no end. expires_at: Unix seconds."""
+    """The terms of an API key. expires_at: Unix seconds.
+
+    Null is no limit and no end. A key that is created by another key has the limits and the end of
+    that key where it is given none.
+    """
 
     model_config = ConfigDict(extra="forbid")
     name: str = Field("", max_length=MAX_NAME)
@@ -43,7 +47,7 @@ class _Terms(BaseModel):
     max_concurrency: _Limit = None
 
     def given(self) -> JsonObject:
-        """Those that were named, as server.accounts.keys takes them."""
+        """The terms that were given, in the form that server.accounts.keys takes."""
         given = self.model_dump(exclude_unset=True)
         if "expires_at" in given:
             expires_at = given.pop("expires_at")
@@ -54,7 +58,7 @@ class _Terms(BaseModel):
 
 
 class _Rotation(BaseModel):
-    """overlap_s: how long the old key is still good."""
+    """The rotation of an API key. overlap_s: how long the old key stays valid, in seconds."""
 
     model_config = ConfigDict(extra="forbid")
     overlap_s: int = Field(ge=0, le=MAX_OVERLAP_S)
@@ -71,7 +75,10 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 async def create_own(
     database: DatabaseDep, pepper: PepperDep, identity: TenantAdminKey, body: _TermsBody
 ) -> JsonObject:
-    """Within what the asking key has; the one answer that carries the key itself."""
+    """Create an API key of the tenant; only this answer carries the key itself.
+
+    The new key cannot have more rights than the asking one.
+    """
     return await _create(database, pepper, identity.tenant_id, body, identity)
 
 
@@ -82,11 +89,13 @@ async def list_own(
     after: _After = None,
     limit: _PageSize = 100,
 ) -> JsonObject:
+    """List the tenant's API keys, oldest first."""
     return await _list(database, identity.tenant_id, after, limit)
 
 
 @router.get("/keys/{key_id}")
 async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+    """Get one of the tenant's API keys."""
     return await _get(database, identity.tenant_id, key_id)
 
 
@@ -98,7 +107,7 @@ async def change_own(
     identity: TenantAdminKey,
     body: _TermsBody,
 ) -> JsonObject:
-    """What is not named stays as it is."""
+    """Change one of the tenant's API keys; fields that are left out stay as they are."""
     return await _change(database, identities, identity.tenant_id, key_id, body, identity)
 
 
@@ -111,6 +120,10 @@ async def rotate_own(
     identity: TenantAdminKey,
     body: _RotationBody,
 ) -> JsonObject:
+    """Replace one of the tenant's API keys; only this answer carries the new key itself.
+
+    The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
+    """
     return await _rotate(database, identities, pepper, identity.tenant_id, key_id, body, identity)
 
 
@@ -118,6 +131,7 @@ async def rotate_own(
 async def revoke_own(
     key_id: str, database: DatabaseDep, identities: IdentitiesDep, identity: TenantAdminKey
 ) -> JsonObject:
+    """Revoke one of the tenant's API keys; the keys that it created stay valid."""
     return await _revoke(database, identities, identity.tenant_id, key_id, identity)
 
 
@@ -128,7 +142,7 @@ async def revoke_own(
 async def create_key(
     tenant: str, body: _TermsBody, database: DatabaseDep, pepper: PepperDep
 ) -> JsonObject:
-    """The one answer that carries the key itself."""
+    """Create an API key of a tenant; only this answer carries the key itself."""
     return await _create(database, pepper, await _tenant_id(database, tenant), body)
 
 
@@ -136,11 +150,13 @@ async def create_key(
 async def list_keys(
     tenant: str, database: DatabaseDep, after: _After = None, limit: _PageSize = 100
 ) -> JsonObject:
+    """List a tenant's API keys, oldest first."""
     return await _list(database, await _tenant_id(database, tenant), after, limit)
 
 
 @admin_router.get("/tenants/{tenant}/keys/{key_id}")
 async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> JsonObject:
+    """Get one of a tenant's API keys."""
     return await _get(database, await _tenant_id(database, tenant), key_id)
 
 
@@ -148,7 +164,7 @@ async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> JsonObject
 async def change_key(
     tenant: str, key_id: str, body: _TermsBody, database: DatabaseDep, identities: IdentitiesDep
 ) -> JsonObject:
-    """What is not named stays as it is."""
+    """Change one of a tenant's API keys; fields that are left out stay as they are."""
     return await _change(database, identities, await _tenant_id(database, tenant), key_id, body)
 
 
@@ -161,6 +177,10 @@ async def rotate_key(
     identities: IdentitiesDep,
     pepper: PepperDep,
 ) -> JsonObject:
+    """Replace one of a tenant's API keys; only this answer carries the new key itself.
+
+    The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
+    """
     return await _rotate(
         database, identities, pepper, await _tenant_id(database, tenant), key_id, body
     )
@@ -170,6 +190,7 @@ async def rotate_key(
 async def revoke_key(
     tenant: str, key_id: str, database: DatabaseDep, identities: IdentitiesDep
 ) -> JsonObject:
+    """Revoke one of a tenant's API keys; the keys that it created stay valid."""
     return await _revoke(database, identities, await _tenant_id(database, tenant), key_id)
 
 
@@ -177,7 +198,7 @@ async def revoke_key(
 
 
 async def _tenant_id(database: Database, tenant: str) -> str:
-    """Of an id or a name. Raises TenantNotFound."""
+    """The id of a tenant, given by id or name. Raises TenantNotFound."""
     found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))
     return found.tenant_id
 
@@ -185,7 +206,7 @@ async def _tenant_id(database: Database, tenant: str) -> str:
 async def _write(
     database: Database, identities: Identities, tenant_id: str, write: Callable[[Connection], T]
 ) -> T:
-    """A change that this gateway's next request sees."""
+    """Make a change that this gateway's next request sees."""
     try:
         return await database.write(write)
     finally:

@@ -1,4 +1,4 @@
-"""Limits as they stand, each with what takes of it and when that frees; and those of an adapter."""
+"""Limits as they stand, each with the requests that take of it; and the limits of an adapter."""
 
 import dataclasses
 from typing import Annotated
@@ -30,7 +30,7 @@ from server.text.json_object import JsonObject
 router = APIRouter()
 
 _MAX_LIMIT = 10**9
-"""A minute's worth of anything: beyond it, no limit is meant."""
+"""The most that a limit may be: nothing reaches a larger one in a minute."""
 
 
 class _Limits(BaseModel):
@@ -44,7 +44,10 @@ class _Limits(BaseModel):
 async def get_limits(
     database: DatabaseDep, limiter: LimiterDep, load: LoadDep, identity: IdentityDep
 ) -> JsonObject:
-    """Of the tenant, of the key that asks, and of the tenant's adapters that have some."""
+    """Get the limits of the tenant, of the asking key and of the tenant's adapters, with their use.
+
+    held_by: the requests that take of a limit, and when each of them frees its part.
+    """
     adapters = await database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
     names = {adapter_id: name for name, adapter_id, _ in adapters}
     limits = [*identity.limits, *(limit for *_, found in adapters for limit in found)]
@@ -62,6 +65,8 @@ async def get_limits(
 async def get_limits_of_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
 ) -> JsonObject:
+    """Get the limits of an adapter."""
+
     def read(conn: Connection) -> AdapterLimits:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         return get_adapter_limits(conn, adapter.adapter_id)
@@ -77,7 +82,10 @@ async def set_limits_of_adapter(
     identity: AdaptersWriteKey,
     body: Annotated[_Limits, json_body(_Limits)],
 ) -> JsonObject:
-    """Of all that ask for it together; what is left out is not limited."""
+    """Set the limits of an adapter; a limit that is left out is removed.
+
+    A limit counts all requests for the adapter together, whoever sends them.
+    """
     limits = AdapterLimits(**body.model_dump())
 
     def write(conn: Connection) -> None:

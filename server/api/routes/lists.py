@@ -4,7 +4,10 @@ from server.text.json_object import JsonObject
 
 
 def list_page(items: list[JsonObject], key: str, limit: int) -> JsonObject:
-    """items: up to one more than `limit`, which says that there is more.   key: what names one."""
+    """A page of items. items: up to one more than `limit`; that one shows that there are more.
+
+    key: the field by which an item is named.
+    """
     data = items[:limit]
     return {
         "object": "list",

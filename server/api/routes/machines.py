@@ -1,6 +1,6 @@
-"""For machines: liveness, readiness, metrics. And the one page for people, which is static.
+"""Liveness, readiness and metrics, for machines, and one static page, for people.
 
-The only endpoints without a key: they say nothing about any tenant.
+These endpoints take no key, and say nothing about any tenant.
 """
 
 from importlib.resources import files
@@ -26,25 +26,30 @@ _PAGE_HEADERS = {
 
 @router.get("/")
 def page() -> HTMLResponse:
+    """Show the page that asks several models at once."""
     html = files("server.api").joinpath("static/index.html").read_text()
     return HTMLResponse(html, headers=_PAGE_HEADERS)
 
 
 @router.get("/health")
 def health() -> dict[str, str]:
-    """The process answers."""
+    """Check that the process answers."""
     return {"status": "ok"}
 
 
 @router.get("/version")
 def version() -> dict[str, str]:
-    """The release that this gateway is."""
+    """Get the release of this gateway."""
     return {"version": VERSION}
 
 
 @router.get("/ready")
 async def ready(engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeDep) -> JSONResponse:
-    """The engine is up, the ledger can be written, and this process is not about to end."""
+    """Check whether this gateway can serve; the status is 503 if it cannot.
+
+    It can serve while an engine is ready, the ledger can be written, and the process is not about
+    to end.
+    """
     ledger = await ledger_probe.is_writable()
     parts = {
         "engine": engines.is_ready,
@@ -57,4 +62,5 @@ async def ready(engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeD
 
 @router.get("/metrics")
 def metrics(metrics: MetricsDep) -> Response:
+    """Get the metrics for Prometheus."""
     return Response(metrics.render(), media_type="text/plain; version=0.0.4")

@@ -17,6 +17,8 @@ router = APIRouter()
 async def list_models(
     database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
 ) -> JsonObject:
+    """List the models that the key may name: the base, the tenant's adapters and shared ones."""
+
     def read(conn: Connection) -> list[JsonObject]:
         own = [
             _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
@@ -39,6 +41,8 @@ async def list_models(
 async def get_model(
     model: str, database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
 ) -> JsonObject:
+    """Get one model by the name that requests use for it."""
+
     def read(conn: Connection) -> JsonObject:
         named = resolve_model(conn, catalog, identity, model, request_key=model)
         if named is None:
@@ -56,7 +60,7 @@ def _base(base: ServedBase) -> JsonObject:
 
 
 def _adapter(base: ServedBase, model: str, name: str, created_at_ms: int, owner: str) -> JsonObject:
-    """An adapter's entry.   model: as it was asked for.   name: without version or alias."""
+    """An adapter's entry.   model: the name asked for.   name: without version or alias."""
     base_id = base.model_id
     return _model(base, model, name, created_at_ms // 1000, owner, base_id)
 

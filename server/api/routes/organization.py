@@ -1,7 +1,7 @@
 """OpenAI's usage and costs of an organization: a project is a tenant.
 
-A tenant's key reads its own; the operator's admin key, of whatever project. Fields of what is not
-served here are 0 or null, as OpenAI has them for such models.
+A tenant's key reads its own project; the operator's admin key reads any. Fields of features that
+are not served are 0 or null, as OpenAI has them for models without such features.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
-# Buckets of a page: without a limit, and at most.
+# Buckets of a page: the default, and the most.
 LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COSTS_LIMITS = (7, 180)
 
@@ -39,7 +39,7 @@ _MAX_NAMES = 100
 _MAX_TIME = 253_402_300_799
 """The last second of the year 9999."""
 _DIMENSIONS: dict[str, Dimension] = {"project_id": "tenant", "api_key_id": "key", "model": "model"}
-# Nothing of these is told apart here: what is grouped by them is one group.
+# Dimensions with one value here: grouping by them makes one group.
 _ONE_VALUE = {"user_id": None, "batch": False, "service_tier": None, "api_source": "unlabeled"}
 
 Names = Annotated[
@@ -49,7 +49,7 @@ Time = Annotated[int, Field(ge=0, le=_MAX_TIME)]
 
 
 class _Query(BaseModel):
-    # What is not known is refused, never ignored.
+    # Unknown parameters are refused, never ignored.
     model_config = ConfigDict(extra="forbid")
 
     start_time: Time
@@ -81,7 +81,7 @@ class CostsQuery(_Query):
 
 
 class _BracketsRoute(APIRoute):
-    """Reads `models[]=a` as `models=a`: clients of OpenAI's send lists both ways."""
+    """Reads `models[]=a` as `models=a`: OpenAI's clients send lists both ways."""
 
     def get_route_handler(self) -> Callable[[Request], Any]:
         handle = super().get_route_handler()
@@ -103,9 +103,10 @@ router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
 async def usage_completions(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
 ) -> JsonObject:
+    """Get token usage in buckets of time, in the shape of OpenAI's usage of completions."""
     page = _page(query, *LIMITS[query.bucket_width])
     sums: list[UsageSum] = []
-    # There are no users and no batches.
+    # No usage belongs to a user or a batch.
     if query.user_ids is None and not query.batch:
         groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
         which = Which(
@@ -123,6 +124,7 @@ async def usage_completions(
 async def costs(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
 ) -> JsonObject:
+    """Get costs in buckets of a day, in the shape of OpenAI's costs."""
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
     which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
@@ -156,7 +158,7 @@ def _page(query: CompletionsQuery | CostsQuery, default: int, most: int) -> Page
 
 
 def _projects(reader: str | None, query: _Query) -> Collection[str] | None:
-    """Others' are as good as none."""
+    """The tenants to read; None for all. Another tenant's project counts as not there."""
     if reader is None:
         return query.project_ids
     return [reader] if query.project_ids is None or reader in query.project_ids else []
@@ -172,7 +174,7 @@ async def _sum(
 
 
 def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:
-    """Those that differ in nothing but their kind."""
+    """Groups of sums that differ in nothing but their kind."""
     groups: dict[tuple[object, ...], list[UsageSum]] = defaultdict(list)
     for total in sums:
         groups[total.at_ms, total.tenant, total.key].append(total)
@@ -180,7 +182,7 @@ def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:
 
 
 def _render(page: Page, width: Width, results: Iterable[tuple[UsageSum, JsonObject]]) -> JsonObject:
-    """results: in order, beside the sums that say in which bucket they are."""
+    """A page. results: in order, beside the sums that say in which bucket they are."""
     by_start: dict[int, list[JsonObject]] = defaultdict(list)
     for total, result in results:
         assert total.at_ms is not None
@@ -227,12 +229,12 @@ def _completions_result(total: UsageSum, group_by: Iterable[str]) -> JsonObject:
 
 
 def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -> JsonObject:
-    """parts: what it is the sum of; one, where line items are told apart."""
+    """A result. parts: the costs that it adds up; one, where line items are told apart."""
     amount_nanousd = sum(cost.amount_nanousd for cost in parts)
     item = parts[0] if "line_item" in group_by else None
     return {
         "object": "organization.costs.result",
-        # OpenAI's is a float; the exact amount is beside it.
+        # OpenAI's amount is a float; the exact amount is beside it.
         "amount": {"value": amount_nanousd / 10**9, "currency": "usd"},
         "amount_usd": format_usd(amount_nanousd),
         "amount_nanousd": amount_nanousd,
@@ -246,5 +248,5 @@ def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -
 
 
 def _ones(*names: str, group_by: Iterable[str]) -> JsonObject:
-    """The dimensions that have one value: it, where they are grouped by."""
+    """The dimensions that have one value: that value if results are grouped by them, else null."""
     return {name: _ONE_VALUE[name] if name in group_by else None for name in names}

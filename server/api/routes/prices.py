@@ -1,4 +1,4 @@
-"""The operator's price books: new versions, and those that there are."""
+"""The operator's prices: add new versions, and list those that exist."""
 
 import dataclasses
 from typing import Annotated
@@ -21,13 +21,17 @@ from server.text.json_object import JsonObject
 router = APIRouter()
 
 MAX_PRICES = 1000
-# A thousand dollars: a million tokens of it still fit 63 bits.
+# At most a thousand dollars: a million tokens at that price still fit 63 bits.
 Nanousd = Annotated[int | None, Field(ge=0, le=10**12)]
 Seconds = Annotated[int | None, Field(lt=2**33)]
 
 
 class PriceFields(BaseModel):
-    """Nano-dollars, of a token and of a GB (10^9 bytes) for an hour; null where not named."""
+    """Prices in nano-dollars; null where none is given.
+
+    prompt, cached, completion: of a token.
+    storage, pinned, resident: of a GB (10^9 bytes) for an hour.
+    """
 
     model_config = ConfigDict(extra="forbid")
     prompt_nanousd: Nanousd = None
@@ -39,9 +43,9 @@ class PriceFields(BaseModel):
 
 
 class _NewPrice(PriceFields):
-    """scope_id: a tenant's id or name, an adapter's id, a plan's name.
+    """A new version of prices. scope_id: a tenant's id or name, an adapter's id, or a plan's name.
 
-    effective_at: Unix seconds; now if it is left out.   until: when that scope's price ends.
+    effective_at: Unix seconds; now if it is left out.   until: Unix seconds, the end of this price.
     """
 
     scope: Scope = "default"
@@ -56,7 +60,7 @@ async def list_prices(
     scope: Scope | None = None,
     scope_id: Annotated[str | None, Query(max_length=64)] = None,
 ) -> JsonObject:
-    """The newest versions first, also those that are not in effect yet."""
+    """List the versions of prices, newest first, with those that are not in effect yet."""
     found = await database.read(
         lambda conn: prices.list_prices(conn, MAX_PRICES + 1, scope=scope, scope_id=scope_id)
     )
@@ -70,7 +74,10 @@ async def add_price(
     database: DatabaseDep,
     price_tags: PriceTagsDep,
 ) -> JsonObject:
-    """A new version; what is not named costs what applies there at that time."""
+    """Add a version of prices.
+
+    A price that is left out is the one that applies to the scope at that time.
+    """
     now = now_ms()
     at_ms = _effective_at_ms(body, now)
     named = body.model_dump(include=set(PriceFields.model_fields), exclude_none=True)
@@ -99,14 +106,16 @@ def _effective_at_ms(body: _NewPrice, now: int) -> int:
         )
     at_ms = max(now, (body.effective_at or 0) * 1000)
     if body.until is not None and body.scope == "default":
-        raise errors.invalid_request("The default price has no end; set another.", param="until")
+        raise errors.invalid_request(
+            "The default price has no end; add another instead.", param="until"
+        )
     if body.until is not None and body.until * 1000 <= at_ms:
         raise errors.invalid_request("until must be later than effective_at.", param="until")
     return at_ms
 
 
 def _look_up(conn: Connection, scope: Scope, scope_id: str, at_ms: int) -> tuple[str, Price]:
-    """The scope's id, and what applies there at that time. Raises ApiError and not-found errors."""
+    """The scope's id, and its price at that time. Raises ApiError and not-found errors."""
     match scope:
         case "default":
             if scope_id:

@@ -1,4 +1,4 @@
-"""Receipts of what a tenant was charged for, and the public keys that they can be checked with."""
+"""Receipts of a tenant's charges, and the public keys that verify them."""
 
 import re
 
@@ -24,7 +24,10 @@ _RETRY_AFTER_S = 1.0
 
 @public_router.get("/receipts/keys")
 async def get_keys(database: DatabaseDep) -> JsonObject:
-    """The newest first. For everybody: who verifies a bill needs no account here."""
+    """List the public keys that verify receipts, newest first.
+
+    No API key is needed: a bill can be verified without an account.
+    """
     keys = await database.read(list_keys)
     data = [
         {
@@ -42,7 +45,10 @@ async def get_keys(database: DatabaseDep) -> JsonObject:
 # The scope is usage, not inference: receipts say prices, and entries can be asked for by number.
 @router.get("/receipts/{request_id}")
 async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
-    """By the request's id, by its answer's (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`."""
+    """Get the receipt of a request or of a ledger entry, with the receipts that correct it.
+
+    request_id: the request's id, its answer's id (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`.
+    """
     found = await database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
     if found is None:
         raise errors.not_found("There is no such receipt.", code="receipt_not_found")
@@ -56,7 +62,9 @@ async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey
 
 
 def _find(conn: Connection, tenant_id: str, given_id: str) -> tuple[Receipt, list[Receipt]] | None:
-    """The tenant's receipt and what reverses it. Raises ApiError while it is not settled."""
+    """The tenant's receipt and the receipts that reverse it; None if there is none. Raises ApiError
+    while its request is not settled.
+    """
     query = select_receipts().where(entries.c.tenant_id == tenant_id)
     if (match := _ENTRY_ID.fullmatch(given_id)) is not None:
         found = query.where(entries.c.entry_id == int(match[1]))

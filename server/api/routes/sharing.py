@@ -1,6 +1,4 @@
-"""What an owner decides about an adapter beside its versions: with whom it is shared, and
-whether it is kept resident.
-"""
+"""Sharing and pins: which tenants may use an adapter, and whether it is kept on the device."""
 
 from fastapi import APIRouter
 from sqlalchemy import Connection
@@ -26,6 +24,8 @@ router = APIRouter(prefix="/adapters/{name}")
 async def list_grants(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
 ) -> JsonObject:
+    """List the tenants that an adapter is shared with."""
+
     def read(conn: Connection) -> list[JsonObject]:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         found = grants.list_grants(conn, adapter)
@@ -40,13 +40,15 @@ async def list_grants(
 async def grant(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """tenant: by name or id."""
+    """Share an adapter with another tenant, given by name or id."""
 
     def write(conn: Connection) -> JsonObject:
         adapter = _locked(conn, catalog, identity, name)
         grantee = tenants.get_tenant(conn, tenant)
         if grantee.tenant_id == identity.tenant_id:
-            raise errors.invalid_request("An adapter is its owner's already.", param="tenant")
+            raise errors.invalid_request(
+                "An adapter cannot be shared with its owner.", param="tenant"
+            )
         made = grants.grant(conn, adapter, grantee.tenant_id, actor=identity.actor, now_ms=now_ms())
         return _grant(name, grantee.name, made)
 
@@ -57,7 +59,7 @@ async def grant(
 async def revoke(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """Whether it was granted or not."""
+    """Stop sharing an adapter with a tenant; this succeeds also if it was not shared."""
 
     def write(conn: Connection) -> Tenant:
         adapter = _locked(conn, catalog, identity, name)
@@ -79,7 +81,7 @@ async def revoke(
 async def pin(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """Keep what `latest` means on the device, from now on and wherever it moves."""
+    """Keep the version that `latest` points to on the device, also when `latest` moves."""
 
     def write(conn: Connection) -> JsonObject:
         adapter = _locked(conn, catalog, identity, name)
@@ -96,7 +98,7 @@ async def pin(
 async def unpin(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> JsonObject:
-    """Whether it was pinned or not."""
+    """Remove an adapter's pin; this succeeds also if it was not pinned."""
 
     def write(conn: Connection) -> None:
         adapter = _locked(conn, catalog, identity, name)
@@ -107,7 +109,7 @@ async def unpin(
 
 
 def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -> Adapter:
-    """The caller's own adapter, which nobody changes until the transaction ends."""
+    """The caller's own adapter, locked against changes until the transaction ends."""
     lock_tenant(conn, identity.tenant_id)
     return catalog.get_adapter(conn, identity.tenant_id, name)
 

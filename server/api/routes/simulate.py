@@ -1,4 +1,4 @@
-"""What a past time would have cost under other prices, for the operator."""
+"""Simulations of what past usage would have cost under other prices, for the operator."""
 
 import asyncio
 import dataclasses
@@ -30,7 +30,7 @@ _Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_le
 
 
 class _Book(BaseModel):
-    """tenants: by id or name.   adapters: by id."""
+    """A book of prices. tenants: by id or name.   adapters: by id."""
 
     model_config = ConfigDict(extra="forbid")
     default: PriceFields = Field(default_factory=PriceFields)
@@ -40,7 +40,10 @@ class _Book(BaseModel):
 
 
 class _Simulation(BaseModel):
-    """start, end: as of GET /admin/v1/usage.   Either all prices of a version, or a book."""
+    """A time, and other prices for it: either those of a version, or a book.
+
+    start, end: as of GET /admin/v1/usage.
+    """
 
     model_config = ConfigDict(extra="forbid")
     start: _Name | None = None
@@ -54,9 +57,12 @@ class _Simulation(BaseModel):
 async def simulate_billing(
     body: Annotated[_Simulation, json_body(_Simulation)], database: DatabaseDep
 ) -> JsonObject:
-    """Nothing is written. What no price is named for costs what it did."""
+    """Compute what past usage would have cost under other prices.
+
+    Nothing is written. Usage for which no price is given costs what it did.
+    """
     if (body.price_version is None) == (body.book is None):
-        raise errors.invalid_request("Give price_version or book, one of them.", param="book")
+        raise errors.invalid_request("Give either price_version or book.", param="book")
     start_ms, end_ms = parse_range(body.start, body.end)
 
     def look_up(conn: Connection) -> tuple[Book, str | None]:
@@ -69,7 +75,7 @@ async def simulate_billing(
             lines = await simulate(database, book, start_ms, end_ms, tenant_id)
     except TimeoutError:
         raise errors.invalid_request(
-            f"This takes more than {TIMEOUT_S:g} s; ask for it by tenant.", param="tenant"
+            f"The simulation takes more than {TIMEOUT_S:g} s; ask for one tenant.", param="tenant"
         ) from None
     return {
         "object": "simulation",
@@ -85,7 +91,7 @@ async def simulate_billing(
 
 
 def _book(conn: Connection, body: _Simulation) -> Book:
-    """Raises ApiError and TenantNotFound."""
+    """The prices to compute with. Raises ApiError and TenantNotFound."""
     if body.price_version is not None:
         price = get_price(conn, body.price_version)
         if price is None:

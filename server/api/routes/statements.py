@@ -1,4 +1,4 @@
-"""Statements of a tenant's months: issued ones, and how an open one stands."""
+"""Statements of a tenant's months: issued ones, and the figures so far of open months."""
 
 import asyncio
 import re
@@ -22,13 +22,15 @@ admin_router = APIRouter()
 
 MAX_LISTED = 120
 MAX_ISSUED = 100
-"""At one call: each is a transaction of its own."""
+"""The most statements that one call issues, each in a transaction of its own."""
 
 _PERIOD = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 
 
 class _Issue(BaseModel):
-    """tenant: id or name; all that have something on it, if not given."""
+    """The statements to issue. period: a month like 2026-11.   tenant: id or name; if it is left
+    out, all tenants with entries in that month.
+    """
 
     model_config = ConfigDict(extra="forbid")
     period: str = Field(max_length=16)
@@ -37,7 +39,7 @@ class _Issue(BaseModel):
 
 @router.get("/statements")
 async def list_statements(database: DatabaseDep, identity: UsageKey) -> JsonObject:
-    """The newest month first: open ones, then those that are issued."""
+    """List the tenant's statements: open months first, then issued ones, newest month first."""
     tenant_id = identity.tenant_id
 
     def read(conn: Connection) -> tuple[list[OpenPeriod], list[Statement]]:
@@ -53,7 +55,7 @@ async def list_statements(database: DatabaseDep, identity: UsageKey) -> JsonObje
 
 @router.get("/statements/{period}")
 async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
-    """Signed once it is issued; of an open month the figures so far."""
+    """Get a month's statement, signed if it is issued, else with the figures so far."""
     _check_period(period)
 
     def read(conn: Connection) -> Statement | OpenPeriod:
@@ -76,7 +78,10 @@ async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) 
 async def issue_statements(
     body: Annotated[_Issue, json_body(_Issue)], database: DatabaseDep, issuing: StatementsDep
 ) -> JsonObject:
-    """Issue those of a month that is over, without waiting for its last requests to settle."""
+    """Issue the statements of a month that is over.
+
+    The call does not wait for the month's last requests to settle.
+    """
     _check_period(body.period)
 
     def read(conn: Connection) -> list[str]:
@@ -133,7 +138,7 @@ def _sums(of: Statement | OpenPeriod) -> JsonObject:
 
 
 def _open_figures(period: OpenPeriod) -> JsonObject:
-    """By the names of a statement."""
+    """The figures of an open month, under the names that a statement has for them."""
     return {
         "tenant_id": period.tenant_id,
         "period": period.period,

@@ -35,7 +35,7 @@ async def tokenize(
     identity: InferenceKey,
     body: BodyDep,
 ) -> JsonObject:
-    """The token ids of a prompt, or of a chat as the model's template renders it."""
+    """Get the token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
     if values.get("messages") is None:
@@ -43,7 +43,7 @@ async def tokenize(
     else:
         asked = parse_object(values, ChatToTokenize)
     await _begin(database, catalog, limiter, identity, asked.model)
-    # On a thread, as a long prompt's: nobody waits for a token here.
+    # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await asyncio.to_thread(_encode, base, asked)
     text_of = base.tokenizer.token_text
     return {
@@ -63,7 +63,7 @@ async def detokenize(
     identity: InferenceKey,
     body: BodyDep,
 ) -> JsonObject:
-    """The text of token ids, special tokens written out."""
+    """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode)
     await _begin(database, catalog, limiter, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
@@ -74,7 +74,7 @@ async def detokenize(
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> JsonObject:
-    """The tokenizer's special tokens, and the chat template."""
+    """Get the tokenizer's special tokens and the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "vocab_size": base.vocabulary_size,
@@ -87,7 +87,7 @@ async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> JsonObject:
 async def _begin(
     database: Database, catalog: Catalog, limiter: Limiter, identity: Identity, model: str | None
 ) -> None:
-    """Charge the request, and see whether the model is there: all have the base's tokenizer."""
+    """Charge the request, and check that the model exists: all have the base's tokenizer."""
     await count_request(limiter, identity)
     if model is None or model == catalog.base.model_id:
         return

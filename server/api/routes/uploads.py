@@ -1,6 +1,7 @@
-"""Uploads: a session, its two files in parts, and the completion that proves them.
+"""Uploads: a session, its two files in parts, and the completion that proves the adapter.
 
-No multipart forms: a part is the raw body of a PUT, spooled to disk and hashed as it arrives.
+Multipart forms are not used: a part is the raw body of a PUT, spooled to disk and hashed as it
+arrives.
 """
 
 import asyncio
@@ -59,18 +60,18 @@ from server.text.json_object import JsonObject
 
 router = APIRouter()
 
-# How long a completion's answer waits for the proof, and then when to ask again.
+# How long a completion waits for the proof before it answers, and when to ask again then.
 _PROOF_WAIT_S = 30.0
 _PROOF_RETRY_S = 5.0
-# What comes is gathered: a thread for every 64 kB of it took longer than the network.
+# Bytes are gathered: a call of a thread for every 64 kB took longer than the network.
 _WRITE_BYTES = 1 << 20
-# 16 MiB at 140 kB/s: whoever is slower holds a place that others wait for.
+# Enough for 16 MiB at 140 kB/s; a slower client holds a place that others wait for.
 _PART_TIMEOUT_S = 120.0
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
 
-# Longer than any name may be: the registry says how they are made.
+# Longer than any valid name; the registry checks names.
 _Name = Annotated[str, Field(max_length=128)]
 
 
@@ -117,7 +118,10 @@ async def create_upload(
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> JsonObject:
-    """A session for two files; complete at once where they were uploaded before."""
+    """Begin an upload of an adapter's two files.
+
+    The upload is complete at once if the same files were uploaded before.
+    """
     known = await _known(database, engines, uploads, identity.tenant_id, name, body.specs())
     upload = await database.write(
         lambda conn: uploads.create_upload(
@@ -143,7 +147,7 @@ async def create_dry_run(
     identity: AdaptersWriteKey,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> JsonObject:
-    """A session whose completion answers with the passport, and leaves nothing."""
+    """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
     upload = await database.write(
         lambda conn: uploads.create_dry_run(
             conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
@@ -163,7 +167,7 @@ async def prove_again(
     identity: AdaptersWriteKey,
     body: Annotated[_Proof, json_body(_Proof)],
 ) -> JsonObject:
-    """A version for another base model becomes one for this, if it proves itself on it."""
+    """Prove a version for another base model on the served one; it becomes a new version."""
     upload = await database.write(
         lambda conn: prove_version_again(
             uploads,
@@ -188,7 +192,7 @@ async def cancel_upload(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
-    """End an open upload now; what it sent is deleted."""
+    """Cancel an open upload and delete what was sent."""
     upload = await database.write(
         lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
     )
@@ -204,6 +208,7 @@ async def get_upload(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
 ) -> JsonObject:
+    """Get an upload: its state, the bytes received and, once they exist, passport and version."""
     upload = await database.read(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
@@ -222,8 +227,8 @@ async def put_part(
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> JsonObject:
-    """The next part of a file, by Content-Range, or a whole small file without one."""
-    # Before the first byte: what is refused anyway takes no place.
+    """Send the next part of a file, placed by Content-Range, or a whole small file without it."""
+    # Checked before the first byte, so that a refused part takes no place in the spool.
     upload = await database.read(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
@@ -265,9 +270,10 @@ async def complete_upload(
     prover: ProverDep,
     identity: AdaptersWriteKey,
 ) -> JSONResponse:
-    """Check, store, prove, publish; asked again it joins what runs, or gives how it ended.
+    """Check, store, prove and publish what was uploaded.
 
-    200 when that is done, 202 while an engine has yet to prove it: ask again.
+    A call meanwhile joins the first one, and a later call returns its result. The status is 200
+    when all is done, and 202 while an engine has yet to prove the adapter: ask again.
     """
     upload = await upload_builds.build(identity.tenant_id, upload_id)
     upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
@@ -285,7 +291,7 @@ async def _known(
     name: str,
     files: dict[str, FileSpec],
 ) -> Version | None:
-    """The version that came from these files; None also where its object is not what it was."""
+    """The version made from these files; None if there is none or its object is gone or damaged."""
     known = await database.read(lambda conn: uploads.find_known(conn, tenant_id, name, files))
     if known is None:
         return None
@@ -297,7 +303,7 @@ async def _known(
 
 
 async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
-    """Spool the body, refused at the first byte over the limit of a part."""
+    """Spool the body; it is refused at the first byte over the limit of a part."""
     hasher, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
     try:
         with path.open("wb") as file:
@@ -322,7 +328,7 @@ async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
 
 
 def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
-    """(start, total) of a part."""
+    """(start, total) of a part: its first byte in the file, and the file's size in bytes."""
     if content_range is None:
         return 0, size_bytes
     match = _CONTENT_RANGE.fullmatch(content_range.strip())
@@ -342,7 +348,7 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
 async def _opened(
     database: Database, view: AdapterView, uploads: Uploads, upload: Upload
 ) -> JsonObject:
-    """A new upload; where the store cannot offer its parts, none is left behind."""
+    """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
     try:
         return await _rendered(database, view, uploads, upload)
     except StorageError:
@@ -355,7 +361,10 @@ async def _opened(
 async def _rendered(
     database: Database, view: AdapterView, uploads: Uploads, upload: Upload
 ) -> JsonObject:
-    """An upload as its tenant sees it. passport, version: once there are; parts: yet to send."""
+    """An upload as its tenant sees it.
+
+    passport, version: null until there are any.   parts: those yet to send.
+    """
     offered: dict[str, OfferedFile] = {}
     if upload.state == OPEN and upload.transfer == PRESIGNED:
         offered = await asyncio.to_thread(uploads.offer_files, database.begin, upload)

@@ -1,4 +1,4 @@
-"""What a tenant used, as sums."""
+"""A tenant's usage, as sums."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
@@ -31,6 +31,7 @@ async def get_usage(
     end: Time = None,
     group_by: GroupBy = None,
 ) -> JsonObject:
+    """Sum up the tenant's usage, by the dimensions that `group_by` names."""
     return await render_usage(database, identity.tenant_id, start, end, group_by or [])
 
 
@@ -41,7 +42,7 @@ async def render_usage(
     end: str | None,
     group_by: list[Dimension],
 ) -> JsonObject:
-    """tenant_id None is all tenants."""
+    """The usage of a tenant as sums; tenant_id None is all tenants."""
     start_ms, end_ms = parse_range(start, end)
     which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
     sums = await database.read(lambda conn: sum_entries(conn, start_ms, end_ms, group_by, which))
@@ -70,26 +71,28 @@ def _render_sum(total: UsageSum, group_by: list[Dimension]) -> JsonObject:
 
 
 def _date(at_ms: int | None) -> str:
-    """`2026-03-02`, UTC."""
+    """A date of UTC, like `2026-03-02`."""
     assert at_ms is not None
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
 def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
-    """[start, end) in Unix milliseconds; without them this month until now."""
+    """[start, end) in Unix milliseconds; by default from the start of this month until now."""
     month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start_ms = int(month.timestamp() * 1000) if start is None else _parse_time("start", start)
     return start_ms, now_ms() + 1 if end is None else _parse_time("end", end)
 
 
 def _parse_time(name: str, text: str) -> int:
-    """Unix seconds, a date, or a date and time; UTC where no zone is given."""
+    """Unix milliseconds of a time that is given as Unix seconds, a date, or a date and time; UTC
+    where no zone is given.
+    """
     try:
         if text.lstrip("-").isdigit():
             return int(text) * 1000
         moment = datetime.fromisoformat(text)
         moment = moment.replace(tzinfo=moment.tzinfo or UTC)
-        # Not by its timestamp: a float of seconds may be a millisecond low.
+        # timestamp() is a float of seconds, which may be a millisecond low.
         return (moment - _EPOCH) // timedelta(milliseconds=1)
     except (ValueError, OverflowError):
         raise errors.invalid_request(

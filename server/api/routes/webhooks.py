@@ -1,4 +1,4 @@
-"""A tenant's webhook: set by its admin or by the operator, tried out, and what it was told."""
+"""A tenant's webhook: its admin or the operator sets it, tests it and lists its events."""
 
 from typing import Annotated
 
@@ -39,29 +39,34 @@ async def set_webhook(
     identity: TenantAdminKey,
     body: Body,
 ) -> JsonObject:
-    """The first answer carries the secret; another URL keeps it."""
+    """Set the URL of the tenant's webhook.
+
+    The first answer carries the secret, which stays the same when the URL changes.
+    """
     return await _set(database, pepper, webhook_rules, identity.tenant_id, body.url, identity.actor)
 
 
 @router.get("/webhook")
 async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+    """Get the tenant's webhook."""
     return await _get(database, identity.tenant_id)
 
 
 @router.delete("/webhook")
 async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+    """Remove the tenant's webhook."""
     return await _remove(database, identity.tenant_id, identity.actor)
 
 
 @router.post("/webhook/test", status_code=202)
 async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
-    """An event that is about nothing, delivered within seconds."""
+    """Send a test event to the tenant's webhook; it is delivered within seconds."""
     return await _test(database, identity.tenant_id)
 
 
 @router.get("/webhook/events")
 async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
-    """The newest first, with how their delivery stands."""
+    """List the tenant's webhook events, newest first, with the state of their delivery."""
     return await _events(database, identity.tenant_id)
 
 
@@ -73,26 +78,34 @@ async def set_webhook_of(
     pepper: PepperDep,
     webhook_rules: WebhookRulesDep,
 ) -> JsonObject:
+    """Set the URL of a tenant's webhook.
+
+    The first answer carries the secret, which stays the same when the URL changes.
+    """
     return await _set(database, pepper, webhook_rules, tenant, body.url, "operator")
 
 
 @admin_router.get("/tenants/{tenant}/webhook")
 async def get_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """Get a tenant's webhook."""
     return await _get(database, tenant)
 
 
 @admin_router.delete("/tenants/{tenant}/webhook")
 async def remove_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """Remove a tenant's webhook."""
     return await _remove(database, tenant, "operator")
 
 
 @admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
 async def send_test_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """Send a test event to a tenant's webhook; it is delivered within seconds."""
     return await _test(database, tenant)
 
 
 @admin_router.get("/tenants/{tenant}/webhook/events")
 async def list_events_of(tenant: str, database: DatabaseDep) -> JsonObject:
+    """List a tenant's webhook events, newest first, with the state of their delivery."""
     return await _events(database, tenant)
 
 
@@ -170,7 +183,7 @@ def _webhook(webhook: Webhook) -> JsonObject:
 
 
 def _event(event: Event) -> JsonObject:
-    """body: as it was sent, for who missed it."""
+    """An event. body: as it was sent, for a receiver that missed it."""
 
     def seconds(at_ms: int | None) -> int | None:
         return None if at_ms is None else at_ms // 1000
