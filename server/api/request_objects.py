@@ -13,7 +13,7 @@ from server.api.json_text import check_json
 from server.text.json_object import JsonObject
 
 _MAX_SHOWN_CHARACTERS = 64
-"""How many characters of a client's own name an error repeats."""
+"""Characters that an error repeats of a name that the client chose."""
 
 _Object = TypeVar("_Object", bound="RequestObject")
 

@@ -94,7 +94,7 @@ def _check_normalizer(normalizer: JsonObject | None) -> None:
 
 
 def _check_added_tokens(added: list[JsonObject], *, has_normalizer: bool) -> None:
-    """Check that added tokens match anywhere, in one pass, never two at a place. Raises NotExact."""
+    """Check that added tokens match anywhere, in one pass, one per place. Raises NotExact."""
     if any(token["single_word"] or token["lstrip"] or token["rstrip"] for token in added):
         raise NotExact("its added tokens depend on what stands beside them")
     passes = {bool(token["normalized"]) for token in added}

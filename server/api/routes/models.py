@@ -68,7 +68,7 @@ def _adapter(base: ServedBase, model: str, name: str, created_at_ms: int, owner:
 def _model(
     base: ServedBase, model: str, root: str, created: int, owner: str, parent: str | None
 ) -> JsonObject:
-    """root, parent, max_model_len: vLLM's fields; parent is the base that an adapter changes."""
+    """A model's entry. root, parent, max_model_len: vLLM's fields; parent is an adapter's base."""
     return {
         "id": model,
         "object": "model",
