@@ -1,4 +1,4 @@
-"""Killed at every step: what was acknowledged is there, and nothing is there that should not be."""
+"""A gateway killed at any step keeps what it acknowledged and leaves nothing else behind."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from tests.registry.crash_child import SCRIPT
 
 
 class Forks:
-    """See tests.registry.crash_child."""
+    """Sends orders to the process of tests.registry.crash_child and returns its answers."""
 
     def __init__(self, process):
         self._process = process
@@ -47,7 +47,7 @@ def empty(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(fork, empty, tmp_path_factory):
-    """How many boundaries the script has, and what it comes to."""
+    """The script's number of boundaries, and the state after a run without a kill."""
     folder = tmp_path_factory.mktemp("crash-whole") / "world"
     shutil.copytree(empty, folder)
     points = fork(do="run", folder=folder, kill_at=0)["points"]

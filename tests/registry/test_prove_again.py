@@ -1,4 +1,4 @@
-"""A version for another base model becomes one for this: the same object, proved again."""
+"""A version for another base model becomes one for this model: its object is proved again."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def version(uploads, database, tmp_path):
 
 @pytest.fixture
 def newer(uploads, version, storage, clock, tmp_path):
-    """The same store and database around another base model."""
+    """Uploads on the same store and database, but for another base model."""
     base = replace(uploads.catalog.base, base_revision="f" * 64)
     return Uploads(Catalog(base, clock), storage, uploads.limits, clock, tmp_path / "work")
 
