@@ -1,4 +1,4 @@
-"""An engine that is asked to stop: it says so, ends what it has, and lets itself be billed."""
+"""An engine that is asked to stop announces it, ends its requests and waits to be settled."""
 
 import asyncio
 import subprocess
@@ -48,7 +48,7 @@ def start_retired(directory, **changes):
 
 
 async def settle(client, until):
-    """Reads the journal to its end again and again, as the settler does; all that it read."""
+    """Read the journal to its end repeatedly, as the settler does; return all records."""
     found, position = {}, 0
     while not until():
         try:
@@ -73,7 +73,7 @@ async def wait_until(condition):
             await asyncio.sleep(0.01)
 
 
-# ---- when it is over ----
+# ---- when an engine may leave ----
 
 
 def test_who_was_not_asked_to_leave_stays():
@@ -204,7 +204,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
     asyncio.run(run())
 
 
-# ---- what is left of it ----
+# ---- a retired engine's folder ----
 
 
 def make_retired(holds_end_s=100.0):

@@ -1,4 +1,4 @@
-"""The engine as a process: streams over the socket, dies cleanly, comes back with its journal."""
+"""The engine as a process: it streams over a socket, dies cleanly and resumes from its journal."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ async def connected(directory, **options):
 
 @contextmanager
 def starting_engines(directory):
-    """Starts an engine whenever it is called; all are killed at the end."""
+    """A function that starts an engine; all engines are killed at the end."""
     started = []
 
     def start(step_s=0.0, **changes):
@@ -129,7 +129,7 @@ def test_a_new_gateway_hears_figures_and_residency_before_anything_else(engine, 
 
 
 def open_contexts():
-    # By type: isinstance asks every object of the process, and some warn when they are asked.
+    # type(), since isinstance would make some objects of the process warn.
     return {id(c) for c in gc.get_objects() if type(c) is zmq.asyncio.Context and not c.closed}
 
 
@@ -349,7 +349,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
                 await asyncio.sleep(0.05)
             assert journal.records[0].stop_cause == "gateway_lost"
             assert journal.records[0].num_completion_tokens > 0
-            # When it speaks again it is told that the engine does not know it any more.
+            # The engine answers the gateway's next message by saying that it no longer knows it.
             await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
                 await drain(stream)
@@ -360,7 +360,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
 
 
 def test_a_fake_engine_starts_without_torch():
-    """Tests start dozens of them: torch was 2 s of each."""
+    """Tests start dozens of fake engines, and importing torch would take 2 s each."""
     code = "import sys, tests.engine.fake_engine; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.stdout, answer.stderr) == ("False\n", "")

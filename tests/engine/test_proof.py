@@ -1,4 +1,4 @@
-"""Proofs around a fake model: who is told what, and what others notice of it."""
+"""Proofs around a fake model: verdicts, their receivers, and effects on other requests."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ from tests.engine.small_disk import SmallDisk, make_journal
 
 @pytest.fixture
 def adapter(tmp_path):
-    """Its object lies in a file, as the gateway hands it over."""
+    """An adapter whose object lies in a file, as the gateway provides it."""
     path = tmp_path / "object"
     path.write_bytes(b"canonical")
     digest = hashlib.sha256(b"canonical").hexdigest()
@@ -49,7 +49,7 @@ def ask(tmp_path, adapter):
 
 
 def run(core, most=500):
-    """Step until nothing is left to do: proofs by id, and outputs of everybody else."""
+    """Step until no work is left; return proofs by id, and the outputs of other requests."""
     proofs, outputs = {}, {}
     for _ in range(most):
         if not core.has_work:
@@ -235,7 +235,7 @@ def test_a_proof_beside_others_changes_nothing_for_them(tmp_path, ask):
 
 
 class SlowReference(FakeReference):
-    """Every unit takes a second."""
+    """A reference whose units take a second each."""
 
     def __init__(self, clock):
         super().__init__()

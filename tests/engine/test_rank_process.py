@@ -1,4 +1,4 @@
-"""A rank's own view of adapters: what was placed, until its slabs are somebody else's."""
+"""A rank's view of adapters: each one placed stays known until its slabs are taken."""
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ SHARD = Shard(1, 2)
 
 
 class World:
-    """A rank, and adapters on disk. `slabs`: how many one takes.
+    """A rank, and adapters on disk. slabs: number of slabs of an adapter.
 
-    is_on_device: its arena, before which there is host memory for one adapter.
+    is_on_device: whether the arena is on a device, with host memory for one adapter.
     """
 
     def __init__(self, folder, is_on_device):

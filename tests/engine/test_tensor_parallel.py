@@ -1,4 +1,4 @@
-"""An engine of several ranks answers as one of one rank does; what cannot be cut is refused."""
+"""Engines of several ranks answer as those of one; models that cannot be cut are refused."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_four_ranks_answer_as_one(world, kind):
     kernels = kernels_of(kind)
-    # So little room that requests are preempted and adapters evicted.
+    # The sizes are so small that requests are preempted and adapters evicted.
     tight = {"num_slabs": 30, "budget": 24, "num_swap_slots": 40}
     core = world.core(4, kernels, **tight)
     assert world.answers(core) == world.answers(world.core(1, kernels))

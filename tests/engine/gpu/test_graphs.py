@@ -1,4 +1,4 @@
-"""Which steps have a graph, and to what shape they are padded for it."""
+"""Graphs: the steps that have one, and the shape to which they are padded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ints of a step: what the kernels are told, read back from where they lie."""
+"""The ints of a step, which describe it to the kernels, read back from memory."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def make_builder(window=None):
 
 
 def build(*rows, window=None):
-    """(views, plan) of a step, in memory that was full of other numbers."""
+    """(views, plan) of a step in memory that held other numbers before."""
     builder = make_builder(window)
     ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
     plan = builder.build(Batch(1, rows), ints.numpy(), {})
@@ -127,7 +127,7 @@ def test_a_step_has_in_its_own_shape_no_room_for_the_kind_of_row_that_it_lacks(
 
 @pytest.mark.parametrize(("longest", "block_rows"), [(1, 16), (63, 16), (64, 64), (130, 64)])
 def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
-    """Of tokens that are neighbours and share an adapter; the base model's lie between."""
+    """A segment is adjacent tokens of one adapter; tokens of the base model are a segment too."""
     rows = (
         make_row(0, 9, name="a"),
         make_row(0, longest, "wide", "b"),
@@ -151,7 +151,7 @@ def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
 
 
 def adapter_of(tables):
-    """What a BLOCK says of one."""
+    """Fields of a BLOCK that describe its adapter: depth, and addresses of tiles and scales."""
     depth = tables.tile_table.shape[2]
     return [depth, tables.tile_table.data_ptr(), tables.scales.data_ptr()]
 
