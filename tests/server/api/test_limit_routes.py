@@ -1,4 +1,4 @@
-"""What may be asked for, by whom, and what GET /v1/limits says of it."""
+"""Limits of tenants, keys and adapters over HTTP, and the answer of GET /v1/limits."""
 
 import asyncio
 import itertools
@@ -35,14 +35,14 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("limits")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # Its clock stands still: nothing refills while a test runs.
+    # The limiter's clock stands still, so that nothing refills while a test runs.
     product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
     yield product
     product.close()
 
 
 def user_of(product: InProcess, *, key: dict[str, int] | None = None, **limits: Any) -> User:
-    """A tenant with these limits, and its key's own."""
+    """A tenant with these limits. key: the limits of its key."""
     user = product.user(f"tenant-{next(_numbers)}", **(key or {}))
     if limits:
         path = f"/admin/v1/tenants/{user.name}"
@@ -187,7 +187,7 @@ def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is
 
 
 class LateLimiter(MemoryLimiter):
-    """Counts in epoch 7, while the gateways have gone on to 8; hears of it `after` refreshes."""
+    """A limiter that still counts in epoch 7 and moves to the current 8 after `after` refreshes."""
 
     def __init__(self, after: int) -> None:
         super().__init__(lambda: NOW_MS)
@@ -218,7 +218,7 @@ def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
     limiter = LateLimiter(after)
     here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
     assert replace(user, product=here).complete("base").status_code == status
-    # Refused holds gave back the one request that there is.
+    # Each refused hold gave back the only request that the limit allows.
     assert limiter.released[:after] == [None] * after
     assert len(limiter.released) == after + (status == 200)
 
@@ -238,14 +238,14 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     assert answer.status_code == 200
     message = product.engines.asked[-1]
     assert message.token_lease == 256, "a part of what it wants, so that others get theirs"
-    # Its hold is open still: nobody settles here.
+    # The hold is still open, since no settler runs here.
     engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
 
     async def extend(lease: int, request_id: str) -> None:
         low = LeaseLow(request_id=request_id, num_completion_tokens=lease - 64, token_lease=lease)
         leases.extend_soon(engines, low)
-        leases.extend_soon(engines, low)  # a second question of the same request is none
+        leases.extend_soon(engines, low)  # a repeated call for the same request has no effect
         await asyncio.gather(*leases._asking.values())
 
     asyncio.run(extend(256, message.request_id))
@@ -264,7 +264,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
 
 
 class BusyDatabase:
-    """Somebody else has the row, then the ledger is away, then it says what is asked for."""
+    """A database whose writes answer in turn: a lease, 0 for a locked row, or an error to raise."""
 
     def __init__(self, answers: list[int | Exception]) -> None:
         self.answers = answers
@@ -308,7 +308,7 @@ def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
     assert replace(user, api_key=other).complete("base").status_code == 200
 
 
-# ---- what counts ----
+# ---- counted tokens ----
 
 
 @pytest.mark.parametrize(("weight", "counted"), [(1.0, 23), (0.5, 15), (0.0, 7)])
@@ -316,7 +316,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
     product: InProcess, weight: float, counted: int
 ) -> None:
     class CachingEngines(FakeEngines):
-        """20 prompt tokens, of which 16 were found; three of an answer."""
+        """Engines whose answers have 20 prompt tokens, 16 of them cached, and 3 more tokens."""
 
         async def generate(
             self, message: AddRequest, name: str

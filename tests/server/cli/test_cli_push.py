@@ -27,7 +27,7 @@ def run(api, monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of three adapters, a file and a folder that is none."""
+    """A folder with three adapters, a file, and a folder that is no adapter."""
     folder = tmp_path / "all"
     folder.mkdir()
     for name in ("alpha", "beta", "gamma"):
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def refuse_for(name):
-    """A completion that fails for this adapter alone."""
+    """A completion that fails for this adapter only."""
 
     def complete(server, request):
         upload = server.uploads[request.url.path.split("/")[3]]

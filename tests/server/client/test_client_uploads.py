@@ -280,7 +280,7 @@ def test_a_quota_is_waited_for_up_to_a_limit(server, folder):
     "answer",
     [
         refusal(429, "quota_exceeded", **{"x-should-retry": "false"}),
-        # It may have made an upload all the same: a second one would count, too.
+        # The server may have made an upload nevertheless, and a second one would count, too.
         refusal(503, "storage_unavailable", **{"retry-after": "2"}),
     ],
 )

@@ -217,7 +217,7 @@ def test_a_full_disk_is_unavailable_and_heals(sqlite_database):
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_replaced):
-    """SQLite itself would write on, into a file that nobody will ever open again."""
+    """SQLite itself would go on writing to a file that is never opened again."""
     path = Path(str(sqlite_database.url.database))
     sqlite_database.write_sync(note("before"))
     path.rename(path.with_name("moved"))

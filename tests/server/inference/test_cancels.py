@@ -1,4 +1,4 @@
-"""A request is cancelled at any gateway, by its own tenant, as long as it runs."""
+"""A running request can be cancelled at any gateway, but only by its own tenant."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Idempotency-Keys: one claim at a time, none that stays, the same answer to the same request."""
+"""Idempotency keys: one claim at a time, which always ends; a repeat gets the same answer."""
 
 import asyncio
 import itertools
@@ -166,7 +166,7 @@ def test_a_body_is_replayed_in_pieces_and_whole(size: int) -> None:
 def test_whatever_gateways_do_in_any_order_no_key_is_stuck_and_none_runs_twice(
     sqlite_database: Database, steps: list[tuple[str, int, bytes]]
 ) -> None:
-    """Against a model: who holds the key, what it was answered, and nothing else."""
+    """The model has the key's claim and its answer, and nothing else."""
     database = sqlite_database
     database.write_sync(lambda conn: conn.execute(sa.delete(idempotency_keys)).rowcount)
     claims: dict[int, Claim] = {}
@@ -200,10 +200,10 @@ def test_whatever_gateways_do_in_any_order_no_key_is_stuck_and_none_runs_twice(
             if kept:
                 owner, answered = None, mine
         elif action == "die":
-            claims.pop(gateway, None)  # whatever it held, it will say nothing more
+            claims.pop(gateway, None)  # a dead gateway does nothing more with its claim
         elif action == "age":
             run_out()
-            # Until another takes it, a late gateway may still end what it began.
+            # A late gateway may still end its claim until another gateway takes the key.
             if answered is not None:
                 owner = answered = None
                 database.write_sync(prune_keys)
@@ -223,9 +223,10 @@ KEY = "Idempotency-Key"
 
 @dataclass
 class SteppedEngines(FakeEngines):
-    """Three tokens, one by one; `ending` is the last output's, or raised instead of it.
+    """Engines that answer with tokens one by one.
 
-    gate: waited for before the last token, where there is one.
+    ending: fields of the last output, or an exception raised in its place.
+    gate: awaited before the last token, if set.
     """
 
     ending: dict[str, Any] | Exception = field(
@@ -270,7 +271,7 @@ def shared_product(migrated_sqlite: Path, tmp_path_factory) -> Iterator[InProces
 
 @pytest.fixture
 def product(shared_product: InProcess, monkeypatch) -> InProcess:
-    """The same gateway for all, with an engine of its own."""
+    """A gateway shared by all tests, with new engines for each."""
     engines = SteppedEngines(welcome=make_welcome())
     shared_product.use(engines)
     return shared_product
@@ -412,7 +413,7 @@ def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
 
 def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) -> None:
     database = product.gateway.database
-    # 2 or 3 of the prompt and 9 of the answer: enough for one.
+    # A request needs 2 or 3 tokens of the prompt and 9 of the answer, so that one fits.
     tenant = make_tenant(database, "limited", requests_per_minute=2, tokens_per_minute=14)
     pepper = product.gateway.pepper
     _, api_key = database.write_sync(
@@ -422,12 +423,12 @@ def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) ->
     assert [send(user, TEXT).status_code for _ in range(3)] == [200, 200, 429]
 
 
-# ---- clients that leave, and others that come meanwhile ----
+# ---- clients that leave, and concurrent repeats ----
 
 
 @dataclass
 class Caller:
-    """A client on the application itself, which leaves after `leave_after` pieces of the body."""
+    """A client that calls the application and leaves after `leave_after` pieces of the body."""
 
     user: User
     body: dict[str, Any]
@@ -463,7 +464,7 @@ class Caller:
             self.got.set()
             if self.leave_after is not None and 0 <= self.leave_after <= len(self.received):
                 leaving.set()
-                await asyncio.Event().wait()  # nothing is taken any more
+                await asyncio.Event().wait()  # the client takes nothing more
 
         await self.user.product.app(scope, receive, hear)
 
@@ -478,7 +479,7 @@ async def until_idle(product: InProcess) -> None:
 def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
     user: User, body: dict[str, Any], leave_after: int
 ) -> None:
-    """-1: before there is an answer.   0: at its status.   Else after so many events."""
+    """leave_after: -1 is before there is an answer, 0 at its status, else after so many pieces."""
 
     async def run() -> None:
         engines = user.product.engines
@@ -576,7 +577,7 @@ def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
 
 @dataclass
 class FakeKeys:
-    """A store that is away for its first `num_outages` writes."""
+    """A store of keys whose first `num_outages` writes fail."""
 
     claim_ms: int = CLAIM_MS
     num_outages: int = 0

@@ -1,4 +1,4 @@
-"""Who waits here, and who is told at once that there is no room."""
+"""Load shedding: requests that may wait, and requests that are refused at once."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 class World:
-    """A load on a clock that is moved by hand."""
+    """A load shedder whose clock the tests move."""
 
     def __init__(self, **options: float) -> None:
         self.clock = Clock()
@@ -46,7 +46,7 @@ class World:
         return request
 
     def serve(self, request: RunningRequest, after_s: float) -> None:
-        """Its first token, and its end."""
+        """Give a request its first token after `after_s` and end it."""
         self.clock.now += after_s
         self.load.begin(request, 0)
         self.load.remove(request)

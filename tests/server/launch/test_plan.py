@@ -42,7 +42,7 @@ def prepare_all(tmp_path, **values):
 
 
 def give_secrets(monkeypatch):
-    """Their names."""
+    """Set the shared secrets in the environment; return their names."""
     names = ("CHORALE_PEPPER", "CHORALE_RECEIPT_SIGNING_KEY")
     for name in names:
         monkeypatch.setenv(name, "0" * 64)
@@ -100,7 +100,7 @@ def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
     own = {"data_dir"}  # each process has a folder of its own
     for name in {field.name for field in dataclasses.fields(EngineConfig)} - own:
         if name in Settings.model_fields:
-            # A list comes back for a tuple.
+            # JSON turns tuples into lists.
             assert written[name] == json.loads(json.dumps(getattr(settings, name)))
 
 

@@ -48,7 +48,7 @@ def is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A dead child of someone else is a zombie until it is waited for.
+    # A dead child of another process is a zombie until that process waits for it.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
@@ -131,7 +131,7 @@ def test_children_stop_by_stages_the_highest_first(tmp_path):
 
 
 def test_those_of_one_stage_stop_together(tmp_path):
-    """Each goes when the other has been told, so one after the other they would never."""
+    """Each child ends once the other has its signal, so stopping them in turn would never end."""
     code = """
 import pathlib, signal, sys, time
 mine, others = map(pathlib.Path, sys.argv[1:])

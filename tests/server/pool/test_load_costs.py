@@ -1,4 +1,4 @@
-"""What loads are expected to take, by what engines tell."""
+"""Expected times of adapter loads, by the figures of engines."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.server.api.test_metrics import make_stats
 
 
 def stats(**loads):
-    """tier=(bytes, seconds), since the engine's start."""
+    """An engine's figures. loads: tier=(bytes, seconds) since its start."""
     tiers = tuple(
         TierStats(tier=tier, load_bytes=size, load_seconds=seconds)
         for tier, (size, seconds) in loads.items()

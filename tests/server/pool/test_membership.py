@@ -1,4 +1,4 @@
-"""What the gateway makes of the placer's file."""
+"""The gateway's view of the placer's members file."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where requests go: hand-made views of engines, and laws that hold for all of them."""
+"""The router's choice of engine, for views of engines made by hand and at random."""
 
 from dataclasses import replace
 
