@@ -175,7 +175,7 @@ class Churn:
             if self.core.num_steps == num_steps:
                 time.sleep(0.0005)  # gives the loader's threads and the fetcher time
 
-    # ---- what happens to the engine ----
+    # ---- random events ----
 
     def _disturb(self) -> None:
         """Make arrivals, prefetches, aborts, uploads under the same name and deletions at random.

@@ -103,7 +103,7 @@ class FairPool:
             self._feed(number, scheduler)
             batch = scheduler.schedule()
             self.service.count(batch, scheduler)
-            assert not self._has_empty_seat(scheduler), "somebody waits beside an empty seat"
+            assert not self._has_empty_seat(scheduler), "a request waits beside an empty seat"
             scheduler.update(batch, tokens_for(batch))
         if self.every and self.num_steps % self.every == 0:
             self._exchange(self.num_steps // self.every)

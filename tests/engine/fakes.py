@@ -203,7 +203,7 @@ class FakeRunner:
         for position in range(max(0, end - (self.window or end)), end):
             slab, offset = self._place(row, position)
             token, digest = self.slabs[slab][offset]
-            assert digest == self._digest_at(row, position), "KV of another adapter"
+            assert digest == self._digest_at(row, position), "the KV is of another adapter"
             history.append(token)
         return history
 
@@ -272,7 +272,7 @@ class FakeLoader:
         )
         if self.region is not None and (key, "host") not in self.failures:
             taken = self.region.take(packed.num_slabs)
-            assert taken is not None, "no slabs for what the host cache expects"
+            assert taken is not None, "the region has no slabs for the adapter"
             packed = replace(packed, region_slabs=taken)
         self._begin(Read(ref.object_key, packed))
 

@@ -61,7 +61,7 @@ def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
     assert (final.stop_cause, final.retry_after_s) == ("adapter_loading", 1.0)
     loader.finish()
     core.step()
-    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "it was dropped"
+    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "dropped load"
 
 
 def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):

@@ -130,7 +130,7 @@ def run(core, messages, chance):
                 preempted[fate].add((request.request_id, request.index))
         if not pending and not core.scheduler.has_work:
             return outputs, preempted
-    raise AssertionError("somebody waits for ever")
+    raise AssertionError("a request never ended")
 
 
 def pattern(outputs):

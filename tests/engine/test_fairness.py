@@ -35,7 +35,7 @@ def run_while_backlogged(scheduler, service, runner):
             launched.append(batch)
         if len(launched) > runner.lag or (launched and batch.is_empty):
             scheduler.update(launched.pop(0), runner.collect())
-    raise AssertionError("they were never served")
+    raise AssertionError("a tenant's requests never ended")
 
 
 def bound(num_slabs, longest_prompt, weights):
@@ -238,7 +238,7 @@ def test_a_stream_of_others_never_starves_who_waits_for_an_adapter(
     waiting, steps = {adapter.adapter_id for adapter in adapters}, 0
     while waiting & scheduler.groups.keys():
         steps += 1
-        assert steps < 1500, "starved"
+        assert steps < 1500, "an adapter's request starved"
         clock.now += 0.01
         if len(scheduler.queues.waiting) < 8:
             core.handle("gw", make_message(f"s{steps}", 30, 10, tenant_id="stream"))

@@ -151,7 +151,7 @@ def test_a_full_disk_keeps_tokens_from_leaving_and_loses_none_that_left(tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            core.step()  # the engine dies of it, with half a record written
+            core.step()  # the error kills the engine, with half a record written
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     (record,) = reopen(tmp_path).read(0, 10).records

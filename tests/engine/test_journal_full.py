@@ -175,9 +175,9 @@ def test_the_reserve_holds_the_end_of_every_request_that_may_be_open(tmp_path, d
     for i in range(1088):
         core.handle("gw", make_message(f"chatcmpl-{i:032x}", tenant_id="t" * 40))
         if i == 63:
-            step(core)  # these run, so that 1,024 may wait
+            step(core)  # 64 requests run; 1,024 may wait
     core.journal.commit(StepResult(0))
-    # Its seat is free, but its end is still to be written.
+    # The aborted request's seat is free, but its end is still to be written.
     core.scheduler.abort([f"chatcmpl-{0:032x}"])
     ((_, refused),) = core.handle("gw", make_message("one-more"))
     assert refused.outputs[0].error == "metering_unavailable"
@@ -238,7 +238,7 @@ def test_whatever_byte_does_not_fit_starts_have_ends_and_counts_are_what_left(
                 core.scheduler.abort([f"r{value}"])
             for _ in range(value if action == "step" else 0):
                 for output in step(core):
-                    assert output.request_id not in over, "something after the last output"
+                    assert output.request_id not in over, "an output after the last one"
                     received[output.request_id] += len(output.new_token_ids)
                     if output.is_last:
                         over.add(output.request_id)
@@ -265,7 +265,7 @@ def can_mount():
         return False
 
 
-@pytest.mark.skipif(not can_mount(), reason="no file system of its own without privileges here")
+@pytest.mark.skipif(not can_mount(), reason="mounting a tmpfs needs privileges here")
 def test_on_a_real_file_system_that_is_full_the_same_happens(tmp_path):
     """The engine runs on a tmpfs of 4 MiB, filled to the last page, in a mount namespace."""
     command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-m"]

@@ -136,4 +136,4 @@ def test_reading_beside_an_engine_that_deletes_begins_at_what_is_left(tmp_path):
     core.journal.read(core.journal.last_seq, 1)
     assert len(segments(tmp_path)) == 1
     rest = list(reader)
-    assert (first.seq, rest[-1].seq) == (0, core.journal.last_seq), "it had opened them all"
+    assert (first.seq, rest[-1].seq) == (0, core.journal.last_seq), "all segments were open"

@@ -72,7 +72,7 @@ def run(core, messages, aborted, chance):
         core.scheduler.abort([r for r in running if chance.random() < 0.2])
         if not pending and not core.scheduler.has_work:
             return outputs
-    raise AssertionError("somebody waits for ever")
+    raise AssertionError("a request never ended")
 
 
 WAYS = [(0, "recompute"), (40, "swap")]

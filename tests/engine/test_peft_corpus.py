@@ -162,7 +162,7 @@ class World:
                     outputs[output.request_id].append(output)
             if not self.core.scheduler.has_work:
                 return [tokens_of(answer) for answer in outputs.values()]
-        raise AssertionError("somebody waits for ever")
+        raise AssertionError("a request never ended")
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,7 @@ def test_they_are_the_models_in_chunks_behind_a_warm_cache_and_under_preemption(
         world.model_dir, tmp_path / "engine", world.objects,
         num_slabs=26, budget=24, num_seqs=3, num_swap_slots=num_swap_slots, **runner,
     )  # fmt: skip
-    for number, prompt in enumerate(world.prompts):  # so the cache knows them
+    for number, prompt in enumerate(world.prompts):  # fills the cache
         core.handle("gw", make_message(f"warm{number}", prompt=prompt, max_tokens=1))
         run_until_idle(core)
     outputs = run(core, world.messages())
@@ -135,7 +135,7 @@ def check_told(told, prompt, expected):
         values = [value for _, value in entry.top]
         assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
         assert values == pytest.approx([row[t].item() for t, _ in entry.top], abs=1e-4)
-        assert dict(entry.top).get(token, entry.logprob) == entry.logprob, "the identical float"
+        assert dict(entry.top).get(token, entry.logprob) == entry.logprob, "not the identical float"
 
 
 @CPU_AND_DEVICE

@@ -76,7 +76,7 @@ def test_a_file_that_is_gone_or_damaged_is_a_failure_of_its_own_kind(world):
     slabs = list(range(world.slabs))
     kinds = [FAILURES[world.placed.place(1, digest, slabs)].kind for digest in (gone, damaged)]
     assert kinds == ["evicted", "lost"]
-    assert not world.arena.any(), "what is damaged is not left in the arena"
+    assert not world.arena.any(), "a damaged adapter is not left in the arena"
     world.path(gone).mkdir()
     assert FAILURES[world.placed.place(2, gone, slabs)].kind == "unavailable"
     with pytest.raises(KeyError):

@@ -130,7 +130,7 @@ def check_mix(
         check_budgets(core.runner.newest, scheduler.queues.running, budget, num_seqs)
         if not pending and not scheduler.has_work:
             break
-    assert not scheduler.has_work, "somebody waits for ever"
+    assert not scheduler.has_work, "a request never ended"
     for message in messages:
         check_answers(message, outputs[message.request_id], window)
     arena = scheduler.arena
@@ -327,7 +327,7 @@ def test_a_step_may_be_scheduled_before_the_last_ones_tokens_are_known():
     first = scheduler.schedule()
     second = scheduler.schedule()
     assert second.rows[0].token_ids == second.rows[0].output_token_ids == (PENDING_TOKEN,)
-    assert scheduler.schedule().is_empty, "the pending token is its last for certain"
+    assert scheduler.schedule().is_empty, "the pending token is the last one"
     scheduler.update(first, tokens_for(first))
     (ended,) = scheduler.update(second, tokens_for(second)).ended
     assert ended.output_token_ids == [7, 7]
@@ -339,7 +339,7 @@ def test_what_was_scheduled_past_an_end_is_dropped():
     first, second = scheduler.schedule(), scheduler.schedule()
     (ended,) = scheduler.update(first, StepTokens([0])).ended
     assert ended.stop_cause == "eos"
-    assert scheduler.arena.num_free < scheduler.arena.num_slabs, "its blocks are still written to"
+    assert scheduler.arena.num_free < scheduler.arena.num_slabs, "a running step writes the blocks"
     result = scheduler.update(second, tokens_for(second))
     assert not result.outputs
     assert not result.progress

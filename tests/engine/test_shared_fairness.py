@@ -97,7 +97,7 @@ def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
     assert given["home"] == pytest.approx(engine, rel=0.1)
     shared = FairPool(3, demands, every=0)
     shared.run(900)
-    assert shared.service.given["home"] < 0.55 * given["home"], "without an exchange it gets half"
+    assert shared.service.given["home"] < 0.55 * given["home"], "home gets half without an exchange"
 
 
 def test_an_engine_that_tells_nobody_anything_harms_nobody():
@@ -194,7 +194,7 @@ def test_what_it_got_elsewhere_is_forgiven_once_and_not_again_what_it_got_here()
     counters.charge(spread, 1.0)
     counters.note_elsewhere(elsewhere({"spread": 110.0}))
     counters.order(requests)
-    assert counters.counters["spread"] == 204.0, "it was served a moment ago"
+    assert counters.counters["spread"] == 204.0, "it was served here a moment ago"
 
 
 def test_what_it_got_elsewhere_while_it_was_behind_the_others_is_no_lead_to_forgive():
@@ -261,7 +261,7 @@ def test_who_comes_back_to_the_pool_has_saved_nothing_up():
     pool.run(200)
     late = pool.service.given["late"] - before["late"]
     busy = pool.service.given["busy"] - before["busy"]
-    assert late <= busy / 2 * 1.1, "more than the one engine it is at"
+    assert late <= busy / 2 * 1.1, "late got more than a share of one engine"
 
 
 # ---- messages ----
@@ -276,7 +276,7 @@ def test_whatever_is_lost_repeated_or_late_the_newest_total_says_it_all(growth, 
     sent += chance.choices(sent, k=5) if sent else []
     chance.shuffle(sent)
     heard = HeardService()
-    assert heard.take_in(first) == [], "it may be from before we were there"
+    assert heard.take_in(first) == [], "a first total may be of earlier service"
     news = [service for message in sent for _, service in heard.take_in(message)]
     assert sum(news) == pytest.approx(totals[-1] - totals[0])
     assert all(service > 0 for service in news)
@@ -363,7 +363,7 @@ def test_cores_tell_what_they_gave_and_charge_what_they_hear(tmp_path):
     assert near_counters["spread"] == before + DECODE_COST / 2.0
     for own in (first, second):
         far.handle("gw", own)
-    assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "its own is no news"
+    assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "own totals do not count"
     assert far.take_service(epoch=7) == []
 
 

@@ -77,7 +77,7 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
         sent = b"".join(tokens[i] for i in released)
         assert start is None or len(sent) <= start, "a token of the stop string has left"
     released += matcher.flush()
-    assert released == list(range(len(released))), "tokens leave in the order they came"
+    assert released == list(range(len(released))), "tokens leave in order"
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
     assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]

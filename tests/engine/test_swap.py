@@ -98,7 +98,7 @@ def test_costs_are_what_the_issue_of_preemption_says():
     clock.now += 45
     assert costs.prefill_tokens_per_s == 100.0
     clock.now += 600
-    assert costs.prefill_tokens_per_s == 100.0, "the last that was measured"
+    assert costs.prefill_tokens_per_s == 100.0, "the last measured speed"
 
 
 def test_prefill_speed_is_measured_from_steps_that_are_mostly_prefill():

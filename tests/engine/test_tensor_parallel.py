@@ -72,7 +72,7 @@ def test_four_ranks_answer_as_one(world, kind):
     assert stats.adapter_evictions + stats.prefix_evictions > 0
     device = next(tier for tier in stats.tiers if tier.tier == "device")
     whole = core.scheduler.layout.kv_bytes_per_token * core.scheduler.layout.block_size
-    assert device.limit_bytes == tight["num_slabs"] * whole, "of all ranks together"
+    assert device.limit_bytes == tight["num_slabs"] * whole, "of all ranks in total"
 
 
 def test_a_model_that_cannot_be_cut_is_refused_before_any_process_is_started(tmp_path):

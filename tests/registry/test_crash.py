@@ -21,7 +21,7 @@ class Forks:
         self._process.stdin.write(json.dumps(order, default=str) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        assert "failed" not in answer, f"it failed by itself: {order}"
+        assert "failed" not in answer, f"the child failed: {order}"
         return answer
 
 
@@ -88,6 +88,6 @@ def test_killed_at_any_step_nothing_is_lost_and_going_on_comes_to_the_same(
         shutil.rmtree(left)
         fork(do="run", folder=folder, kill_at=0)
         after = fork(do="look", folder=folder)
-        assert after["wrong"] == [], f"gone on after being killed at {kill_at}"
-        assert result(after) == result(whole), f"gone on after being killed at {kill_at}"
+        assert after["wrong"] == [], f"continued after being killed at {kill_at}"
+        assert result(after) == result(whole), f"continued after being killed at {kill_at}"
         shutil.rmtree(folder)

@@ -34,7 +34,7 @@ def unpin(connection, name="pirate", now_ms=9):
 
 
 def intervals(connection):
-    """(version, from, to) of every row, in order."""
+    """(version, start, end) of every pin, in order."""
     columns = adapter_pins.c.version, adapter_pins.c.pinned_at_ms, adapter_pins.c.unpinned_at_ms
     query = select(*columns).order_by(adapter_pins.c.pinned_at_ms, adapter_pins.c.version)
     return [tuple(row) for row in connection.execute(query)]

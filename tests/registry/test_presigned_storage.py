@@ -60,7 +60,7 @@ def test_parts_put_by_plain_http_become_the_object_in_the_order_of_their_numbers
         url = presign(bucket, upload, number, len(parts[number]))
         assert put(url, parts[number]) == (200, "")
     assert bucket.list_parts("up/k", upload) == {1: PART_BYTES, 2: PART_BYTES, 3: 7}
-    assert keys(bucket, "up/") == [], "it appears when completed"
+    assert keys(bucket, "up/") == [], "the object appears on completion"
     bucket.complete_multipart("up/k", upload)
     assert b"".join(bucket.read("up/k")) == b"".join(parts.values())
 
@@ -111,8 +111,8 @@ def test_an_upload_that_has_ended_is_none(bucket, upload):
             bucket.list_parts("up/k", ended)
         with pytest.raises(ObjectNotFound):
             bucket.complete_multipart("up/k", ended)
-    assert put(url, b"other")[0] in (404, 500), "S3's answer, and moto's"
-    assert b"".join(bucket.read("up/k")) == b"hello", "what was completed stays as it is"
+    assert put(url, b"other")[0] in (404, 500), "S3 answers 404, moto 500"
+    assert b"".join(bucket.read("up/k")) == b"hello", "the completed object is unchanged"
 
 
 def test_a_completion_whose_answer_is_lost_leaves_the_object(bucket, s3, upload):

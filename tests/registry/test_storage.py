@@ -216,7 +216,7 @@ def test_a_put_that_is_killed_midway_leaves_no_object_on_disk(tmp_path, put_else
     source, root = tmp_path / "pipe", tmp_path / "store"
     os.mkfifo(source)
     process = put_elsewhere(f"file://{root}", "k", source)
-    with source.open("wb", buffering=0) as pipe:  # opens when the copy has begun
+    with source.open("wb", buffering=0) as pipe:  # blocks until the copy has begun
         pipe.write(b"half")
         process.kill()
         process.wait()
@@ -281,7 +281,7 @@ def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
 
 
 def test_an_endpoint_that_does_not_answer_is_a_storage_error(signed):
-    # Nothing listens on port 1.
+    # No server listens on port 1.
     with pytest.raises(StorageError):
         open_storage("s3://bucket?endpoint_url=http://127.0.0.1:1", attempts=1).size("k")
 

@@ -251,7 +251,7 @@ class Both:
         sweep_objects(self.uploads, self.engine.begin)
         young = {k for k, (_, at) in self.store.objects.items() if at >= self.clock() - HOUR_S}
         left = set(self.store.objects) - young - self.needed() - self.restorable()
-        assert left == set(), "the sweep takes everything else"
+        assert left == set(), "the sweep left an orphan"
 
     def delete(self):
         error = None if self.versions else AdapterNotFound

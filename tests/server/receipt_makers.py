@@ -114,7 +114,7 @@ def sign(receipt, signer=SIGNER):
 
 
 def reverse(receipt):
-    """The row that undoes a receipt."""
+    """The row of a correction that reverses a receipt."""
     row = make_row(
         "correction",
         abs(receipt["amount_nanousd"]),

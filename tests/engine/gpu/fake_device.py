@@ -169,7 +169,7 @@ class FakeDevice:
 
     def touch(self, slabs: set[int], is_write: bool, what: str) -> None:
         """Record that the work that runs now reads or writes these slabs. Raises Race."""
-        assert self._running is not None, "slabs are touched by submitted work only"
+        assert self._running is not None, "only submitted work may touch slabs"
         stream, clock = self._running
         access = _Access(stream.number, clock[stream.number], what)
         for slab in slabs:
@@ -208,7 +208,7 @@ class FakeDevice:
         try:
             with torch.inference_mode():
                 work.run()
-            assert not self._late, "nothing waits for what was begun beside"
+            assert not self._late, "work begun beside was not joined"
         finally:
             self._running = None
 

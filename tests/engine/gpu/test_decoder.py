@@ -159,7 +159,7 @@ def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
         assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
         assert finite.all()
     kinds = {shape.num_prefill_items > 0 for shape in shapes}
-    assert len(kinds) == 2, "steps of decodes and with prefills were among them"
+    assert len(kinds) == 2, "some steps had prefills and some had not"
 
 
 # ---- steps in the shape of a graph ----
@@ -274,7 +274,7 @@ def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
     assert torch.equal(pending, known)
     world.out.tokens[2] = -1
     _, finite, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
-    assert finite.all(), "what a failed row chose is no token, and no fault of the next step"
+    assert finite.all(), "a failed row's -1 does not make the next step fail"
 
 
 def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):

@@ -47,7 +47,7 @@ def test_nothing_is_done_before_somebody_waits_where_nothing_is_eager():
     event = device.record(device.compute)
     device.submit(device.compute, lambda: done.append(2))
     device.synchronize(event)
-    assert done == [1], "what is behind the event need not have been done"
+    assert done == [1], "work after the event is not done yet"
 
 
 @pytest.mark.parametrize("first_writes", [True, False])

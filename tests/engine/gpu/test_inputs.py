@@ -104,7 +104,7 @@ def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
     starts, needed = work.block_starts.tolist(), LAYOUT.num_blocks(50)
     assert work.blocks[starts[1] : starts[1] + needed].tolist() == [*range(needed)]
     assert inputs.positions.tolist() == [0, *range(10, 50)] + [0] * 87
-    assert inputs.slots[41:].eq(-1).all(), "padding is written nowhere"
+    assert inputs.slots[41:].eq(-1).all(), "padding has no slots"
     assert inputs.logits_indices.tolist() == [0, 40] + [0] * 6
 
 

@@ -77,7 +77,7 @@ def test_nothing_meets_in_a_slab_without_an_event_between(
     core, num_requests = churn.core, 0
     while not has_seen_all(core) or num_requests < 200 or device.num_accesses <= 10_000:
         num_requests += 100
-        assert num_requests < 3000, "it is not much of a churn"
+        assert num_requests < 3000, "the churn lacks evictions or preemptions"
         churn.run(num_requests, deadline_s=60)
     assert not churn.wrong
     assert set(churn.outcomes) <= ALLOWED

@@ -216,7 +216,7 @@ def test_fp8_over_two_ranks_loses_no_more_than_on_one(llama, tmp_path):
     assert 0 < lost[1] < 1.25 * lost[0] < exact.std() / 2
 
 
-# ---- what is not finite ----
+# ---- values that are not finite ----
 
 
 class NotFinite(RecordingKernels):

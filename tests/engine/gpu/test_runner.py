@@ -104,8 +104,8 @@ def test_steps_run_as_graphs_with_prefills_and_without_and_those_that_score_do_n
     core.handle("gw", replace(make_message("scored", prompt_len=9), sampling_params=params))
     num_found = len(found)
     run_until_idle(core)
-    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "as it is"
-    assert len(found) == num_found + 1, "its second token is a decode"
+    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "without padding"
+    assert len(found) == num_found + 1, "the second token is a decode"
 
 
 def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):

@@ -250,7 +250,7 @@ def test_once_a_minute_pins_are_told_again_and_old_events_go(
     assert sqlite_database.read_sync(lambda conn: conn.execute(count).scalar()) == 0
 
 
-# ---- trouble ----
+# ---- a failing database, and the cost of a tick ----
 
 
 def test_a_database_that_is_away_is_logged_once_and_nothing_is_lost(

@@ -129,7 +129,7 @@ def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, strea
             )
         assert choice["text"].startswith(product.words(prompt))
         end = logprobs["text_offset"][len(prompt)]
-        assert end == len(product.words(prompt)), "the answer begins behind the echo"
+        assert end == len(product.words(prompt)), "the answer begins after the echo"
 
 
 def test_logprobs_of_a_prompt_are_listed_by_token_id(product: Product) -> None:
@@ -170,7 +170,7 @@ def test_a_last_message_of_the_assistant_is_continued_on_request(product: Produc
         return product.words(product.engines.asked[-1].prompt_token_ids)
 
     whole = prompt(add_generation_prompt=False)
-    assert prompt().startswith(whole), "without being asked, a new answer begins"
+    assert prompt().startswith(whole), "a new answer begins by default"
     begun = prompt(continue_final_message=True)
     assert begun.endswith("Good day")
     assert whole.startswith(begun)

@@ -209,7 +209,7 @@ def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
     answer = product.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
     assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
-    assert settled == [None], "it counts against no limit, not as a request either"
+    assert settled == [None], "no limit counts it, not even as a request"
     assert len(product.engines.asked) == num_asked
     assert len(product.gateway.running) == 0
     assert {product.gateway.running.num_at(name) for name in names} == {0}

@@ -381,7 +381,7 @@ def hide(text: str, subject: str) -> str:
     return text.replace(subject, "...")
 
 
-# ---- the claims ----
+# ---- tests ----
 
 
 def test_every_route_is_said_to_be_about_something() -> None:

@@ -89,7 +89,7 @@ def test_a_tenant_a_key_and_an_adapter_are_limited_each_for_itself(product: InPr
     assert limits["requests", "adapter"]["id"] == "pirate"
     assert limits["requests", "adapter"]["remaining"] == 0
     assert limits["requests", "key"]["remaining"] == 0
-    assert limits["requests", "tenant"]["remaining"] == 4, "refused requests took nothing of it"
+    assert limits["requests", "tenant"]["remaining"] == 4, "refused requests do not count"
     used = sum(answer.json()["usage"]["total_tokens"] for answer in answers[:2]) // 2 * 5
     assert limits["tokens", "tenant"]["used"] == used
 
@@ -102,7 +102,7 @@ def test_every_tenant_that_may_use_an_adapter_is_under_its_limit(product: InProc
     assert guest.complete(f"{owner.name}/pirate").status_code == 200
     refused = guest.complete(f"{owner.name}/pirate")
     assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "requests;adapter")
-    assert limits_of(guest) == {}, "whose limit it is, is its owner's to see"
+    assert limits_of(guest) == {}, "only the owner sees an adapter's limits"
 
 
 def test_limits_of_an_adapter_are_set_as_a_whole_and_read_back(product: InProcess) -> None:
@@ -223,7 +223,7 @@ def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
     assert len(limiter.released) == after + (status == 200)
 
 
-# ---- leases ----
+# ---- token leases ----
 
 
 def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess) -> None:
@@ -237,7 +237,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     "max_tokens": 480})  # fmt: skip
     assert answer.status_code == 200
     message = product.engines.asked[-1]
-    assert message.token_lease == 256, "a part of what it wants, so that others get theirs"
+    assert message.token_lease == 256, "the first lease is only a part"
     # The hold is still open, since no settler runs here.
     engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
@@ -249,7 +249,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
         await asyncio.gather(*leases._asking.values())
 
     asyncio.run(extend(256, message.request_id))
-    assert engines.extended == [], "it does not run any more"
+    assert engines.extended == [], "the request no longer runs"
     gateway.running.add(request)
     try:
         asyncio.run(extend(256, message.request_id))
@@ -258,7 +258,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
         assert hold
         assert (hold.token_lease, hold.amount_nanousd) == (400, budget)
         asyncio.run(extend(400, message.request_id))
-        assert len(engines.extended) == 1, "nothing is left: it stops at its last token"
+        assert len(engines.extended) == 1, "the budget is used up"
     finally:
         gateway.running.remove(request)
 
@@ -290,7 +290,7 @@ def test_a_lease_is_asked_for_again_while_nobody_can_say(
         low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
         leases.extend_soon(engines, low)
         await asyncio.gather(*leases._asking.values())
-        assert not answers, "asked as often as that, and no more"
+        assert not answers, "every answer was asked for"
 
     engines = FakeEngines()
     asyncio.run(extend())

@@ -134,7 +134,7 @@ def test_no_line_metric_or_error_holds_what_was_sent(
         assert "the-operator" not in text
 
 
-# ---- lines ----
+# ---- the log writer ----
 
 
 def test_lines_are_json_without_what_is_not_known() -> None:
@@ -169,7 +169,7 @@ def test_a_reader_that_reads_nothing_costs_lines_and_no_request() -> None:
     writer = LogWriter(stream, "json", max_lines=10)
     for number in range(50):
         writer.write({"at": 0, "number": number})
-    assert writer.num_dropped in (39, 40)  # one may be in the writer's hands
+    assert writer.num_dropped in (39, 40)  # the writer may hold one line
     may_read.set()
     writer.close()
     assert len(stream.getvalue().splitlines()) == 50 - writer.num_dropped

@@ -44,7 +44,7 @@ def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
         if "le" not in sample.labels:
             found = pool.setdefault(sample.labels.get("engine", ""), {})
             series = sample.name, sample.labels.get("tier", "")
-            assert series not in found, "a series twice"
+            assert series not in found, "a series is there twice"
             found[series] = sample.value
     return pool
 

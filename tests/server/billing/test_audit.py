@@ -167,10 +167,10 @@ def test_an_audit_since_a_time_looks_at_what_was_posted_since_then(ledger_of):
     posted = ledger_of.database.read_sync(lambda conn: conn.execute(query).scalar_one())
     assert shown(report) == []
     assert 0 < report.checks["receipts"].num_rows == posted < report.checks["entry ids"].num_rows
-    assert report.checks["accounts"].num_rows == 4, "sums are of all time"
+    assert report.checks["accounts"].num_rows == 4, "sums cover all time"
 
 
-# ---- one thing changed ----
+# ---- one change ----
 
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
     path, last = ledger_of.engine_dir / "meter", ENDS[-1]
     TokenMeter(path).count(30, 4)
     report = change(ledger_of, sa.update(holds).values(state=holds.c.state))
-    assert shown(report) == [], "at most the last step"
+    assert shown(report) == [], "a killed engine may have computed a step more"
     TokenMeter(path).count(1, 1)
     report = ledger_of.audit()
     assert shown(report) == []

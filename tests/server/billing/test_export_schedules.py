@@ -138,7 +138,7 @@ def test_what_follows_goes_into_the_next_object(database, run, now, kind, reques
     assert only(database).next_at_ms == (now[0] // HOUR_MS + 1) * HOUR_MS
     use(database, count=2)
     run(storage)
-    assert len(names(storage)) == 1, "it is not due yet"
+    assert len(names(storage)) == 1, "the next object is not due yet"
     now[0] += HOUR_MS
     run(storage)
     assert names(storage)[1:] == ["000000000008-000000000009.jsonl"]

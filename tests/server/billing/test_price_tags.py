@@ -64,6 +64,6 @@ def test_a_new_price_applies_here_once_it_is_made(
     tags = PriceTags(sqlite_database, now_ms=clock)
     assert versions(tags, clock, tenant_id, [NOW_MS]) == [1]
     newer = add(sqlite_database, "tenant", tenant_id, NOW_MS).price_version
-    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1], "remembered"
+    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1], "the old price is remembered"
     tags.forget()
     assert versions(tags, clock, tenant_id, [NOW_MS]) == [newer]

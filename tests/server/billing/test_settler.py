@@ -110,7 +110,7 @@ def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(post
         num_reads = len(engine.reads)
         engine.end("another")
         await second.settle()
-        assert len(engine.reads) == num_reads, "what it acknowledged would be deleted"
+        assert len(engine.reads) == num_reads, "a read would acknowledge records"
         await first.settle()
 
     asyncio.run(run())

@@ -84,7 +84,7 @@ def test_a_wrong_call_is_one_line(tmp_path):
     exit_code, _, err = run("--data-dir", tmp_path)
     assert exit_code == 2
     assert f"There is no {tmp_path / 'chorale.db'}" in err.replace("\n", "")
-    assert not list(tmp_path.iterdir()), "nothing is made by looking"
+    assert not list(tmp_path.iterdir()), "an audit makes no files"
     assert run("--data-dir", tmp_path, "--since", "soon")[0] == 2
     (tmp_path / "chorale.db").touch()
     exit_code, _, err = run("--data-dir", tmp_path)

@@ -199,7 +199,7 @@ def test_an_import_run_again_sends_only_what_is_missing(run, folder, server):
     assert again.exit_code == 0
     assert outcomes(again)["alpha"] == (1, "was there already")
     assert outcomes(again)["beta"] == outcomes(again)["gamma"] == (1, "published")
-    assert server.num_calls("POST", "beta/uploads") == 0, "it was open and is gone on with"
+    assert server.num_calls("POST", "beta/uploads") == 0, "beta's open upload is continued"
     assert server.num_calls("PUT", "") == 2, "both files of gamma"
 
 

@@ -84,7 +84,7 @@ def test_rounds_that_bring_nothing_are_bounded(server, folder, fault, sentence):
     with pytest.raises(StoreRefused, match=sentence) as raised:
         make_uploader(server, clock).push("mine", folder, direct=True)
     assert clock.pauses == [1.0, 2.0, 4.0, 8.0, 10.0]
-    assert "epoch" not in str(raised.value), "the URL is a key"
+    assert "epoch" not in str(raised.value), "a presigned URL is a secret"
 
 
 def test_as_long_as_every_round_brings_something_it_goes_on(server, folder):

@@ -207,7 +207,7 @@ def test_a_memory_that_cannot_be_written_keeps_nobody_from_pushing(server, folde
     assert make_uploader(server).push("mine", folder, memory=memory).upload["version"]
 
 
-# ---- its end ----
+# ---- the end of an upload ----
 
 
 def test_a_proof_is_waited_for_as_long_as_the_server_asks(server, folder):

@@ -103,7 +103,7 @@ def test_an_engine_listens_on_its_node_for_the_holders_of_the_pools_key(settings
     assert str(node.local / "fetch.sock") in fetcher.command
     assert engine.command[2:] == ("engine", str(settings.data_dir / "engine-2.json"))
     assert engine.stop_timeout_s > settings.leave_timeout_s
-    assert engine.stage > fetcher.stage, "the engine leaves while its fetcher is there"
+    assert engine.stage > fetcher.stage, "the engine stops before its fetcher"
     assert "a-secret" in fetcher.environment.values()
     assert "a-secret" not in engine.environment.values()
     assert not {"a-token"} & {*engine.environment.values(), *fetcher.environment.values()}
@@ -119,7 +119,7 @@ def test_what_is_left_of_an_engine_needs_neither_model_nor_store(settings, node,
     (retired,) = prepare(dataclasses.replace(node, kind="retired"), of_another)
     assert retired.command[2] == "engine.retired"
     written = json.loads((settings.data_dir / "engine-2.json").read_text())
-    assert written["base_revision"] == template_of(node).base_revision, "what it ran on"
+    assert written["base_revision"] == template_of(node).base_revision, "the base that it ran on"
 
 
 def test_a_node_without_the_model_says_so(node, model):

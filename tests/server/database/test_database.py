@@ -229,7 +229,7 @@ def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_rep
         with pytest.raises(LedgerUnavailable), sqlite_database.begin() as conn:
             note("lost")(conn)
     if not is_replaced:
-        assert not path.exists(), "nobody made an empty one there"
+        assert not path.exists(), "no empty file was made there"
     path.with_name("moved").rename(path)
     sqlite_database.write_sync(note("after"))
     assert sqlite_database.read_sync(targets) == ["before", "after"]

@@ -64,7 +64,7 @@ def test_a_key_is_claimed_once_until_it_is_let_go(database: Database) -> None:
     first, second = make_claim(), make_claim()
     assert take(database, first) is None
     assert take(database, second).status is None
-    assert not database.write_sync(lambda conn: release_key(conn, second)), "it is not its own"
+    assert not database.write_sync(lambda conn: release_key(conn, second)), "the claim is another's"
     assert database.write_sync(lambda conn: release_key(conn, first))
     assert take(database, second) is None
 
@@ -110,7 +110,7 @@ def test_a_key_whose_day_is_over_is_free_before_it_is_pruned(
     monkeypatch.setattr(idempotency, "KEPT_MS", -1)
     database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
     assert take(database, new) is None
-    assert take(database, old).status is None, "what was answered then is forgotten"
+    assert take(database, old).status is None, "the old answer is forgotten"
     assert database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
 
 
@@ -339,7 +339,7 @@ def test_what_fails_before_it_is_paid_for_lets_go_of_the_key(
 ) -> None:
     assert send(user, TEXT | change).status_code == status
     assert not _has_key(user)
-    assert send(user, TEXT).status_code == 200, "with another body, too: nothing was stored"
+    assert send(user, TEXT).status_code == 200, "another body is accepted: nothing was stored"
 
 
 def test_an_engine_that_is_away_lets_go_of_the_key(user: User) -> None:
@@ -488,7 +488,7 @@ def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
         calling = asyncio.create_task(caller.call())
         if leave_after == -1 or body is STREAM:
             await asyncio.wait([calling], timeout=10)
-            assert calling.done(), "the client is let go before the request has ended"
+            assert calling.done(), "the client's call ends before the request"
         engines.gate.set()
         await asyncio.wait([calling], timeout=10)
         await until_idle(user.product)
@@ -536,7 +536,7 @@ def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
         await calling
         third = Caller(user, STREAM)
         await third.call()
-        assert third.received, "who has all of it can have it again at once"
+        assert third.received, "a complete answer is replayed at once"
         assert b"".join(third.received) == b"".join(first.received)
 
     asyncio.run(run())
@@ -650,7 +650,7 @@ def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> Non
         assert num_put == recordings.MAX_BUFFERED + 1
         await body.aclose()
         await asyncio.wait_for(filling, 10)
-        assert num_put == 500, "and once it has left, the request runs on"
+        assert num_put == 500, "the request runs on once the reader left"
 
     asyncio.run(run())
 

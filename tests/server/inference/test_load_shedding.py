@@ -143,7 +143,7 @@ def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
     assert (told.status, told.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
     assert world.refusal(Caller("ten_2", 0.25)) is None
     world.load.begin(begun, 0)
-    assert world.refusal(share) is None, "who has begun waits no more"
+    assert world.refusal(share) is None, "a request that has begun no longer waits"
 
 
 def test_the_smallest_share_is_one_request() -> None:
@@ -156,7 +156,7 @@ def test_the_smallest_share_is_one_request() -> None:
 def test_a_list_of_prompts_takes_as_much_of_a_share_as_it_has_answers() -> None:
     world = World(max_queued=8)
     share = Caller(max_queue_share=0.5)
-    assert world.refusal(share, num_answers=20) is None, "nobody is refused for ever"
+    assert world.refusal(share, num_answers=20) is None, "an idle queue takes any request"
     request = RunningRequest("list", "ten_1", 3, 10, is_cold=False)
     world.load.add(request)
     assert world.refusal(share) is None
@@ -218,7 +218,7 @@ def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
     running.add(other)
     assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
     running.begin(one, 0)
-    assert running.num_at("a") == 3, "it is still there"
+    assert running.num_at("a") == 3, "the request still runs"
     running.remove(one)
     running.remove(one)
     assert (running.num_at("a"), running.num_at("b")) == (0, 1)

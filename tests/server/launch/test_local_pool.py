@@ -115,7 +115,7 @@ def test_the_members_are_written_only_when_they_change(tmp_path):
     assert changed_at(members_path(tmp_path)) == written_at
     members_path(tmp_path).unlink()
     make_pool(tmp_path, least=2)()
-    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor says it again"
+    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor writes the file"
 
 
 @hypothesis_settings(max_examples=60, deadline=None)

@@ -310,7 +310,7 @@ def test_three_answers_of_redis_bring_it_back_empty(make_fleet):
         assert fleet.epoch.mode == "local"
     fleet.run(limiter.probe())
     assert fleet.epoch.mode == "redis"
-    assert limiter.is_degraded, "before anybody has asked"
+    assert limiter.is_degraded, "no request has asked Redis yet"
     with pytest.raises(RateLimited):
         fleet.admit(0)
     assert limiter.is_degraded

@@ -88,7 +88,7 @@ class Pool:
 def test_a_queue_that_lasts_gets_all_the_engines_that_it_needs_at_once():
     pool = Pool(make_autoscaler(), speed=1000)
     pool.pass_time(WAIT_S, 30)
-    assert pool.changes == [], "it may be gone in a moment"
+    assert pool.changes == [], "the queue may be short-lived"
     pool.pass_time(1, 30)
     assert pool.changes == [3]
 
@@ -112,7 +112,7 @@ def test_an_engine_on_its_way_is_counted_once(start_s, num_requests):
 def test_first_tokens_that_are_late_get_one_engine_after_the_other():
     pool = Pool(make_autoscaler(), start_s=10.0, speed=2)
     pool.pass_time(600, 7)
-    assert pool.changes == [1, 1, 1], "four engines of two at once"
+    assert pool.changes == [1, 1, 1], "7 requests need 4 engines of 2"
 
 
 def test_late_first_tokens_of_requests_that_had_engines_for_themselves_change_nothing():
@@ -159,7 +159,7 @@ def test_what_was_too_few_is_not_tried_again_for_as_many():
     pool.pass_time(4 * 3600, 7)
     assert pool.changes == [1, 1, 1]
     pool.pass_time(2 * SPARE_S, 3)
-    assert pool.history[-1] < 4, "for fewer it is"
+    assert pool.history[-1] < 4, "fewer engines are tried for fewer requests"
 
 
 def test_what_was_too_few_says_nothing_of_larger_numbers():

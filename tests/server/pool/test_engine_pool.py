@@ -285,7 +285,7 @@ def test_an_engine_of_another_model_gets_no_requests(pool):
             await pool.wait(lambda: pool.states()["c"] == "of another model")
             assert {engines.route(make_message(f"r{i}")) for i in range(30)} == {"a", "b"}
             assert len(engines.welcomes) == 2
-            assert engines.max_model_len == 512, "nor does it limit those of this model"
+            assert engines.max_model_len == 512, "the other model's limit does not count"
 
     asyncio.run(run())
 

@@ -246,7 +246,7 @@ def test_every_id_that_ends_an_answer_is_found(
     assert ours.eos_token_ids == expected
 
 
-# ---- chats, and folders that are not served ----
+# ---- chats, and folders that are refused ----
 
 
 def test_a_chat_is_rendered_by_the_models_own_template(demo):
