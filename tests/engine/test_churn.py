@@ -111,7 +111,7 @@ class ForgetfulRunner(LateRunner):
 
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_tables_of_an_earlier_placement_are_caught_by_their_generation(world, is_checked):
-    """The check of generations stops such a step; if it is off, wrong tokens show."""
+    """Checking the generation stops a step with old tables; without it, wrong tokens show."""
     runner = ForgetfulRunner(is_checked)
 
     def sabotage(core):

@@ -1,4 +1,4 @@
-"""UploadBuilds runs one build per upload and tenant, few at once, and bounds those that wait."""
+"""UploadBuilds: one build per upload, one at a time per tenant, few at once, few that wait."""
 
 import asyncio
 import threading
