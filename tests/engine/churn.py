@@ -1,10 +1,10 @@
-"""Adapters that come and go by the hundred, each of which forces its own token.
+"""A load of hundreds of short-lived adapters, each of which forces its own token.
 
-The base model is built so that what an adapter does can be read off the next token. Every position
-has the same hidden state. An adapter writes its code twice: with v_proj into the values that are
+The base model is built so that the next token shows which adapter was applied. All positions have
+the same hidden state. An adapter writes its code twice: with v_proj into the values that are
 cached, which attention averages over all positions, and with o_proj at the position that is
-computed. Its token needs both: if a tenth of the cached values, or the step's own tiles, are not
-this adapter's, the logits name another token, as a rule the alarm.
+computed. Its token needs both: if a tenth of the cached values, or the tiles of the step, belong to
+another adapter, the logits name another token, as a rule the alarm.
 
     hidden   0: constant   1 .. 255: code of the cached values   256 .. 510: code of this step
     values   0 .. 254: code   255: constant
@@ -44,9 +44,9 @@ NUM_CODES = 255
 ALARM = NUM_CODES
 _HIDDEN = 512
 _VALUES = 256
-_ALARM_LOGIT = 1.9  # of 2: right in this step, and in nine tenths of the cached values
+_ALARM_LOGIT = 1.9  # a code's logit is 1 for this step plus its share of the values
 NUM_SWAP_SLOTS = 24
-_CONSTANT = _HIDDEN**0.5  # what the norm makes of the first feature
+_CONSTANT = _HIDDEN**0.5  # value of the first feature after the norm
 
 CONFIG = DecoderConfig.parse(
     {
@@ -68,7 +68,7 @@ LAYOUT = Layout.of(CONFIG.shape, itemsize=4)
 
 
 def make_weights() -> dict[str, torch.Tensor]:
-    """Attention looks at all positions alike; the MLP does nothing; the base names the alarm."""
+    """Weights with equal attention to all positions and no MLP; the base model names the alarm."""
     layer = "model.layers.0"
     weights = {
         "model.embed_tokens.weight": torch.zeros(NUM_CODES + 1, _HIDDEN),
@@ -95,13 +95,13 @@ def make_weights() -> dict[str, torch.Tensor]:
 
 
 def canonical_adapter(code: int, rank: int, salt: int) -> bytes:
-    """The object of an adapter that forces token `code`. salt: another digest, the same effect."""
+    """The object of an adapter that forces token `code`. salt: changes nothing but the digest."""
     scale = 0.5 + salt % 7
     v_a, v_b = torch.zeros(rank, _HIDDEN), torch.zeros(_VALUES, rank)
     o_a, o_b = torch.zeros(rank, _VALUES), torch.zeros(_HIDDEN, rank)
     v_a[:, 0], v_b[code] = 1 / _CONSTANT, 1 / (rank * scale)
     o_a[:, NUM_CODES], o_b[1 + NUM_CODES + code] = 1.0, 1 / (rank * scale)
-    # A direction that no hidden state has: it tells the files apart and does nothing.
+    # No hidden state has this feature, so the salt has no effect but makes the files differ.
     v_a[:, _HIDDEN - 1] = float(salt)
     modules, tensors = {}, {}
     for name, (a, b) in {"v_proj": (v_a, v_b), "o_proj": (o_a, o_b)}.items():
@@ -126,9 +126,9 @@ class Wrong:
 
 @dataclass
 class Churn:
-    """16 tenants and their adapters, requests at random, and what came of them.
+    """Random requests of 16 tenants for their adapters, and the outcomes.
 
-    names: of every adapter, the version that it stands for now, and its code.
+    names: the current version of every adapter, and its code.
     """
 
     core: EngineCore
@@ -147,22 +147,22 @@ class Churn:
     def __post_init__(self):
         self.chance = random.Random(self.seed)
         self.num_uploads = self.num_requests = 0
-        # Codes that no living version has, the longest dead first.
+        # Codes that no current version has, those unused for longest first.
         self.codes = deque(range(NUM_CODES))
         self.stems = [self._prompt(70) for _ in range(self.num_tenants)]
-        # Zipf, in an order of its own for every seed.
+        # Zipf's weights, in an order that depends on the seed.
         self.popularity = [1 / (i + 1) for i in range(self.num_names)]
         self.chance.shuffle(self.popularity)
 
     def run(self, num_requests: int, deadline_s: float) -> None:
-        """Until that many requests have ended, or a token was wrong."""
+        """Step the engine until `num_requests` requests have ended or a token was wrong."""
         for name in range(self.num_names):
             self._upload(name)
         until = time.monotonic() + deadline_s
         num_steps = -1
         while not self.wrong and (self.num_requests < num_requests or self.open):
             assert time.monotonic() < until, f"{len(self.open)} requests are open for ever"
-            # By steps, not by time: on a busy machine loads take longer, and it is the same churn.
+            # Requests come by steps, not by time, so that a busy machine runs the same churn.
             has_computed = self.core.num_steps > num_steps
             if self.num_requests < num_requests and (has_computed or not self.open):
                 self._disturb()
@@ -173,15 +173,16 @@ class Churn:
                         self._check(output)
             self.core.scheduler.check_integrity()
             if self.core.num_steps == num_steps:
-                time.sleep(0.0005)  # the loader's threads and the fetcher have something to do
+                time.sleep(0.0005)  # gives the loader's threads and the fetcher time
 
-    # ---- what happens to the engine ----
+    # ---- random events ----
 
     def _disturb(self) -> None:
-        """Arrivals, prefetches, hang-ups, uploads under the same name, deletions.
+        """Make arrivals, prefetches, aborts, uploads under the same name and deletions at random.
 
-        At first, and sometimes, nobody comes until all have gone, and then all want long answers
-        of one adapter: they run together, and KV is short, however slow loads are.
+        A rush, at the start and rarely later, waits until no request is open and then sends many
+        requests for long answers of one adapter: they run together, so KV is short even if
+        loads are slow.
         """
         chance = self.chance
         self.is_rush |= chance.random() < 0.005
@@ -230,7 +231,7 @@ class Churn:
         assert self.core.handle("gw", message) == []
 
     def _upload(self, name: int) -> None:
-        """A new version: another object, another token."""
+        """Upload a new version of an adapter, with another object and another token."""
         if name in self.names:
             self.codes.append(self.names[name][1])
         code = self.codes.popleft()
@@ -247,7 +248,7 @@ class Churn:
     def _prompt(self, length: int) -> list[int]:
         return [self.chance.randrange(NUM_CODES) for _ in range(length)]
 
-    # ---- what comes back ----
+    # ---- outputs ----
 
     def _check(self, output: RequestOutput) -> None:
         code, ref = self.open[output.request_id]
@@ -273,9 +274,9 @@ def build_core(
     late=None,
     backend=None,
 ) -> EngineCore:
-    """An engine on that model with the real loader: room for 20 adapters beside the KV.
+    """An engine on the model above with the real loader and room for 20 adapters beside the KV.
 
-    arena, late: instead of an Arena and a LateRunner.   backend: instead of the CPU's.
+    arena, late: replace the Arena and the LateRunner.   backend: replaces the CPU's backend.
     """
     form = PackedForm(LAYOUT, "float32", "base-1")
     slabs = torch.zeros(num_slabs, LAYOUT.slab_bytes, dtype=torch.uint8)

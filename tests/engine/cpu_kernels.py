@@ -1,4 +1,4 @@
-"""The kernels that an engine on a CPU would take, for decoders of tests."""
+"""The kernels that an engine on a CPU would choose, for decoders in tests."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.engine.gpu.backends import make_config
 def kernels_of(kind, **values):
     """A maker of the kernels that an engine takes as `cpu_kernels`, for `make_decoder`.
 
-    values: of EngineConfig.   The test is skipped where they cannot be had.
+    values: fields of EngineConfig.   The test is skipped where the kernels are not available.
     """
     config = make_config(cpu_kernels=kind, device="cpu", **values)
     libraries = INT8 if config.quantization == "int8" else FLOAT32

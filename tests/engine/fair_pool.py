@@ -1,5 +1,5 @@
-"""Several real schedulers side by side, and what they tell each other, over a network that may be
-bad; and what tenants were given, counted from the steps themselves.
+"""Several real schedulers that exchange service totals over a simulated, possibly bad network, and
+the service of tenants counted from the steps.
 """
 
 import random
@@ -14,7 +14,7 @@ STEP_S = 0.01
 
 
 class Service:
-    """What each tenant was given, counted from the steps themselves, weighted."""
+    """Service of each tenant divided by its weight, counted from the steps."""
 
     def __init__(self, weights):
         self.weights = weights
@@ -32,17 +32,17 @@ class Service:
 
 
 class Network:
-    """Brings every message to its receiver at once, or, with a seed, does what networks do.
+    """Delivers every message at once, or, with a seed, loses, delays and repeats messages.
 
-    A bad one loses three in a row at most, holds one back for three exchanges at most, and brings
-    some twice: so a receiver knows what was true `max_age` exchanges ago.
+    A link loses at most three messages in a row, delays a message by at most three exchanges and
+    delivers some twice, so a receiver knows the state of `max_age` exchanges ago.
     """
 
     def __init__(self, seed=None):
         self.chance = None if seed is None else random.Random(seed)
         self.max_age = 1 if seed is None else 8
         self.under_way = []  # (exchange in which it arrives, receiver, message)
-        self.num_lost = {}  # in a row, by sender and receiver
+        self.num_lost = {}  # messages lost in a row, by sender and receiver
 
     def send(self, now, receiver, message):
         if self.chance is None:
@@ -65,7 +65,7 @@ class Network:
 
 @dataclass
 class Demand:
-    """A tenant that always has requests waiting at some of the engines, all alike."""
+    """A tenant that always has waiting requests of one shape at some of the engines."""
 
     engines: tuple[int, ...]
     weight: float = 1.0
@@ -74,7 +74,7 @@ class Demand:
 
 
 class FairPool:
-    """Engines that step in turns. every: steps between two exchanges; 0 is none at all."""
+    """Engines that step in turns. every: steps between two exchanges; 0 disables exchanges."""
 
     def __init__(self, num_engines, demands, every=5, network=None, **limits):
         self.clock = FakeClock()
@@ -103,7 +103,7 @@ class FairPool:
             self._feed(number, scheduler)
             batch = scheduler.schedule()
             self.service.count(batch, scheduler)
-            assert not self._has_empty_seat(scheduler), "somebody waits beside an empty seat"
+            assert not self._has_empty_seat(scheduler), "a request waits beside an empty seat"
             scheduler.update(batch, tokens_for(batch))
         if self.every and self.num_steps % self.every == 0:
             self._exchange(self.num_steps // self.every)
@@ -112,8 +112,9 @@ class FairPool:
 
     @property
     def bound(self):
-        """Of the difference of two tenants: the bounds of the single engines (theorem 4.4 of arXiv
-        2401.00588, of what their seats hold), and what was given between two exchanges.
+        """Bound on the difference between two tenants: the sum of the engines' bounds (theorem 4.4
+        of arXiv 2401.00588, for the tokens that their seats hold) and the most service given within
+        the age of a message.
         """
         longest = max(d.prompt_len + d.max_tokens for d in self.demands.values())
         seats = self.engines[0].config.max_num_seqs

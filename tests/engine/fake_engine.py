@@ -1,6 +1,6 @@
 """`python -m tests.engine.fake_engine CONFIG.json`: the real engine process around a FakeRunner.
 
-Starts in a third of a second. Adapters "load" at once; FAKE_STEP_S slows its steps.
+The process starts in a third of a second. Adapters load at once; FAKE_STEP_S slows the steps.
 """
 
 import json
@@ -49,7 +49,7 @@ def serve(
     num_slabs: int = 2048,
     **journal_options: Any,
 ) -> None:
-    """Until every gateway is gone."""
+    """Serve until every gateway is gone."""
     config = replace(
         config,
         max_num_seqs=config.max_num_seqs or 64,

@@ -1,6 +1,4 @@
-"""Stand-ins at the seams we own, and small factories: a runner without a model, a loader without
-files.
-"""
+"""Fakes of engine parts (a runner without a model, a loader without files), and factories."""
 
 import hashlib
 from collections import deque
@@ -35,7 +33,7 @@ from lora.manager import AdapterManager
 from registry.ref import AdapterRef
 
 if TYPE_CHECKING:
-    # It imports torch, for which every process of a fake engine would wait 2 s.
+    # This module imports torch, which would cost every process of a fake engine 2 s.
     from lora.host_region import HostRegion
 
 EOS = 0
@@ -47,7 +45,7 @@ LAYOUT = Layout.of(SHAPE, itemsize=4)
 
 
 TIERS = {Fetched: "disk", Read: "host", Placed: "device"}
-"""Where an adapter is by what the loader reports of it."""
+"""Tier that an adapter has reached, by the type of the loader's report."""
 
 
 class FakeClock:
@@ -59,7 +57,7 @@ class FakeClock:
 
 
 def fake_token(history: Sequence[int], adapter_digest: str | None, adapter_start: int = 0) -> int:
-    """A function of everything a model's next token depends on; never EOS.
+    """A token derived from everything that a model's next token depends on; never EOS.
 
     adapter_start: the position from which on the adapter applies.
     """
@@ -70,7 +68,7 @@ def fake_token(history: Sequence[int], adapter_digest: str | None, adapter_start
 def fake_logprobs(
     history: Sequence[int], adapter_digest: str | None, adapter_start: int = 0
 ) -> np.ndarray:
-    """Of 256 tokens, by the same as fake_token; [256] float32."""
+    """Logprobs of 256 tokens, [256] float32, derived from the same arguments as fake_token."""
     seed = f"{adapter_digest} {adapter_start} {list(history)}".encode()
     numbers = np.frombuffer(hashlib.blake2b(seed).digest() * 4, np.uint8).astype(np.float32)
     logits = numbers / 64 + np.arange(256, dtype=np.float32) / 256
@@ -80,16 +78,17 @@ def fake_logprobs(
 def fake_told(
     token: int, most: int, history: Sequence[int], adapter_digest: str | None, adapter_start: int
 ) -> TokenLogprobs:
-    """What is told of a token behind this history, by fake_logprobs."""
+    """A token's logprob after this history, and the `most` top ones, by fake_logprobs."""
     logprobs = fake_logprobs(history, adapter_digest, adapter_start)
     top = tuple((int(t), float(logprobs[t])) for t in np.argsort(-logprobs)[:most])
     return TokenLogprobs(logprob=float(logprobs[token]), top=top)
 
 
 class FakeReference:
-    """What FakeRunner says with an adapter that is the file's content. See engine.proof.
+    """The logprobs of FakeRunner with the adapter in a file, as a reference of engine.proof.
 
-    invocation: of every adapter.   merges: a digest instead of the file's own; None: the base.
+    invocation: invocation tokens of every adapter.
+    merges: digest to use in place of the file's; None is the base model.
     """
 
     vocab_size = 256
@@ -120,10 +119,10 @@ class FakeReference:
 
 
 class FakeRunner:
-    """Chooses tokens as a model would: from what lies in the blocks that it was given.
+    """Chooses tokens, as a model does, from the contents of the blocks that it is given.
 
-    It works on a memory of its own, (slab, offset) -> what was computed there, and only when a step
-    is collected: so it sees what a device would see that is `lag` steps behind.
+    The runner has a memory of its own, (slab, offset) -> (token, digest), and computes a step only
+    when it is collected, so it sees the state that a device sees which is `lag` steps behind.
     """
 
     copy_bytes_per_s = 1e9
@@ -169,12 +168,12 @@ class FakeRunner:
         return StepTokens(tokens, dict(self._named), applied, dict(self._scored))
 
     def run(self, batch: Batch) -> StepTokens:
-        """A step without lag."""
+        """Run a step without lag."""
         self.launch(batch)
         return self.collect()
 
     def overwrite(self, slabs: Sequence[int]) -> None:
-        """An adapter's tiles go where these slabs' KV was, at once, whatever step is running."""
+        """Delete these slabs' KV at once, as an adapter's tiles do, even while a step runs."""
         for slab in slabs:
             self.slabs[slab] = {}
 
@@ -199,12 +198,12 @@ class FakeRunner:
         return chosen
 
     def _history(self, row: ScheduledRow, end: int) -> list[int]:
-        """The tokens before position `end`, as they lie in the row's blocks."""
+        """The tokens before position `end` in the row's blocks, at most a window of them."""
         history = []
         for position in range(max(0, end - (self.window or end)), end):
             slab, offset = self._place(row, position)
             token, digest = self.slabs[slab][offset]
-            assert digest == self._digest_at(row, position), "KV of another adapter"
+            assert digest == self._digest_at(row, position), "the KV is of another adapter"
             history.append(token)
         return history
 
@@ -231,11 +230,12 @@ class FakePacked:
 
 
 class FakeLoader:
-    """Every stage is done by the time of the next poll, or when `finish` says so.
+    """A loader whose stages end by the next poll, or when `finish` is called.
 
-    slabs: how many an adapter takes, by object key.   failures: by (object key, the tier that it
-    does not reach).
-    invocation_tokens: of aLoRAs, by object key.   region: that what is read takes slabs of.
+    slabs: number of slabs of an adapter, by object key.
+    failures: by (object key, tier that the adapter fails to reach).
+    invocation_tokens: of activated LoRAs, by object key.
+    region: host memory in which adapters that were read take slabs.
     """
 
     region: "HostRegion | None" = None
@@ -259,7 +259,7 @@ class FakeLoader:
         self._begin(Fetched(ref.object_key, host_bytes=ref.size_bytes))
 
     def drop(self, key: str) -> None:
-        """What has not come yet is not going to."""
+        """End the adapter's fetch that is under way with a failure."""
         for number, loaded in enumerate(self.under_way):
             if loaded.key == key and isinstance(loaded, Fetched):
                 dropped = Failure("dropped", "nobody waits for it")
@@ -272,7 +272,7 @@ class FakeLoader:
         )
         if self.region is not None and (key, "host") not in self.failures:
             taken = self.region.take(packed.num_slabs)
-            assert taken is not None, "no slabs for what the host cache expects"
+            assert taken is not None, "the region has no slabs for the adapter"
             packed = replace(packed, region_slabs=taken)
         self._begin(Read(ref.object_key, packed))
 
@@ -363,7 +363,7 @@ def make_core(
     residency_interval_s: float = 900.0,
     **limits: object,
 ) -> EngineCore:
-    """The core around a FakeRunner; what the loader places overwrites what the runner has there."""
+    """A core around a FakeRunner; adapters that the loader places overwrite the runner's KV."""
     journal = journal or Journal(directory / "journal", "eng-1", "base-1")
     scheduler = scheduler or make_scheduler(**limits)  # type: ignore[arg-type]
     window = scheduler.config.sliding_window
@@ -377,16 +377,16 @@ def make_core(
 
 
 def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
-    """The same token for every row that is due one."""
+    """The same token for every row that samples."""
     return StepTokens([token_id if row.sampling else None for row in batch.rows])
 
 
 def expected_tokens(
     message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
 ) -> list[int]:
-    """What the request gets when it runs alone, without stops.
+    """Tokens that the request gets when it runs alone, without stops.
 
-    invocation: tokens of its adapter that its prompt holds, if that is an activated LoRA.
+    invocation: the adapter's invocation tokens, if it is an activated LoRA; the prompt holds them.
     """
     history = list(message.prompt_token_ids)
     digest, start = _adapter_of(message, invocation)
@@ -398,7 +398,7 @@ def expected_tokens(
 def expected_prompt_logprobs(
     message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
 ) -> list[TokenLogprobs]:
-    """What the request is told of its prompt, from the second token on; as expected_tokens."""
+    """Logprobs of the prompt from its second token on; the arguments are as in expected_tokens."""
     prompt, most = message.prompt_token_ids, message.sampling_params.prompt_logprobs
     if most is None:
         return []
@@ -410,7 +410,7 @@ def expected_prompt_logprobs(
 
 
 def _adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | None, int]:
-    """Its adapter's digest, and where it starts."""
+    """Digest of the request's adapter, and the position where the adapter starts."""
     prompt, length = message.prompt_token_ids, len(invocation)
     starts = [i for i in range(len(prompt)) if prompt[i : i + length] == tuple(invocation)]
     digest = message.adapter.digest if message.adapter else None
@@ -418,7 +418,7 @@ def _adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | N
 
 
 def run_until_idle(core: EngineCore, max_steps: int = 2000) -> dict[str, list[RequestOutput]]:
-    """Step until nothing is left; outputs by request. Integrity is checked after every step."""
+    """Step until no work is left, checking integrity each time; return the outputs by request."""
     outputs: dict[str, list[RequestOutput]] = {}
     for _ in range(max_steps):
         if not core.scheduler.has_work:

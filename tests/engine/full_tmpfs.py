@@ -1,6 +1,6 @@
 """`python -m tests.engine.full_tmpfs DIR`, in a mount namespace: an engine on a disk that fills up.
 
-Prints what came of it as JSON.
+The process prints its results as JSON.
 """
 
 import json
@@ -27,7 +27,7 @@ def main():
         failed += [(o.request_id, o.stop_cause) for o in outputs if o.is_last]
     counted = sum(r.num_completion_tokens for r in ends(core))
     ((_, refused),) = core.handle("gw", make_message("r2"))
-    fill(directory / "filler")  # with what the reserve gave back
+    fill(directory / "filler")  # takes the space that the reserve freed
     core.journal.close()
     core = make_core(directory, journal=make_journal(directory, clock=clock))
     restarted_full = core.journal.is_full
@@ -52,7 +52,7 @@ def ends(core):
 
 
 def fill(path):
-    """Until nothing fits."""
+    """Write zeros to a file until the disk is full."""
     with path.open("ab", buffering=0) as file:
         try:
             while True:

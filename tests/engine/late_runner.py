@@ -1,4 +1,4 @@
-"""A runner that computes behind the scheduler's back, as a device does, around a plain one."""
+"""A wrapper that makes a plain runner compute one step late, as a device does."""
 
 from collections import deque
 from dataclasses import replace
@@ -7,7 +7,7 @@ from engine.request import PENDING_TOKEN
 
 
 class LateRunner:
-    """Computes a step when it is collected, behind the scheduler's back by one, as a GPU does."""
+    """Computes a step only when it is collected, one step after the scheduler, as a GPU does."""
 
     lag = 1
 
@@ -19,7 +19,7 @@ class LateRunner:
         self._chosen = {}
 
     def tables(self, key):
-        """Of the adapters as they lay when the step was launched: fences keep them there."""
+        """An adapter's tables as of the launch of the step; fences keep the adapter in place."""
         return self._tables[key]
 
     def launch(self, batch):

@@ -1,4 +1,4 @@
-"""`python -m tests.engine.rank_child STORE INDEX SIZE`: a rank that adds up, for test_ranks."""
+"""`python -m tests.engine.rank_child STORE INDEX SIZE`: a rank that checks sums, for test_ranks."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ WIDTHS = (1, 7, 1000, 4099)
 
 
 def numbers_of(index: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Of a rank: one column after the other the same, so that a place in the tensor is nothing."""
+    """Numbers of a rank, all columns equal, to show that a sum does not depend on the place."""
     generator = torch.Generator().manual_seed(index)
     column = torch.randn(16, 1, generator=generator) * 10.0**index
     return column.to(dtype).repeat(1, width).contiguous()
@@ -35,7 +35,7 @@ def main() -> None:
     assert tokens.tolist() == [0, 1, 2, 3, 4]
     assert ranks.least(10 - index) == 10 - size + 1
     if index == size - 1:
-        return  # it leaves: the others are told, and do not wait
+        return  # the rank leaves; the others get an error in place of waiting
     try:
         ranks.all_reduce(torch.zeros(3))
     except RuntimeError:

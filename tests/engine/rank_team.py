@@ -1,5 +1,5 @@
-"""An engine's ranks as threads of one process, for tests: steps and adapters go to them as they go
-to processes, sums as in `ThreadRanks`.
+"""An engine's ranks as threads of one process, for tests. Steps and adapters reach them as they
+reach processes; sums go through `ThreadRanks`.
 """
 
 import queue
@@ -21,9 +21,9 @@ MAX_MODEL_LEN = 256
 
 
 class RankTeam:
-    """All ranks of a model. See lora.loader.OtherRanks, and engine.rank_group.RankGroup.
+    """All ranks of a model, as lora.loader.OtherRanks and engine.rank_group.RankGroup.
 
-    folder: where packed files lie, by `lora.disk_cache.packed_path`.
+    folder: holds the packed files, named by `lora.disk_cache.packed_path`.
     """
 
     def __init__(self, config, model_dir, form, num_slabs, num_swap_slots, make_kernels, folder):
@@ -50,7 +50,7 @@ class RankTeam:
             threading.Thread(target=_follow, args=work, daemon=True).start()
 
     def lead(self, tables, meter):
-        """The runner of the first rank."""
+        """Make the runner of the first rank."""
         return LeadingRunner(self._runner(0, tables, meter), self, tables)
 
     def send_step(self, numbers):
@@ -73,7 +73,7 @@ class RankTeam:
 
 
 def _follow(steps, runner, ranks):
-    """A rank's life, as in engine.rank_process."""
+    """Launch and collect a rank's steps, as engine.rank_process does."""
     try:
         while True:
             runner.launch(decode(steps.get()))

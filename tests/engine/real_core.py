@@ -1,4 +1,4 @@
-"""An engine core around a real model, and adapters without files or threads, for tests."""
+"""An engine core around a real model, with adapters loaded without threads, for tests."""
 
 import hashlib
 from dataclasses import replace
@@ -35,9 +35,9 @@ CPU = torch.device("cpu")
 
 
 class MemoryLoader(FakeLoader):
-    """Packs and places for real, from objects in memory, all at once.
+    """Packs and places real adapters at once, from objects in memory.
 
-    others: see lora.loader.ThreadLoader.
+    others: the other ranks, see lora.loader.ThreadLoader.
     """
 
     def __init__(self, form, slabs, objects, folder, others=None):
@@ -74,11 +74,12 @@ def build_core(
     num_ranks=1,
     make_team=RankTeam,
 ):
-    """A core with a model on the CPU. num_swap_slots: preempted KV always goes there if it fits.
+    """A core with a model on the CPU.
 
-    make_kernels: of an AttentionShape.
-    make_backend: as tests.engine.gpu.backends.fake_backend, to run on that.
-    num_ranks: that share the model, as threads.   make_team: of them, a RankTeam's kin.
+    num_swap_slots: preempted KV always goes there if it fits.
+    make_kernels: makes kernels for an AttentionShape.
+    make_backend: a function such as tests.engine.gpu.backends.fake_backend, to run on a device.
+    num_ranks: ranks that share the model, as threads.   make_team: makes them, see RankTeam.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)

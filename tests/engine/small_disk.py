@@ -1,4 +1,4 @@
-"""A disk of a few bytes under a real journal, at the seam where the engine hands it one."""
+"""A disk of a few bytes, which tests pass to a real journal as its disk."""
 
 import errno
 import math
@@ -10,14 +10,15 @@ from tests.engine.fakes import FakeClock
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Stands for the end of the process."""
 
 
 class SmallDisk(Disk):
-    """Holds nothing but one journal's directory. capacity: bytes that its files may take in all.
+    """A disk that holds one journal's directory.
 
-    error: of a write that does not fit; what fits of it is written before.
-    calls_left: then the process is killed, in the middle of a write.
+    capacity: bytes that its files may take in all.
+    error: errno of a write that does not fit; the part that fits is written.
+    calls_left: calls until the process is killed, in the middle of a write.
     """
 
     def __init__(self, directory, error=errno.ENOSPC):
@@ -57,7 +58,7 @@ class SmallDisk(Disk):
 
 
 def make_journal(directory, disk=None, clock=None, **options):
-    """On `disk`, or on one that never fills."""
+    """A journal on `disk`, or on a disk that never fills."""
     return Journal(
         directory / "journal", "eng-1", "base-1", clock=clock or FakeClock(), disk=disk, **options
     )

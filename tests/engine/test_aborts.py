@@ -1,4 +1,4 @@
-"""An aborted request is gone with the next step: its seat, its blocks, its place in the queue."""
+"""An aborted request gives back its seat, blocks and place in the queue with the next step."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def outputs_of(messages) -> list:
 @pytest.mark.parametrize("num_answers", [1, 3])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 9])
 def test_everything_is_free_one_step_after_the_abort(tmp_path, lag, num_answers, num_steps):
-    """lag: a step that is under way on a device when the abort comes has to come back first."""
+    """lag: 1 means that a step is under way when the abort comes and must be collected first."""
     core = make_core(tmp_path, lag=lag)
     message = make_message("r1", prompt_len=40, max_tokens=100, n=num_answers,
                            adapter=make_adapter("a"))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who may run: queues with limits, adapters that have to be there, sums of ranks."""
+"""Admission of requests: limits of the queue, adapters that must be loaded, sums of ranks."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ def test_an_adapter_that_fails_ends_its_own_requests_only(tmp_path):
 
 
 def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
-    """It is not told that too many wait, but when to ask again."""
+    """The answer says when to retry, rather than that too many requests wait."""
     clock, loader = FakeClock(), FakeLoader(at_once=False)
     core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
     message = make_message(adapter=make_adapter())
@@ -61,7 +61,7 @@ def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
     assert (final.stop_cause, final.retry_after_s) == ("adapter_loading", 1.0)
     loader.finish()
     core.step()
-    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "it was dropped"
+    assert core.adapters.entries[message.adapter.object_key].tier == "remote", "dropped load"
 
 
 def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
@@ -114,7 +114,7 @@ def test_joined_loads_fetch_once():
 
 
 def test_an_adapter_in_use_is_never_evicted(tmp_path):
-    """Two adapters of 4 slabs in an arena that holds one of them beside the KV."""
+    """The arena holds the KV and only one of two adapters of 4 slabs."""
     loader = FakeLoader()
     first, second = make_adapter("first"), make_adapter("second")
     loader.slabs = {first.object_key: 4, second.object_key: 4}

@@ -1,4 +1,4 @@
-"""Activated LoRA: the base model's before the invocation tokens, the adapter's from there on."""
+"""Activated LoRA: the base model applies before the invocation tokens, the adapter from there."""
 
 from types import SimpleNamespace
 
@@ -43,7 +43,7 @@ def make_alora_core(directory, invocation=INVOCATION, **limits):
 
 
 def served(core, message):
-    """Run it alone to its end; its outputs."""
+    """Run a request alone to its end and return its outputs."""
     core.handle("gw", message)
     return run_until_idle(core)[message.request_id]
 
@@ -53,7 +53,7 @@ def num_cached(core, name, prompt, adapter=None, **options):
     return served(core, message)[-1].num_cached_tokens
 
 
-# ---- where it starts ----
+# ---- the adapter's start ----
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_ordinary_adapter_applies_from_the_first_token_on():
     assert start_in(make_message(adapter=ALORA), None) == 0
 
 
-# Across the boundary of two blocks, at both ends, as a whole block's end, twice.
+# Invocations across the boundary of two blocks, at both ends, at the end of a block, and twice.
 PROMPTS = {
     "across": [*TEXT[:15], *INVOCATION, *TEXT[:20]],
     "first": [*INVOCATION, *TEXT[:40]],
@@ -108,7 +108,7 @@ def test_every_chunk_and_every_token_is_told_where_it_starts(tmp_path, prompt, b
     assert tokens_of(served(core, message)) == expected_tokens(message, invocation=INVOCATION)
 
 
-# ---- what is shared ----
+# ---- shared KV ----
 
 
 def test_what_the_base_computed_is_found_up_to_the_block_of_the_invocation(tmp_path):
@@ -130,7 +130,7 @@ def test_what_it_computed_before_its_invocation_is_found_by_the_base(tmp_path):
 
 
 def test_a_chat_with_the_base_goes_on_with_an_activated_adapter(tmp_path):
-    """The point of it: the history, answers included, is not computed again."""
+    """The history, answers included, is not computed again: the purpose of activated LoRA."""
     core = make_alora_core(tmp_path)
     turn = make_message("r1", prompt=TEXT[:50], max_tokens=30)
     history = [*TEXT[:50], *tokens_of(served(core, turn))]
@@ -161,7 +161,7 @@ def test_an_invocation_at_the_very_start_leaves_nothing_to_share(tmp_path):
 
 
 def test_an_invocation_that_is_generated_moves_nothing(tmp_path):
-    """The same tokens, prompt in one request and generated in the other, start elsewhere."""
+    """An adapter starts elsewhere if the same tokens are generated than if they are prompted."""
     first = next(
         message
         for message in (
@@ -180,7 +180,7 @@ def test_an_invocation_that_is_generated_moves_nothing(tmp_path):
     assert output[-1].num_cached_tokens == 0
 
 
-# ---- what is refused ----
+# ---- refusals ----
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -1,10 +1,9 @@
-"""One request, up to two hundred times: the same tokens and logprobs to the last bit, of its prompt
-too.
+"""A request that is repeated up to two hundred times gets the same tokens and logprobs, its
+prompt's included, to the last bit.
 
-What differs from time to time: who else is there, with which adapter; where chunks are cut; whether
-the prompt is found in the cache; preemption, by swap or by computing again; a step in flight; how
-many answers are asked for; who hangs up. With the setting off the bits do differ, so the test sees
-what it is for.
+The runs differ in the other requests and their adapters, the cuts of chunks, hits in the prefix
+cache, preemption by swap or recomputation, a step in flight, the number of answers, and aborts.
+Without the setting the bits do differ, which shows that the test can fail.
 """
 
 import random
@@ -23,9 +22,10 @@ from tests.engine.real_core import add_adapter, build_core
 from tests.tiny_models import save_adapter, save_model
 
 NUM_TIMES = 8
-"""That each run makes the request, half greedy and half drawn."""
+"""How often each run makes the request, half of the times greedy, half sampled."""
 MANY, FEW = 25, 7
-"""Runs: 200 requests and 56. All but the default kernels make 200 in `make soak`."""
+"""Numbers of runs, for 200 and 56 requests. Kernels that are not the default make 200 only in
+`make soak`."""
 SLOW = [kind for kind in MAKERS if kind != "native"]
 PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
 LOGPROBS = {"logprobs": 4, "max_tokens": 11, "ignore_eos": True}
@@ -58,7 +58,7 @@ class World:
             self.model_dir,
             self.folder / f"engine{number}-{chance.getrandbits(32)}",
             self.objects,
-            # On several ranks an adapter has more slabs, since half of each tile is whole there.
+            # With several ranks an adapter has more slabs, since half of each tile is not cut.
             num_slabs=chance.choice((16, 18, 20, 40) if num_ranks == 1 else (24, 25, 26, 44)),
             budget=chance.choice((13, 24, 64, 200)),
             num_seqs=chance.choice((4, 12)),
@@ -69,7 +69,7 @@ class World:
         )
 
     def requests(self, chance):
-        """The request, again and again, among others; in an order of their own."""
+        """The repeated request and other requests, shuffled."""
         ours = [self._ours(chance, time) for time in range(NUM_TIMES)]
         others = [self._other(chance, i) for i in range(chance.choice((2, 10)))]
         messages = [*ours, *others]
@@ -78,7 +78,7 @@ class World:
 
     def _ours(self, chance, time):
         params = replace((GREEDY, DRAWN)[time % 2], n=chance.choice((1, 1, 1, 3)))
-        # Another salt finds nothing in the cache.
+        # A request with a salt of its own finds nothing in the cache.
         salt = chance.choice(("", f"{time}"))
         message = make_message(
             f"ours{time}", prompt=PROMPT, adapter=self.adapter, cache_salt=salt, n=params.n
@@ -109,9 +109,10 @@ def one_thread():
 
 
 def run(core, messages, chance):
-    """Requests come at random, others are cancelled at random.
+    """Send requests at random moments and abort others than the repeated one at random.
 
-    Outputs by request and answer; which of ours waited half-way, by what had become of their KV.
+    Returns outputs by (request id, answer), and the repeated requests that were preempted, by what
+    became of their KV.
     """
     outputs, pending = defaultdict(list), list(messages)
     preempted = {"swapped": set(), "to be computed again": set()}
@@ -129,11 +130,11 @@ def run(core, messages, chance):
                 preempted[fate].add((request.request_id, request.index))
         if not pending and not core.scheduler.has_work:
             return outputs, preempted
-    raise AssertionError("somebody waits for ever")
+    raise AssertionError("a request never ended")
 
 
 def pattern(outputs):
-    """Tokens, and every logprob that was named, bit by bit."""
+    """An answer's tokens, the tokens that have logprobs, and the bits of these logprobs."""
     tokens = tuple(token for output in outputs for token in output.new_token_ids)
     told = [told for output in outputs for told in output.logprobs or ()]
     assert len(told) == len(tokens) == LOGPROBS["max_tokens"]
@@ -144,14 +145,14 @@ def pattern(outputs):
 
 
 def find_patterns(world, make_kernels, num_runs, num_ranks=1):
-    """How often each pattern came: {(way of choosing, answer): {pattern: times}}; what happened."""
+    """({(greedy or drawn, answer): {pattern: times}}, {event: times}) over all runs."""
     patterns, happened = defaultdict(Counter), Counter()
     kernels, made = [], []
 
     def make_once(shape):
         if len(kernels) < num_ranks:
             kernels.append(make_kernels(shape))
-        made.append(kernels[len(made) % num_ranks])  # every rank has its own
+        made.append(kernels[len(made) % num_ranks])  # each rank has its own kernels
         return made[-1]
 
     for number in range(num_runs):
@@ -188,7 +189,7 @@ def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
 
 
 def assert_one_each(patterns, happened, num_runs):
-    """patterns, happened: see find_patterns."""
+    """Assert that each way has one pattern and all events happened. See find_patterns."""
     assert {key: len(found) for key, found in patterns.items()} == dict.fromkeys(patterns, 1)
     assert sum(patterns["greedy", 0].values()) == num_runs * NUM_TIMES / 2
     assert sum(patterns["drawn", 0].values()) == num_runs * NUM_TIMES / 2

@@ -1,4 +1,4 @@
-"""A step as numbers says all that a rank computes by, and nothing of who asked for it."""
+"""A step encoded as numbers holds all that a rank needs and nothing about the requesters."""
 
 import pytest
 from hypothesis import given, settings
@@ -58,7 +58,7 @@ batches = lists(rows(), max_size=7).flatmap(
 
 
 def sees(row, adapter):
-    """What of a row a rank computes by. adapter: what it calls the row's."""
+    """Fields of a row that a rank's computation uses. adapter: the rank's name of the adapter."""
     return (
         row.index, row.token_ids, row.start, row.block_ids, adapter, row.adapter_digest,
         row.adapter_start if row.adapter_key else None, row.sampling is not None,

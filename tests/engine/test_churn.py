@@ -1,6 +1,6 @@
-"""Not one token of a wrong or stale adapter, whoever comes and goes; and what tells if there is.
+"""No token comes from a wrong or stale adapter while adapters come and go, and guards are tested.
 
-The real loader, a real fetcher and store, 200 adapters and room for 20 (see tests.engine.churn).
+The loader, fetcher and store are real; of 200 adapters 20 have room (see tests.engine.churn).
 """
 
 import pytest
@@ -17,12 +17,12 @@ ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
 
 @pytest.fixture
 def world(tmp_path):
-    """Makes a churn around an engine of its own; sabotage goes in by the keywords."""
+    """A function that makes a churn around a new engine; keywords sabotage the engine."""
     started = []
 
     def make(seed=1, sabotage=lambda core: None, **options):
         objects = tmp_path / "objects"
-        # Room for half of the packed adapters: the disk cache evicts, too.
+        # The quota holds half of the packed adapters, so that the disk cache evicts, too.
         fetcher = FetcherProcess(tmp_path, objects.as_uri(), quota_bytes=100 * (80 << 10))
         started.append(fetcher)
         (tmp_path / "engine").mkdir()
@@ -40,7 +40,7 @@ def check(churn, num_requests, deadline_s):
     assert not churn.wrong
     assert set(churn.outcomes) <= ALLOWED
     assert churn.outcomes["max_tokens"] > 0.8 * num_requests
-    # It was a churn: everything that could go wrong had its chances.
+    # Each event that could cause a wrong token has occurred.
     core = churn.core
     assert core.adapters.num_evictions > num_requests / 10
     assert core.scheduler.queues.num_preemptions > 0
@@ -60,11 +60,11 @@ def test_not_one_of_20_000_requests_meets_a_wrong_or_stale_adapter(world, arena_
     check(world(seed=3, arena_is_host=arena_is_host), 20_000, deadline_s=1500)
 
 
-# ---- without one of its guards it is found out ----
+# ---- wrong tokens are detected when a guard is removed ----
 
 
 class UnfencedArena(Arena):
-    """Hands out at once what a step that runs still reads."""
+    """An arena that hands out slabs at once though a running step still reads them."""
 
     def retire(self, slabs):
         self._fence_step = self._finished_step
@@ -79,7 +79,7 @@ def test_a_missing_fence_is_found_out(world):
 
 
 class NamelessHasher(BlockHasher):
-    """Finds KV by tokens and tenant, whichever adapter computed it."""
+    """Hashes blocks by tokens and tenant but not by the adapter that computed them."""
 
     def scope(self, message):
         return self.base_scope(message)
@@ -96,7 +96,7 @@ def test_a_block_hash_without_the_digest_is_found_out(world):
 
 
 class ForgetfulRunner(LateRunner):
-    """Remembers an adapter's tables by its key: those of an earlier placement are not its own."""
+    """Caches an adapter's tables by its key, so that it uses those of an earlier placement."""
 
     def __init__(self, is_checked):
         super().__init__(None)
@@ -111,7 +111,7 @@ class ForgetfulRunner(LateRunner):
 
 @pytest.mark.parametrize("is_checked", [True, False])
 def test_tables_of_an_earlier_placement_are_caught_by_their_generation(world, is_checked):
-    """Without the generation the tokens tell; with it, no such step is run."""
+    """Checking the generation stops a step with old tables; without it, wrong tokens show."""
     runner = ForgetfulRunner(is_checked)
 
     def sabotage(core):

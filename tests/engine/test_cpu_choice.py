@@ -1,4 +1,4 @@
-"""Which kernels an engine on a CPU takes, what its self-check finds, and what is refused."""
+"""The kernels that an engine on a CPU chooses, faults that its self-check finds, and refusals."""
 
 import dataclasses
 import logging
@@ -42,7 +42,7 @@ FAMILIES = {
 
 
 NAMES = {"native": "C", "numba": "numba", "torch": "torch"}
-"""What the log says."""
+"""Names of the kernels in the log."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -138,7 +138,7 @@ def test_an_engine_for_short_requests_is_checked_too():
         choose({"numba": uneven}, batch_invariant=True, max_model_len=16)
 
 
-# ---- what the self-check finds ----
+# ---- the self-check ----
 
 
 class NoAdapters(PlainKernels):
@@ -243,7 +243,7 @@ def test_the_self_check_finds_what_is_not_invariant(kernels, family):
         check(kernels, FAMILIES[family], is_invariant=True)
 
 
-# ---- what is refused before anything is loaded ----
+# ---- refusals before anything is loaded ----
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who goes next: the bound of virtual token counters, and that nobody waits for ever."""
+"""The order of requests: the bound of virtual token counters, and freedom from starvation."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -20,7 +20,7 @@ from tests.engine.fakes import (
 
 
 def run_while_backlogged(scheduler, service, runner):
-    """The difference of the two tenants' service after every step in which both could go next."""
+    """The difference of two tenants' service after each step, while both have requests waiting."""
     one, other = service.weights
     launched, differences = [], []
     for _ in range(5000):
@@ -35,11 +35,11 @@ def run_while_backlogged(scheduler, service, runner):
             launched.append(batch)
         if len(launched) > runner.lag or (launched and batch.is_empty):
             scheduler.update(launched.pop(0), runner.collect())
-    raise AssertionError("they were never served")
+    raise AssertionError("a tenant's requests never ended")
 
 
 def bound(num_slabs, longest_prompt, weights):
-    """Theorem 4.4 of arXiv 2401.00588: of the difference over any interval."""
+    """Bound on the difference of service over any interval, by theorem 4.4 of arXiv 2401.00588."""
     batch_tokens = num_slabs * LAYOUT.block_size
     most = max(PREFILL_COST * longest_prompt, DECODE_COST * batch_tokens)
     return 2 * most / min(weights.values())
@@ -91,7 +91,7 @@ def test_in_the_long_run_service_is_as_the_weights_are(weight):
 
 
 def adversary(policy):
-    """One tenant fills the arena with long answers a moment before the other's requests come."""
+    """(difference, bound) if one tenant fills the arena just before the other's requests come."""
     num_slabs, num_seqs = 32, 16
     weights = {"one": 1.0, "other": 1.0}
     scheduler = make_scheduler(
@@ -185,7 +185,7 @@ def test_the_shortest_expected_goes_first_and_learns_from_what_came():
     brief = make_message("brief0", 9, 100, tenant_id="brief", stop_token_ids=(7,))
     scheduler.add("gw", brief)
     batch = scheduler.schedule()
-    scheduler.update(batch, tokens_for(batch))  # it came to one token
+    scheduler.update(batch, tokens_for(batch))  # the answer had one token
     scheduler.add("gw", make_message("long", 9, 50, tenant_id="wordy"))
     scheduler.add("gw", make_message("brief1", 9, 100, tenant_id="brief"))
     assert [row.request_id for row in scheduler.schedule().rows] == ["brief1"]
@@ -217,13 +217,13 @@ def test_interactive_goes_before_batch_and_takes_its_seat(policy, tmp_path):
     lag=integers(0, 1), adapter_slabs=integers(1, 20), max_skips=integers(0, 5),
     rank=sampled_from([8, 64, 512]), delay=integers(1, 9),
 )  # fmt: skip
-@example(lag=1, adapter_slabs=16, max_skips=0, rank=8, delay=6)  # robbed again and again
+@example(lag=1, adapter_slabs=16, max_skips=0, rank=8, delay=6)  # its room is taken again and again
 @example(lag=0, adapter_slabs=10, max_skips=0, rank=64, delay=6)  # reservations behind a full head
 @settings(max_examples=25, deadline=None)
 def test_a_stream_of_others_never_starves_who_waits_for_an_adapter(
     tmp_path_factory, policy, lag, adapter_slabs, max_skips, rank, delay
 ):
-    """Adapters that leave no room for much else, loads that take their time, others without end."""
+    """Adapters take most of the room, loads are slow, and other requests never stop coming."""
     clock, loader = FakeClock(), FakeLoader(at_once=False)
     adapters = [make_adapter(name, rank) for name in "abc"]
     loader.slabs = {adapter.object_key: adapter_slabs for adapter in adapters}
@@ -238,7 +238,7 @@ def test_a_stream_of_others_never_starves_who_waits_for_an_adapter(
     waiting, steps = {adapter.adapter_id for adapter in adapters}, 0
     while waiting & scheduler.groups.keys():
         steps += 1
-        assert steps < 1500, "starved"
+        assert steps < 1500, "an adapter's request starved"
         clock.now += 0.01
         if len(scheduler.queues.waiting) < 8:
             core.handle("gw", make_message(f"s{steps}", 30, 10, tenant_id="stream"))

@@ -1,4 +1,4 @@
-"""What 8 bits cost the demo's model: on documents that it was not trained on, next to float32."""
+"""The demo model's loss of precision with 8 bits, on unseen documents and next to float32."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +36,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def rows():
-    """[rows, tokens + 1] of whole documents, one after the other, each row from a beginning on."""
+    """Token ids [rows, tokens + 1] of concatenated documents; each row begins with a document."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     documents = Writer(corpus.load(), UNSEEN_SEED).for_base()
 
@@ -52,7 +52,7 @@ def rows():
 
 @torch.inference_mode()
 def logits_of(rows, make_kernels):
-    """Of every position but the last, [rows, tokens, vocab]; ten rows at a time."""
+    """Logits [rows, tokens, vocab] of every position but the last, computed ten rows at a time."""
     model = make_decoder(CONFIG, dict(StoredWeights(MODEL, torch.float32)), FORM, 256, make_kernels)
     depth = FORM.layout.num_blocks(ROW_LEN)
     arena = torch.zeros(10 * depth, FORM.layout.slab_bytes, dtype=torch.uint8)
@@ -91,8 +91,8 @@ def test_held_out_loss_and_greedy_tokens_stay_what_they_are(rows, exact, kind):
     told = rows[:, 1:].flatten()
     losses = [cross_entropy(logits.flatten(0, 1), told).item() for logits in (exact, found)]
     agreement = (found.argmax(-1) == exact.argmax(-1)).float().mean().item()
-    assert not torch.equal(found, exact), "8 bits were asked for"
+    assert not torch.equal(found, exact), "8 bits must differ from float32"
     assert abs(losses[1] / losses[0] - 1) <= 0.01
-    # torch's products, which numba takes as well, give rows 7 bits where there is no VNNI.
+    # torch's products, which numba uses as well, quantize rows to 7 bits on CPUs without VNNI.
     has_eight_bits = kind == "native" or holds_eight_bits()
     assert agreement >= (0.99 if has_eight_bits else 0.98)

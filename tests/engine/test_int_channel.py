@@ -1,4 +1,4 @@
-"""Rows of numbers arrive whole and in order, or the channel says that the other end is gone."""
+"""Rows of numbers arrive whole and in order, or the channel reports that the other end is gone."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""The journal: every token that left is in it, exactly once, whatever moment the engine died at."""
+"""The journal holds every token that left exactly once, whenever the engine died."""
 
 import os
 import resource
@@ -66,7 +66,7 @@ def test_progress_is_written_before_the_tokens_leave(tmp_path):
     received = []
     for _ in range(4):
         received += [t for _, m in core.step() for o in m.outputs for t in o.new_token_ids]
-    # Nothing is closed or flushed: a killed process leaves exactly this behind.
+    # The journal is neither closed nor flushed, as if the process had been killed.
     (record,) = reopen(tmp_path).read(0, 10).records
     assert (record.stop_cause, record.finish_reason) == ("engine_failure", "error")
     assert record.output_sha256 == output_sha256(received)
@@ -135,7 +135,7 @@ def test_an_end_outlives_the_deleted_segment_that_its_request_began_in(tmp_path)
     core.handle("gw", make_message(max_tokens=50))
     for _ in range(4):
         core.step()
-    crashed = reopen(tmp_path)  # ends the request, in a segment of its own
+    crashed = reopen(tmp_path)  # ends the request, in a new segment
     assert crashed.read(crashed.last_seq, 10).records == ()
     assert len(segments(tmp_path)) == 1
     again = reopen(tmp_path)
@@ -151,7 +151,7 @@ def test_a_full_disk_keeps_tokens_from_leaving_and_loses_none_that_left(tmp_path
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            core.step()  # the engine dies of it, with half a record written
+            core.step()  # the error kills the engine, with half a record written
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     (record,) = reopen(tmp_path).read(0, 10).records

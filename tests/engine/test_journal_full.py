@@ -1,4 +1,4 @@
-"""A full disk: nothing leaves that is not written, every start has its end, and it serves again."""
+"""A full disk: tokens leave only once written, every start gets its end, and service resumes."""
 
 import errno
 import json
@@ -51,7 +51,7 @@ def test_every_request_ends_at_what_left_and_is_told_so_at_once(tmp_path, disk, 
     for name in ("runs", "runs-too", "waits"):
         before = [o for o in received if o.request_id == name]
         assert (failed[name].seq, failed[name].stop_cause) == (len(before), "engine_failure")
-    # It was accepted and nothing of it is in the journal: its hold can be voided at once.
+    # It was accepted but is not in the journal, so its hold can be voided at once.
     late = failed["too-late"]
     assert (late.seq, late.stop_cause, late.error) == (0, None, "metering_unavailable")
     ends = {end.request_id: end for end in ends_of(tmp_path)}
@@ -119,7 +119,7 @@ def test_an_engine_that_dies_on_a_full_disk_finds_the_reserve_when_it_starts(tmp
     core = make_full_core(tmp_path, disk)
     core.handle("gw", make_message(max_tokens=50))
     step(core)
-    disk.fill()  # and it is killed
+    disk.fill()  # the engine is killed here
     again = make_journal(tmp_path, disk)
     (end,) = again.read(0, 10).records
     assert (end.stop_cause, end.num_completion_tokens) == ("engine_failure", 1)
@@ -135,7 +135,7 @@ def test_without_reserve_or_room_an_engine_starts_and_refuses_and_owes_the_ends(
     clock = FakeClock()
     core = make_full_core(tmp_path, disk, clock)
     found = core.journal.read(0, 10)
-    # Open, so that nobody voids its hold.
+    # The request stays open, so that its hold is not voided.
     assert (found.records, found.open_request_ids) == ((), ("owed",))
     ((_, refused),) = core.handle("gw", make_message("new"))
     assert refused.outputs[0].error == "metering_unavailable"
@@ -175,9 +175,9 @@ def test_the_reserve_holds_the_end_of_every_request_that_may_be_open(tmp_path, d
     for i in range(1088):
         core.handle("gw", make_message(f"chatcmpl-{i:032x}", tenant_id="t" * 40))
         if i == 63:
-            step(core)  # these run, so that 1,024 may wait
+            step(core)  # 64 requests run; 1,024 may wait
     core.journal.commit(StepResult(0))
-    # Its seat is free, but its end is still to be written.
+    # The aborted request's seat is free, but its end is still to be written.
     core.scheduler.abort([f"chatcmpl-{0:032x}"])
     ((_, refused),) = core.handle("gw", make_message("one-more"))
     assert refused.outputs[0].error == "metering_unavailable"
@@ -238,7 +238,7 @@ def test_whatever_byte_does_not_fit_starts_have_ends_and_counts_are_what_left(
                 core.scheduler.abort([f"r{value}"])
             for _ in range(value if action == "step" else 0):
                 for output in step(core):
-                    assert output.request_id not in over, "something after the last output"
+                    assert output.request_id not in over, "an output after the last one"
                     received[output.request_id] += len(output.new_token_ids)
                     if output.is_last:
                         over.add(output.request_id)
@@ -265,9 +265,9 @@ def can_mount():
         return False
 
 
-@pytest.mark.skipif(not can_mount(), reason="no file system of its own without privileges here")
+@pytest.mark.skipif(not can_mount(), reason="mounting a tmpfs needs privileges here")
 def test_on_a_real_file_system_that_is_full_the_same_happens(tmp_path):
-    """In a mount namespace of its own: a tmpfs of 4 MiB, filled to the last page."""
+    """The engine runs on a tmpfs of 4 MiB, filled to the last page, in a mount namespace."""
     command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-m"]
     run = subprocess.run(
         [*command, "tests.engine.full_tmpfs", str(tmp_path)],

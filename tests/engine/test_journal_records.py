@@ -1,4 +1,4 @@
-"""Reading a journal without its engine: all that is whole, in order, and nothing is touched."""
+"""A journal read without its engine gives all whole records in order and stays unchanged."""
 
 import os
 import zlib
@@ -79,7 +79,7 @@ def test_one_changed_byte_is_found_wherever_it_is(tmp_path_factory, place, chang
     place %= len(data)
     data[place] ^= change
     path.write_bytes(data)
-    if place == len(data) - 1:  # that is how a crash leaves it, too
+    if place == len(data) - 1:  # looks like an unfinished write
         assert list(read_records(directory / "journal")) == whole[:-1]
     else:
         with pytest.raises(JournalCorrupt):
@@ -94,7 +94,7 @@ def test_a_deleted_segment_in_the_middle_is_found(tmp_path):
 
 
 def test_a_forged_count_does_not_add_up(tmp_path):
-    """Even with a checksum of its own."""
+    """The sum of counts reveals a forged record even if its checksum is correct."""
     write_journal(tmp_path)
     lines = []
     for record in read_records(tmp_path / "journal"):
@@ -136,4 +136,4 @@ def test_reading_beside_an_engine_that_deletes_begins_at_what_is_left(tmp_path):
     core.journal.read(core.journal.last_seq, 1)
     assert len(segments(tmp_path)) == 1
     rest = list(reader)
-    assert (first.seq, rest[-1].seq) == (0, core.journal.last_seq), "it had opened them all"
+    assert (first.seq, rest[-1].seq) == (0, core.journal.last_seq), "all segments were open"

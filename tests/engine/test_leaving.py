@@ -1,4 +1,4 @@
-"""An engine that is asked to stop: it says so, ends what it has, and lets itself be billed."""
+"""An engine that is asked to stop announces it, ends its requests and waits to be settled."""
 
 import asyncio
 import subprocess
@@ -48,7 +48,7 @@ def start_retired(directory, **changes):
 
 
 async def settle(client, until):
-    """Reads the journal to its end again and again, as the settler does; all that it read."""
+    """Read the journal to its end repeatedly, as the settler does; return all records."""
     found, position = {}, 0
     while not until():
         try:
@@ -73,7 +73,7 @@ async def wait_until(condition):
             await asyncio.sleep(0.01)
 
 
-# ---- when it is over ----
+# ---- when an engine may leave ----
 
 
 def test_who_was_not_asked_to_leave_stays():
@@ -88,7 +88,7 @@ def test_what_was_on_its_way_is_taken_and_what_comes_later_refused():
     leaving.begin()
     assert leaving.has_begun
     assert not leaving.refuses
-    assert not leaving.is_over(has_gateways=True, is_settled=True), "a request may be on its way"
+    assert not leaving.is_over(has_gateways=True, is_settled=True), "a request may still arrive"
     clock.now += GRACE_S
     assert leaving.refuses
 
@@ -118,7 +118,7 @@ def test_it_does_not_take_for_ever_however_often_it_is_asked():
 
 
 def test_a_folder_is_settled_until_an_engine_runs_there_again(tmp_path):
-    assert is_settled(tmp_path), "no engine was ever there"
+    assert is_settled(tmp_path), "no engine ever ran there"
     (tmp_path / "journal").mkdir()
     assert not is_settled(tmp_path)
     mark_settled(tmp_path)
@@ -147,14 +147,14 @@ def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(eng
                     await ask_for_ever(client)
                 async for output in stream:
                     tokens += output.new_token_ids
-            assert tokens == expected_tokens(message), "nothing is cut short"
-            assert process.poll() is None, "it is not settled yet"
+            assert tokens == expected_tokens(message), "the answer is complete"
+            assert process.poll() is None, "its journal is not settled yet"
             records = await settle(client, lambda: process.poll() is not None)
             assert process.returncode == 0
             assert "long" in {r.request_id for r in records if isinstance(r, EndRecord)}
             *_, last = read_records(tmp_path / "engine" / "journal")
-            assert last == records[-1], "nothing was written after what was settled"
-            assert isinstance(last, ResidencyRecord), "and it says where adapters were to the end"
+            assert last == records[-1], "all records were settled"
+            assert isinstance(last, ResidencyRecord), "residency until the end is recorded"
 
     asyncio.run(run())
 
@@ -195,7 +195,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
             await wait_until(lambda: client.stats and client.stats.is_leaving)
             greeting = await asyncio.to_thread(greet, tmp_path)
             assert [type(message) for message in greeting] == [Welcome, EngineStats, Residency]
-            assert greeting[1].is_leaving, "said before anything is sent there"
+            assert greeting[1].is_leaving, "the first figures say so"
             with pytest.raises(EngineAwayError, match="leaves"):
                 await ask_for_ever(client)
             with pytest.raises(EngineDeadError, match="died"):
@@ -204,7 +204,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
     asyncio.run(run())
 
 
-# ---- what is left of it ----
+# ---- a retired engine's folder ----
 
 
 def make_retired(holds_end_s=100.0):
@@ -227,13 +227,13 @@ def test_what_is_retired_is_not_through_before_every_hold_has_expired_and_was_lo
     assert core.handle("g", read) == [("g", (7, 9))]
     assert not core.is_settled
     clock.now += 100.0
-    assert not core.is_settled, "nobody has read it since"
+    assert not core.is_settled, "no read since the holds expired"
     core.journal.is_settled = False
     core.handle("g", read)
     assert not core.is_settled
     core.journal.is_settled = True
     core.handle("g", ReadJournal(engine_id="eng-2", settled_seq=7))
-    assert not core.is_settled, "that was a question for another engine"
+    assert not core.is_settled, "the read was for another engine"
     core.handle("g", read)
     assert core.is_settled
 
@@ -274,7 +274,7 @@ def test_what_a_killed_engine_had_open_is_ended_and_settled_without_it(engine, t
                 await client.wait_ready(START_S)
                 await wait_until(lambda: client.stats)
                 assert client.stats.is_leaving
-                assert client.welcome.engine_id == engine_id, "it is that engine, leaving"
+                assert client.welcome.engine_id == engine_id, "the retired engine keeps its id"
                 with pytest.raises(EngineAwayError, match="leaves"):
                     await collect(client, make_message("new"))
                 records = await settle(client, lambda: retired.poll() is not None)

@@ -1,4 +1,4 @@
-"""A proof's reference is transformers and PEFT; and what it finds out about real kernels."""
+"""A proof's reference equals transformers and PEFT, and judges adapters on real kernels."""
 
 import math
 from itertools import count
@@ -32,7 +32,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
 def world(request, tmp_path_factory):
-    """A model of each family; an adapter, and one that is activated."""
+    """A folder, a model, and an ordinary and an activated adapter for it."""
     folder = tmp_path_factory.mktemp("merged")
     other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
     model = save_model(folder / "model", **FAMILIES.get(request.param, other))
@@ -45,7 +45,7 @@ def world(request, tmp_path_factory):
 
 @pytest.fixture
 def prove(world, tmp_path):
-    """Through a real core; the object in the file may be another than the one that is served."""
+    """A function that runs a proof on a real core; `change` alters the file but not the adapter."""
 
     def prove(kind="lora", change=lambda data: data, **options):
         _, model, adapters = world
@@ -65,7 +65,7 @@ def prove(world, tmp_path):
 
 
 def drain(generator):
-    """What a generator returns, and how often it yielded before."""
+    """A generator's return value, and how often it yielded before."""
     for units in count():
         try:
             next(generator)
@@ -85,9 +85,9 @@ def compare(model, path, sequences):
 
 @torch.inference_mode()
 def logprobs(model, prompt):
-    """[tokens, vocab], of transformers or PEFT."""
+    """Logprobs [tokens, vocab] of a model of transformers or PEFT."""
     ids, options = torch.tensor([prompt]), {}
-    if isinstance(model, PeftModel):  # an activated LoRA beside the weights
+    if isinstance(model, PeftModel):  # an activated LoRA, which is not merged
         active = model.active_adapter
         options["alora_offsets"] = calculate_alora_offsets(model.peft_config, active, ids)
     return model(ids, **options).logits[0].log_softmax(-1).numpy()
@@ -143,7 +143,7 @@ def test_they_pass_on_every_kind_of_kernels(prove, way):
 
 
 def scaled(factor):
-    """Another scale of one module in the object's header, as long as it was."""
+    """A change that scales one module in the object's header and keeps the header's length."""
 
     def change(data):
         at = data.index(b'\\"scale\\":') + len(b'\\"scale\\":')
@@ -159,7 +159,7 @@ def scaled(factor):
 
 
 def test_one_module_with_another_scale_is_a_mismatch(prove):
-    """Of 14 modules one is off: this is how a tile that was not applied would show."""
+    """One of 14 modules is off, which is the effect of a tile that is not applied."""
     proof = prove(change=scaled(0.5))
     assert proof.verdict == "mismatch"
     assert proof.max_difference > proof.tolerance

@@ -1,4 +1,4 @@
-"""Whoever waits for a store that never answers waits alone."""
+"""A store that never answers delays only the requests that wait for it."""
 
 import hashlib
 import threading
@@ -31,7 +31,7 @@ def s3():
 
 @pytest.fixture(scope="module")
 def upload(s3):
-    """Puts the adapter of a code into the bucket, for a tenant; its ref."""
+    """A function that puts the adapter of a code into the bucket for a tenant; returns its ref."""
     client = boto3.client(
         "s3",
         endpoint_url=s3.url,
@@ -76,7 +76,7 @@ def ask(core, name, ref, num_tokens):
 
 
 def step_until_ended(core, names):
-    """Their tokens, and how many steps it took."""
+    """Step until the requests have ended; return their tokens and the number of steps."""
     tokens = {name: [] for name in names}
     ended, steps = set(), core.num_steps
     while not ended >= set(names):
@@ -103,8 +103,8 @@ def make_resident(core, refs):
 
 
 def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s3, upload):
-    """Eight streams, two of them on the base model; then the same eight beside thirty requests and
-    as many prefetches for adapters that do not come; and the engine's thread waits for nobody.
+    """Eight streams, two of them on the base model, run alone and then beside thirty requests and
+    as many prefetches for adapters that never arrive; the engine's thread must not block.
     """
     refs = [upload(code, "resident") for code in range(NUM_STREAMS - 2)]
     make_resident(engine, refs)
@@ -134,14 +134,14 @@ def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s
     for code, tokens in enumerate(stormy.values()):
         assert tokens == [code if code < len(refs) else ALARM] * NUM_TOKENS
     assert stormy_steps == quiet_steps
-    # Nobody waits for them any more, so they are dropped, and what hangs is let go.
+    # The aborted requests' fetches are dropped, which releases the hanging reads.
     engine.handle("gw", AbortRequests(request_ids=tuple(f"cold-{n}" for n in range(len(cold)))))
     engine.step()
     assert not engine.scheduler.has_work
 
 
 def test_the_hooks_see_what_they_are_to_see(tmp_path):
-    """Else the test above proves nothing."""
+    """The test above relies on these hooks."""
     lock = threading.Lock()
     assert "lock.acquire" in forbidden_calls(lock.acquire)
     assert "open" in forbidden_calls(lambda: (tmp_path / "x").write_text("x"))

@@ -1,7 +1,8 @@
-"""Whatever happens to a request on its way, it gets the tokens that it gets alone, merged.
+"""A request gets the tokens that it gets alone with a merged adapter, whatever happens around it.
 
-Chunks, preemption by recomputation and by swap, prefix hits, several answers, aborts: all at once,
-for every model family, against transformers and PEFT; ordinary adapters and an activated one.
+Chunks, preemption by recomputation and by swap, prefix hits, several answers and aborts occur at
+once, for every model family, with ordinary and activated adapters. The references are transformers
+and PEFT.
 """
 
 import random
@@ -35,9 +36,9 @@ def one_thread():
 
 
 def make_requests(chance, adapters):
-    """Two beginnings that many prompts share, of one tenant; every fifth asks for three answers.
+    """Requests of one tenant whose prompts share two beginnings; every fifth wants three answers.
 
-    All prompts hold the tokens that invoke an activated LoRA, many twice.
+    All prompts hold the tokens that invoke an activated LoRA, many of them twice.
     """
     stems = [[chance.randrange(1, 250) for _ in range(48)] for _ in range(2)]
     stems[0][3:6] = INVOCATION
@@ -58,7 +59,7 @@ def make_requests(chance, adapters):
 
 
 def run(core, messages, aborted, chance):
-    """Requests come one by one, some are aborted at a random moment; outputs by request."""
+    """Run requests one by one, abort some at random moments; return the outputs by request."""
     outputs, pending = {message.request_id: [] for message in messages}, list(messages)
     for _ in range(3000):
         if pending and chance.random() < 0.4:
@@ -71,7 +72,7 @@ def run(core, messages, aborted, chance):
         core.scheduler.abort([r for r in running if chance.random() < 0.2])
         if not pending and not core.scheduler.has_work:
             return outputs
-    raise AssertionError("somebody waits for ever")
+    raise AssertionError("a request never ended")
 
 
 WAYS = [(0, "recompute"), (40, "swap")]
@@ -90,17 +91,17 @@ KERNELS = {
 }
 CASES = [
     *((runner, slots, f"{name}, {way}") for name, runner in RUNNERS.items() for slots, way in WAYS),
-    # Which way a preempted request comes back is nothing to the kernels.
+    # Kernels do not depend on the way in which a preempted request comes back.
     *((kernels, 40, name) for name, kernels in KERNELS.items()),
 ]
 BOTH_WAYS = "llama"
-"""The family whose preempted requests come back in both ways on every runner. Each other family
-meets every runner in one way and the next runner in the other; all of both is for `make soak`.
+"""Family whose preempted requests come back in both ways on every runner. Other families use one
+way on each runner, alternating from runner to runner; `make soak` runs both.
 """
 
 
 def cases():
-    """(family, runner, slots) for every case, in the order of families."""
+    """Parameters (family, runner, slots) of every case, ordered by family."""
     for number, family in enumerate(FAMILIES):
         for index, (runner, slots, name) in enumerate(CASES):
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
@@ -110,9 +111,9 @@ def cases():
 
 
 class World:
-    """A model, its adapters, requests for them, and what each request gets when it is alone.
+    """A model, its adapters, requests for them, and the expected tokens of each request.
 
-    aborted: ids of the requests that may be cut short.
+    aborted: ids of the requests that may be aborted.
     """
 
     def __init__(self, folder, options):
@@ -138,7 +139,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world_of(one_thread, tmp_path_factory):
-    """One for all cases of a family: what is expected takes longer than to do it."""
+    """A function that makes one world for each family; its expected tokens are slow to compute."""
     return cache(lambda family: World(tmp_path_factory.mktemp("oracle"), FAMILIES[family]))
 
 

@@ -1,4 +1,4 @@
-"""What leaves for whom: where an answer ends, and what is held back until it is certain."""
+"""Outputs: the end of an answer, and tokens held back while they may belong to a stop string."""
 
 import pytest
 

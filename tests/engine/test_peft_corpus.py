@@ -1,6 +1,6 @@
-"""Every option of PEFT's LoraConfig: it says what PEFT's merged model says, or is refused by name.
+"""Each option of PEFT's LoraConfig gives the tokens of PEFT's merged model or is refused by name.
 
-PEFT writes the files. An option that the installed PEFT has and no case sets fails the last test.
+PEFT writes the files. A test fails if the installed PEFT has an option that no case sets.
 """
 
 import dataclasses
@@ -70,16 +70,16 @@ SERVED = {
     },
     "another megatron core": {"megatron_core": "somewhere.else"},
     "group size of a QALoRA that is off": {"qalora_group_size": 8},
-    # PEFT keeps it to itself.
+    # PEFT does not save this option.
     "runtime": {"runtime_config": options.LoraRuntimeConfig(ephemeral_gpu_offload=True)},
-    # PEFT notes the class that it wrapped instead.
+    # PEFT saves the class that it wrapped in place of the task.
     "no task": {"task_type": None},
     "a task and the class": {
         "auto_mapping": {
             "base_model_class": "LlamaForCausalLM", "parent_library": "os", "unsloth_fixed": True
         }
     },
-    # PEFT corrects it for linear layers, with a warning.
+    # PEFT corrects this option for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ REFUSED = {
     "KaSA": {"kasa_config": options.KasaConfig()},
 }  # fmt: skip
 
-# PEFT writes the config, but needs what is not here (scipy, megatron, statistics) for the model.
+# PEFT writes these configs, but its models need scipy, megatron or statistics, which are missing.
 ONLY_WRITTEN = {
     "CorDA": {"init_lora_weights": "corda", "corda_config": options.CordaConfig()},
     "LoftQ": {"init_lora_weights": "loftq"},
@@ -135,7 +135,7 @@ METHODS = {
 
 
 class World:
-    """The tiny model, and an engine that serves it with any adapter."""
+    """A tiny model, and an engine that serves it with any adapter."""
 
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
@@ -150,7 +150,7 @@ class World:
         return AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
 
     def tokens(self, adapter, prompts):
-        """What the engine says to each prompt, all in one batch."""
+        """The engine's answer to each prompt; all prompts run in one batch."""
         outputs = {f"r{next(self._numbers)}": [] for _ in prompts}
         for name, prompt in zip(outputs, prompts, strict=True):
             self.core.handle(
@@ -162,7 +162,7 @@ class World:
                     outputs[output.request_id].append(output)
             if not self.core.scheduler.has_work:
                 return [tokens_of(answer) for answer in outputs.values()]
-        raise AssertionError("somebody waits for ever")
+        raise AssertionError("a request never ended")
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def make_config(changes):
 
 
 def write(world, folder, changes, dtype=torch.float32):
-    """An adapter as PEFT saves it, with random weights that change what the model says."""
+    """Save an adapter with PEFT; its random weights change the model's answers."""
     torch.manual_seed(3)
     model = peft.get_peft_model(world.fresh_model(), make_config(changes))
     if "eva_config" in changes:
@@ -286,7 +286,7 @@ def test_another_method_is_refused_by_its_name(world, tmp_path, method):
 
 def test_no_option_of_this_peft_is_in_no_case():
     cases = [*SERVED.values(), *REFUSED.values(), *ONLY_WRITTEN.values()]
-    # Which method it is, every config says; other methods have cases of their own.
+    # Every config has peft_type; other methods have cases of their own.
     tried = {"peft_type"} | {key for case in cases for key in case}
     assert {field.name for field in dataclasses.fields(LoraConfig)} == tried
 

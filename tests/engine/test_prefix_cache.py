@@ -1,4 +1,4 @@
-"""The prefix cache: whole prefixes only, shared by nobody who must not, gone leaf by leaf."""
+"""The prefix cache keeps whole prefixes, shares them only as allowed, and evicts leaves first."""
 
 from collections import Counter
 
@@ -28,12 +28,12 @@ PROMPT = [1 + i % 7 for i in range(70)]
 
 
 def served(core, message):
-    """Run it alone to its end; its last output."""
+    """Run a request alone to its end and return its last output."""
     core.handle("gw", message)
     return run_until_idle(core)[message.request_id][-1]
 
 
-# ---- what is found ----
+# ---- hits ----
 
 
 def test_a_second_request_begins_after_the_blocks_that_it_shares(tmp_path):
@@ -49,7 +49,7 @@ def test_generated_tokens_are_found_by_the_next_turn_of_a_chat(tmp_path):
     turn = make_message("r1", prompt=PROMPT[:20], max_tokens=30)
     served(core, turn)
     history = [*PROMPT[:20], *expected_tokens(turn)]
-    # Of 50 tokens the last was chosen and never computed: three whole blocks are there.
+    # The last of 50 tokens was sampled but never computed, so three whole blocks are cached.
     assert served(core, make_message("r2", prompt=[*history, 5])).num_cached_tokens == 48
 
 
@@ -99,7 +99,7 @@ def test_an_adapters_next_version_never_meets_the_last_ones_kv(tmp_path):
 
 
 def test_idle_blocks_are_kept_for_those_who_can_use_them(tmp_path):
-    """PROMPT has four whole blocks, of which two are public; the tenant's share holds the rest."""
+    """PROMPT has four whole blocks: two are public, two count against the tenant's share."""
     core = make_core(tmp_path, public_prefixes=(tuple(PROMPT[:40]),))
     served(core, make_message("r1", prompt=PROMPT, max_tokens=1))
     idle = core.scheduler.arena.idle
@@ -161,7 +161,7 @@ def test_of_n_answers_one_computes_the_prompt(tmp_path):
     message = make_message("r1", prompt=PROMPT, n=4, max_tokens=3)
     core.handle("gw", message)
     run_until_idle(core)
-    # The whole prompt once, and three times the 6 tokens behind its last whole block.
+    # One answer computes the prompt; the other three the 6 tokens after its last whole block.
     assert core.runner.meter.prompt_tokens == 70 + 3 * 6
 
 
@@ -184,13 +184,13 @@ def test_hashes_differ_wherever_digest_salt_or_an_earlier_token_does(tokens, sal
     assert one == hashes(tokens, salt, None)
     assert len({one, hashes(changed, salt, None), hashes(tokens, salt + "x", None)}) == 3
     assert one[1] != hashes(changed, salt, None)[1]
-    # A salt that spells a digest is still no adapter.
+    # A salt equal to a digest does not act as an adapter.
     adapter = make_adapter(name)
     assert hashes(tokens, "", adapter) != hashes(tokens, adapter.digest, None)
 
 
 def test_kv_of_another_base_model_is_never_found():
-    """Of a request's own blocks, of those its adapter has no part in, and of public ones."""
+    """The hashes of a request's own blocks, its base-model blocks and public blocks all differ."""
     one, other = (BlockHasher(16, base_revision=base) for base in ("base-1", "base-2"))
     message = make_message(adapter=make_adapter())
     assert one.scope(message) != other.scope(message)
@@ -235,7 +235,7 @@ def test_a_prefix_that_was_found_stays_longer():
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Sequences over an alphabet of two, block by block, as requests would run and end."""
+    """Sequences of blocks over an alphabet of two, begun and ended as requests are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
     def begin(self, content):
-        """Take what is cached of it, compute and publish the rest."""
+        """Begin a sequence: take its cached blocks, then compute and publish the rest."""
         hashes = [bytes(content[: i + 1]) for i in range(len(content))]
         blocks = self.pool.find(hashes)
         assert all(self.pool._blocks[b].hash == h for b, h in zip(blocks, hashes, strict=False))
@@ -261,7 +261,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(content=lists(integers(0, 1), min_size=1, max_size=5))
     def compute_twice(self, content):
-        """As two requests do that start in the same step: one's blocks give way."""
+        """Compute cached blocks again, as a request does that starts in the step of its twin."""
         hashes = [bytes(content[: i + 1]) for i in range(len(content))]
         if not self.arena.make_room(len(hashes)):
             return
@@ -289,7 +289,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_whole_prefixes(self):
-        """So leaves go first."""
+        """A cached block's prefix is cached too, so leaves are evicted first."""
         known = self.pool._by_hash
         assert all(len(content) == 1 or content[:-1] in known for content in known)
 

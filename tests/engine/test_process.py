@@ -1,4 +1,4 @@
-"""The engine as a process: streams over the socket, dies cleanly, comes back with its journal."""
+"""The engine as a process: it streams over a socket, dies cleanly and resumes from its journal."""
 
 import asyncio
 import contextlib
@@ -76,7 +76,7 @@ async def connected(directory, **options):
 
 @contextmanager
 def starting_engines(directory):
-    """Starts an engine whenever it is called; all are killed at the end."""
+    """A function that starts an engine; all engines are killed at the end."""
     started = []
 
     def start(step_s=0.0, **changes):
@@ -129,7 +129,7 @@ def test_a_new_gateway_hears_figures_and_residency_before_anything_else(engine, 
 
 
 def open_contexts():
-    # By type: isinstance asks every object of the process, and some warn when they are asked.
+    # type(), since isinstance would make some objects of the process warn.
     return {id(c) for c in gc.get_objects() if type(c) is zmq.asyncio.Context and not c.closed}
 
 
@@ -229,7 +229,7 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
                 assert record.num_completion_tokens >= len(received[record.request_id])
             _, sampled, _, last = TokenMeter.read(tmp_path / "engine" / "meter")
             journaled = sum(r.num_completion_tokens for r in journal.records)
-            # The step that was cut off is either whole in the journal or nobody saw it.
+            # The last step is either whole in the journal or its tokens were not sent.
             assert journaled in (sampled, sampled - last)
             assert await collect(client, make_message("again")) == expected_tokens(
                 make_message("again")
@@ -255,9 +255,9 @@ def test_two_gateways_are_told_what_tenants_were_given_and_others_the_next_time(
                 assert time.monotonic() < until, [len(heard) for heard in told]
                 await collect(clients[0], replace(message, request_id=f"r{turn}"))
         times_told = Counter(message.totals for heard in told for message in heard)
-        assert len(times_told) >= 3, "all five have heard something"
+        assert len(times_told) >= 3, "each of the five heard some total"
         assert max(times_told.values()) == 2
-        assert list(times_told.values()).count(1) <= 1, "but for one that we did not wait for"
+        assert list(times_told.values()).count(1) <= 1, "the last total may still be on its way"
 
     asyncio.run(run())
 
@@ -323,7 +323,7 @@ def test_an_identity_lasts_and_its_file_stays_where_it_is(tmp_path):
     inode = (tmp_path / "identity").stat().st_ino
     for i in range(1, 12):
         assert engine_identity(tmp_path) == (engine_id, epoch + i)
-    assert (tmp_path / "identity").stat().st_ino == inode, "on a full disk there is no other"
+    assert (tmp_path / "identity").stat().st_ino == inode, "a full disk has no room for a new file"
 
 
 def test_only_one_engine_runs_on_a_data_directory(engine, tmp_path):
@@ -349,7 +349,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
                 await asyncio.sleep(0.05)
             assert journal.records[0].stop_cause == "gateway_lost"
             assert journal.records[0].num_completion_tokens > 0
-            # When it speaks again it is told that the engine does not know it any more.
+            # The engine answers the gateway's next message by saying that it no longer knows it.
             await silent._send(Heartbeat())
             with pytest.raises(EngineDeadError):
                 await drain(stream)
@@ -360,7 +360,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
 
 
 def test_a_fake_engine_starts_without_torch():
-    """Tests start dozens of them: torch was 2 s of each."""
+    """Tests start dozens of fake engines, and importing torch would take 2 s each."""
     code = "import sys, tests.engine.fake_engine; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (answer.stdout, answer.stderr) == ("False\n", "")

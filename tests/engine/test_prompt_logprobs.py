@@ -1,4 +1,4 @@
-"""Logprobs of the prompt: the model's own, each told once, whatever happens on the way."""
+"""Logprobs of the prompt are the model's own and are reported once, whatever happens."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -48,7 +48,7 @@ def one_thread():
 
 
 class World:
-    """A model, adapters, and prompts with their logprobs and what follows them."""
+    """A model, adapters, and prompts with the expected logprobs and answers."""
 
     def __init__(self, folder):
         self.model_dir = save_model(folder / "model", tied=False)
@@ -65,7 +65,7 @@ class World:
         self.answers = {(a, p): greedy(models[a], self.prompts[p], 6) for a, p in asked}
 
     def messages(self):
-        """Of each adapter and prompt three; who is not scored comes last, and goes first."""
+        """Three requests per adapter and prompt; the last has no logprobs and runs first."""
         for a, p in self.expected:
             options = {"prompt": self.prompts[p], "adapter": self.refs[a]}
             n = 2 if a == p else 1
@@ -76,7 +76,7 @@ class World:
 
 
 def run(core, messages):
-    """One comes with each step; outputs by request."""
+    """Send one request with each step; return the outputs by request."""
     outputs, messages = defaultdict(list), list(messages)
     while messages or core.scheduler.has_work:
         if messages:
@@ -105,7 +105,7 @@ def test_they_are_the_models_in_chunks_behind_a_warm_cache_and_under_preemption(
         world.model_dir, tmp_path / "engine", world.objects,
         num_slabs=26, budget=24, num_seqs=3, num_swap_slots=num_swap_slots, **runner,
     )  # fmt: skip
-    for number, prompt in enumerate(world.prompts):  # so the cache knows them
+    for number, prompt in enumerate(world.prompts):  # fills the cache
         core.handle("gw", make_message(f"warm{number}", prompt=prompt, max_tokens=1))
         run_until_idle(core)
     outputs = run(core, world.messages())
@@ -135,7 +135,7 @@ def check_told(told, prompt, expected):
         values = [value for _, value in entry.top]
         assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
         assert values == pytest.approx([row[t].item() for t, _ in entry.top], abs=1e-4)
-        assert dict(entry.top).get(token, entry.logprob) == entry.logprob, "the identical float"
+        assert dict(entry.top).get(token, entry.logprob) == entry.logprob, "not the identical float"
 
 
 @CPU_AND_DEVICE
@@ -170,7 +170,7 @@ def test_the_head_never_gives_more_logits_at_once_than_its_limit(vocab_size):
     assert largest > LOGITS_BYTES / 2 or vocab_size == 50
 
 
-# ---- what the scheduler makes of it ----
+# ---- the scheduler ----
 
 
 def served(core, message):
@@ -207,7 +207,7 @@ def test_a_piece_comes_with_every_chunk_and_none_is_larger(tmp_path):
 
 
 def test_what_is_computed_again_is_not_scored_again_and_may_be_found():
-    """Preempted when it has been scored half, and when it has been scored whole."""
+    """The request is preempted when half of it has been scored, and when all of it has."""
     for num_steps, num_scored, start in ((1, 40, 32), (2, 60, 48)):
         scheduler, runner = make_scheduler(max_num_batched_tokens=40, max_num_seqs=1), FakeRunner()
         scheduler.add("gw", make_message("r", prompt=PROMPT, prompt_logprobs=0, priority=1))

@@ -1,4 +1,4 @@
-"""Proofs around a fake model: who is told what, and what others notice of it."""
+"""Proofs around a fake model: verdicts, their receivers, and effects on other requests."""
 
 import hashlib
 
@@ -31,7 +31,7 @@ from tests.engine.small_disk import SmallDisk, make_journal
 
 @pytest.fixture
 def adapter(tmp_path):
-    """Its object lies in a file, as the gateway hands it over."""
+    """An adapter whose object lies in a file, as the gateway provides it."""
     path = tmp_path / "object"
     path.write_bytes(b"canonical")
     digest = hashlib.sha256(b"canonical").hexdigest()
@@ -49,7 +49,7 @@ def ask(tmp_path, adapter):
 
 
 def run(core, most=500):
-    """Step until nothing is left to do: proofs by id, and outputs of everybody else."""
+    """Step until no work is left; return proofs by id, and the outputs of other requests."""
     proofs, outputs = {}, {}
     for _ in range(most):
         if not core.has_work:
@@ -80,7 +80,7 @@ def test_an_adapter_that_is_what_it_was_merged_to_passes(tmp_path, ask):
     assert proof.max_difference <= proof.tolerance < proof.max_effect
     assert proof.device_bytes == core.scheduler.layout.slab_bytes
     assert proof.cold_load_s is not None
-    assert outputs == {}, "nobody is sent what a proof generates"
+    assert outputs == {}, "a proof's tokens are not sent"
 
 
 def test_served_weights_that_are_not_the_objects_are_a_mismatch(tmp_path, ask):
@@ -217,7 +217,7 @@ def test_proofs_come_one_after_the_other_and_only_so_many_wait(tmp_path, ask):
     proofs, _ = run(core, 5000)
     assert {proof.verdict for _, proof in proofs.values()} == {"passed"}
     assert list(proofs) == [f"p{i}" for i in range(MAX_WAITING)]
-    assert proofs["p1"][1].cold_load_s is None, "the first one had brought it"
+    assert proofs["p1"][1].cold_load_s is None, "the first proof loaded the adapter"
 
 
 def test_a_proof_beside_others_changes_nothing_for_them(tmp_path, ask):
@@ -235,7 +235,7 @@ def test_a_proof_beside_others_changes_nothing_for_them(tmp_path, ask):
 
 
 class SlowReference(FakeReference):
-    """Every unit takes a second."""
+    """A reference whose units take a second each."""
 
     def __init__(self, clock):
         super().__init__()
@@ -261,7 +261,7 @@ def test_merged_weights_take_a_tenth_of_the_time_while_somebody_is_served(tmp_pa
     for _ in range(180):
         clock.now += 0.25
         core.step()
-    assert core.scheduler.groups.keys() == {"r1"}, "somebody is served all the time"
+    assert core.scheduler.groups.keys() == {"r1"}, "a request runs all the time"
     gaps = [b - a for a, b in zip(reference.started_at, reference.started_at[1:], strict=False)]
     assert len(gaps) >= 3
     assert min(gaps) >= 10.0
@@ -269,7 +269,7 @@ def test_merged_weights_take_a_tenth_of_the_time_while_somebody_is_served(tmp_pa
     left = 10 - len(reference.started_at)
     started_at = clock.now
     assert run(core)[0]["p1"][1].verdict == "passed"
-    assert clock.now - started_at == left, "nobody is served: one unit follows the other"
+    assert clock.now - started_at == left, "units run without pauses if no request runs"
 
 
 def test_what_a_proof_generates_is_in_the_journal_under_its_own_name(tmp_path, ask):

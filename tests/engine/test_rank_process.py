@@ -1,4 +1,4 @@
-"""A rank's own view of adapters: what was placed, until its slabs are somebody else's."""
+"""A rank's view of adapters: each one placed stays known until its slabs are taken."""
 
 import pytest
 import torch
@@ -19,9 +19,9 @@ SHARD = Shard(1, 2)
 
 
 class World:
-    """A rank, and adapters on disk. `slabs`: how many one takes.
+    """A rank, and adapters on disk. slabs: number of slabs of an adapter.
 
-    is_on_device: its arena, before which there is host memory for one adapter.
+    is_on_device: whether the arena is on a device, with host memory for one adapter.
     """
 
     def __init__(self, folder, is_on_device):
@@ -76,7 +76,7 @@ def test_a_file_that_is_gone_or_damaged_is_a_failure_of_its_own_kind(world):
     slabs = list(range(world.slabs))
     kinds = [FAILURES[world.placed.place(1, digest, slabs)].kind for digest in (gone, damaged)]
     assert kinds == ["evicted", "lost"]
-    assert not world.arena.any(), "what is damaged is not left in the arena"
+    assert not world.arena.any(), "a damaged adapter is not left in the arena"
     world.path(gone).mkdir()
     assert FAILURES[world.placed.place(2, gone, slabs)].kind == "unavailable"
     with pytest.raises(KeyError):

@@ -1,4 +1,4 @@
-"""Ranks as processes: sums in their order, and nobody waits for one that is gone."""
+"""Ranks as processes: sums are added in rank order, and a rank that is gone is not waited for."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ SIZE = 3
 
 
 def test_sums_are_the_same_bits_wherever_a_number_lies_and_one_that_leaves_is_noticed(tmp_path):
-    """What each rank checks is in rank_child."""
+    """tests.engine.rank_child has the checks that each rank makes."""
     command = [sys.executable, "-m", "tests.engine.rank_child", str(tmp_path / "store")]
     children = [
         subprocess.Popen([*command, str(i), str(SIZE)], stdout=subprocess.PIPE, text=True)

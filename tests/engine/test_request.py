@@ -1,4 +1,4 @@
-"""A request's answers: n to each prompt of a list, under one number, one bill and one lease."""
+"""A request's answers: n to each prompt of a list, with one id, one bill and one lease."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where adapters were goes into the journal: at its interval, at the end, and never lost."""
+"""The journal records where adapters were resident, at intervals and at exit, without loss."""
 
 from engine.journal_records import read_records
 from engine.records import EndRecord, ResidencyRecord
@@ -15,7 +15,7 @@ from tests.engine.small_disk import SmallDisk, make_journal
 
 
 def make_metered_core(directory, disk=None, loader=None):
-    """It writes residency once a minute. Its scheduler and its journal share a clock."""
+    """A core that writes residency once a minute; its scheduler and journal share a clock."""
     clock = FakeClock()
     scheduler = make_scheduler(clock=clock, loader=loader)
     journal = make_journal(directory, disk, clock)

@@ -1,4 +1,4 @@
-"""The runner against transformers and PEFT: a mixed batch gives what each request gets merged."""
+"""A mixed batch gives each request the tokens of transformers and PEFT with a merged adapter."""
 
 import hashlib
 import io
@@ -102,7 +102,7 @@ def test_every_kind_of_adapter_gives_what_it_gives_merged(tmp_path, options):
 
 
 def assert_each_gets_its_own(tmp_path, model_dir, specs, num_requests):
-    """Requests of the base and of an adapter per spec in one engine, against each one merged."""
+    """Run requests of the base model and an adapter per spec in one engine; compare with PEFT."""
     dirs = [
         save_adapter(model_dir, tmp_path / f"a{i}", seed=10 + i, **spec)
         for i, spec in enumerate(specs)
@@ -124,7 +124,7 @@ def assert_each_gets_its_own(tmp_path, model_dir, specs, num_requests):
         own = greedy(oracles[i % len(oracles)], prompt, 12)
         num_distinct += own != greedy(oracles[(i + 1) % len(oracles)], prompt, 12)
         assert tokens_of(outputs[message.request_id]) == own
-    assert num_distinct >= 0.9 * num_requests, "the adapters must be seen to matter"
+    assert num_distinct >= 0.9 * num_requests, "adapters must change the answers"
 
 
 @RUNNERS
@@ -135,7 +135,7 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
     adapters = {
         "base": None,
         "good": add_adapter(objects, model_dir, good, tmp_path),
-        # In the keys only: the residual stream stays finite unless the store speaks up.
+        # Only the keys overflow: the residual stream stays finite, so the KV store has to check.
         "bad": add_overflowing(objects, model_dir, good, tmp_path),
     }
     core = build_core(model_dir, tmp_path / "engine", objects, num_slabs=26, budget=40, **runner)
@@ -155,14 +155,14 @@ def test_an_adapter_that_overflows_fails_alone_and_leaves_nothing_behind(tmp_pat
             expected = greedy(oracles[name], list(message.prompt_token_ids), 8)
             assert tokens_of(outputs[message.request_id]) == expected
     first_bad = outputs["bad-0"][-1]
-    assert first_bad.num_prompt_tokens < 63, "it fails before its prompt is through"
+    assert first_bad.num_prompt_tokens < 63, "it fails before its prompt ends"
     assert kv_of(core.runner).isfinite().all()
 
 
 def add_overflowing(objects, model_dir, adapter_dir, tmp_path):
-    """As add_adapter, with finite weights of the keys, the product of which is not.
+    """Add an adapter as add_adapter does, with finite k_proj weights whose product overflows.
 
-    No upload gets so far; the engine does not depend on that.
+    Uploads of such adapters are refused, but the engine does not rely on it.
     """
     ref = add_adapter(objects, model_dir, adapter_dir, tmp_path)
     data = bytearray(objects[ref.digest])
@@ -238,7 +238,7 @@ def test_answers_of_a_least_length_and_of_some_tokens_only_are_those_of_transfor
     ending = greedy(model, prompt, 12)[1:6:2]
     limits = {"min_tokens": 7, "stop_token_ids": tuple(ending)}
     core.handle("gw", make_message("long", prompt=prompt, max_tokens=12, **limits))
-    # Nothing else is allowed: then the minimum gives way.
+    # No other tokens are allowed, so the answer may end before its minimum length.
     limits["allowed_token_ids"] = tuple(ending)
     core.handle("gw", make_message("short", prompt=prompt, max_tokens=12, **limits))
     allowed = {"ignore_eos": True, "allowed_token_ids": (250, 40, 7)}
@@ -254,7 +254,7 @@ def test_answers_of_a_least_length_and_of_some_tokens_only_are_those_of_transfor
 @RUNNERS
 def test_logprobs_are_the_models_own_and_reach_who_asked_for_them(tmp_path, runner):
     model_dir = save_model(tmp_path / "model")
-    # Prompts in chunks beside decodes: a row that chooses a token is rarely where it was before.
+    # Prompts run in chunks beside decodes, so the index of a row that samples keeps changing.
     core = build_core(model_dir, tmp_path / "engine", {}, budget=20, **runner)
     messages = [
         make_message(f"r{i}", 5 + 13 * i, 9, logprobs=[None, 0, 3][i % 3], repetition_penalty=1.4)

@@ -1,4 +1,4 @@
-"""From sampling parameters to tokens: penalties by formula, distributions, seeds, logprobs."""
+"""The sampler: penalties by formula, distributions, seeds, logprobs."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from engine.messages import SamplingParams
 from engine.sampler import choose, uniform
 
 VOCAB = 133
-# The 0.999 quantile of chi-square with 9 degrees of freedom.
+# CHI_SQUARE_9 is the 0.999 quantile of chi-square with 9 degrees of freedom.
 CHI_SQUARE_9 = 27.88
 
 
@@ -32,7 +32,7 @@ def make_logits(rows, vocab=VOCAB, seed=0):
 
 
 def adjusted(logits, row):
-    """Bias and penalties as OpenAI and CTRL write them, one token at a time."""
+    """Logits after the bias and penalties of OpenAI's and CTRL's formulas, token by token."""
     params, result = row.sampling, list(logits)
     for token, bias in params.logit_bias:
         if 0 <= token < len(result):
@@ -149,7 +149,7 @@ def test_the_same_seed_draws_the_same_and_the_position_matters():
     ids=str,
 )
 def test_draws_follow_the_exact_probabilities(params, kept):
-    """Chi-square of 20,000 draws with fixed seeds, over the tokens that may be drawn."""
+    """The test is a chi-square test of 20,000 draws with fixed seeds over the allowed tokens."""
     logits = torch.linspace(1, -1, 10)
     rows = [make_row(seed=s, **params) for s in range(20_000)]
     counts = Counter(choose(logits.repeat(len(rows), 1), rows)[0])
@@ -164,7 +164,7 @@ def test_draws_follow_the_exact_probabilities(params, kept):
 
 
 def exact_weights(logits, params):
-    """What remains of each token's probability after all cuts; the values are distinct."""
+    """Weight of each token after all cuts, 0 if it is cut; the logits must be distinct."""
     weights = [math.exp(x / params.temperature) for x in logits]
     ranked = sorted(weights, reverse=True)
     ranked = [w for w in ranked if w >= params.min_p * ranked[0]][: params.top_k or None]

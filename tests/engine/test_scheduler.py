@@ -1,4 +1,4 @@
-"""The scheduler: everybody gets what they would get alone, nobody is lost, nothing leaks."""
+"""The scheduler: requests get the tokens that they get alone, none is lost, nothing leaks."""
 
 import random
 from dataclasses import replace
@@ -28,13 +28,13 @@ from tests.engine.fakes import (
 
 ADAPTERS = [None, *(make_adapter(f"a{i}", rank=8 * (i + 1)) for i in range(4))]
 MAX_SUM_RANKS = 48
-# The last two are activated LoRAs; not every prompt holds their tokens.
+# The last two adapters are activated LoRAs; not every prompt holds their tokens.
 INVOCATIONS = {ADAPTERS[3].object_key: (1, 2), ADAPTERS[4].object_key: (3,)}
 
 
 @composite
 def requests(draw):
-    """Prompts that share prefixes, of two tenants that share a salt or not."""
+    """Requests of two tenants with shared prefixes, and with the same or different salts."""
     stem = [draw(integers(1, 3)) for _ in range(draw(sampled_from([0, 17, 40, 40])))]
     messages = []
     for i in range(draw(integers(1, 10))):
@@ -92,8 +92,8 @@ def check_mix(
     folder, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs, prefix_caching,
     max_skips, window, seed,
 ):  # fmt: skip
-    """Small arenas, chunks, preemption, swap, shared prefixes, adapters that come and go, aborts;
-    and after every step: budgets held, no block shared by what differs, nothing lost.
+    """Run a mix with small arenas, chunks, preemption, swap, shared prefixes, changing adapters and
+    aborts; check after every step that budgets hold, blocks are shared correctly and none is lost.
     """
     loader = FakeLoader(at_once=False)
     loader.slabs = {a.object_key: i + 1 for i, a in enumerate(ADAPTERS) if a}
@@ -130,7 +130,7 @@ def check_mix(
         check_budgets(core.runner.newest, scheduler.queues.running, budget, num_seqs)
         if not pending and not scheduler.has_work:
             break
-    assert not scheduler.has_work, "somebody waits for ever"
+    assert not scheduler.has_work, "a request never ended"
     for message in messages:
         check_answers(message, outputs[message.request_id], window)
     arena = scheduler.arena
@@ -139,7 +139,7 @@ def check_mix(
 
 
 def check_answers(message, outputs, window):
-    """Every answer ends once, the request with the last of them, with the tokens it gets alone."""
+    """Check that every answer has its tokens and one end, and that the last ends the request."""
     assert [o.seq for o in outputs] == list(range(len(outputs)))
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
     n, total = message.sampling_params.n, 0
@@ -155,7 +155,7 @@ def check_answers(message, outputs, window):
             tokens, expected = tokens_of(answer), expected_answer(alone, window)
             total += len(tokens)
             if not is_invoked and answer[-1].finish_reason != "length":
-                # One prompt without the invocation ends the answers to all of them.
+                # One prompt without the invocation ends the answers to all prompts.
                 assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
                 assert tokens == (expected or [])[: len(tokens)]
             elif answer[-1].finish_reason == "abort":
@@ -169,7 +169,7 @@ def check_answers(message, outputs, window):
 
 
 def check_prompt_logprobs(message, outputs, window):
-    """Each token's once, in order, with the first answer, before its first new token."""
+    """Check that prompt logprobs come once, in order, with the first answer, before new tokens."""
     told = prompt_logprobs_of(outputs)
     is_whole = {o.finish_reason for o in outputs} <= {None, "length"}
     if told or is_whole:
@@ -185,7 +185,7 @@ def invocation_of(message):
 
 
 def expected_answer(message, window):
-    """What it gets alone; None where its prompt does not invoke its adapter."""
+    """Tokens of a request that runs alone; None if its prompt does not invoke its adapter."""
     invocation = invocation_of(message)
     prompt, length = message.prompt_token_ids, len(invocation)
     if not any(prompt[i : i + length] == invocation for i in range(len(prompt))):
@@ -194,8 +194,8 @@ def expected_answer(message, window):
 
 
 def check_sharing(scheduler):
-    """A block has two users only where salt, all tokens up to its end, and what of the adapter is
-    in it agree.
+    """Check that requests share a block only if their salt, their tokens up to the end of the
+    block, and the adapter applied in it are the same.
     """
     holders: dict[int, list] = {}
     for request in (*scheduler.queues.running, *scheduler.queues.waiting):
@@ -212,7 +212,7 @@ def check_sharing(scheduler):
 
 
 def applied_before(request, end):
-    """Adapter and start, None where all before the position `end` is the base model's."""
+    """(digest, start) of the adapter; None if only the base model applies before `end`."""
     is_base = request.adapter is None or end <= request.adapter_start
     return None if is_base else (request.group.digest, request.adapter_start)
 
@@ -248,7 +248,7 @@ def test_a_long_prefill_does_not_stop_decodes():
 
 
 def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
-    """Here a runner that applied nothing says so."""
+    """The second runner applies no adapter, and its outputs have no digest."""
     core = make_core(tmp_path)
     core.handle("gw", make_message("r1", adapter=make_adapter(), max_tokens=2))
     digests = {o.adapter_digest for o in run_until_idle(core)["r1"]}
@@ -327,7 +327,7 @@ def test_a_step_may_be_scheduled_before_the_last_ones_tokens_are_known():
     first = scheduler.schedule()
     second = scheduler.schedule()
     assert second.rows[0].token_ids == second.rows[0].output_token_ids == (PENDING_TOKEN,)
-    assert scheduler.schedule().is_empty, "the pending token is its last for certain"
+    assert scheduler.schedule().is_empty, "the pending token is the last one"
     scheduler.update(first, tokens_for(first))
     (ended,) = scheduler.update(second, tokens_for(second)).ended
     assert ended.output_token_ids == [7, 7]
@@ -339,7 +339,7 @@ def test_what_was_scheduled_past_an_end_is_dropped():
     first, second = scheduler.schedule(), scheduler.schedule()
     (ended,) = scheduler.update(first, StepTokens([0])).ended
     assert ended.stop_cause == "eos"
-    assert scheduler.arena.num_free < scheduler.arena.num_slabs, "its blocks are still written to"
+    assert scheduler.arena.num_free < scheduler.arena.num_slabs, "a running step writes the blocks"
     result = scheduler.update(second, tokens_for(second))
     assert not result.outputs
     assert not result.progress
@@ -358,7 +358,7 @@ def test_blocks_behind_the_sliding_window_are_given_back(tmp_path):
         most = max(most, held)
         core.scheduler.check_integrity()
     assert tokens_of(outputs) == expected_tokens(message, 20)
-    # A chunk of 32 tokens, the 19 before it, and one more where neither begins with a block.
+    # Blocks for a chunk of 32 tokens and the 19 before it, plus one since neither is aligned.
     assert most <= 5
 
 
@@ -366,8 +366,8 @@ def test_blocks_behind_the_sliding_window_are_given_back(tmp_path):
 def test_a_preempted_request_waits_for_its_step_and_no_more_than_needed_give_way(
     tmp_path, num_swap_slots
 ):
-    """In the tenth step six others take 6 of the 8 free blocks, and an urgent prompt wants 4 for
-    its second chunk, while the ninth still runs. One of them is enough.
+    """Six requests need 6 of the 8 free blocks in the tenth step, while the ninth still runs, and
+    an urgent prompt needs 4 for its second chunk. Preempting one request is enough.
     """
     scheduler = make_scheduler(18, num_swap_slots=num_swap_slots, prefix_caching=False)
     scheduler.kv.swap.costs.note_prefill(1, 1.0)

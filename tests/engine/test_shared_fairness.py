@@ -1,4 +1,4 @@
-"""One share of all engines: what they tell each other, and what becomes of it."""
+"""Fairness over all engines: the service totals that they exchange, and the effect on order."""
 
 import random
 
@@ -20,7 +20,7 @@ lengths = tuples(integers(1, 30), integers(1, 20))
 
 
 def spread_and_three_at_home(weight=1.0, prompt_len=8, max_tokens=6):
-    """One tenant at three engines, and at each of them one that is there alone."""
+    """Demands of a tenant at three engines, and of a tenant at each engine that is only there."""
     shape = {"prompt_len": prompt_len, "max_tokens": max_tokens}
     homes = {f"home{number}": Demand((number,), **shape) for number in EVERYWHERE}
     return {"spread": Demand(EVERYWHERE, weight, **shape)} | homes
@@ -30,7 +30,7 @@ def elsewhere(totals, engine_id="eng-far", epoch=1):
     return TenantService(engine_id=engine_id, epoch=epoch, totals=tuple(totals.items()))
 
 
-# ---- the law ----
+# ---- the bound ----
 
 
 @given(lengths, sampled_from([1.0, 3.0]), integers(1, 20), networks)
@@ -88,7 +88,7 @@ def test_in_the_long_run_weights_hold_over_the_pool(weight, seed):
 
 
 def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
-    """Max-min: nobody could give it more, and the other has more than it already."""
+    """Max-min fairness: the tenant gets all of its engine, and the other one still gets more."""
     demands = {"spread": Demand(EVERYWHERE), "home": Demand((0,))}
     pool = FairPool(3, demands)
     pool.run(900)
@@ -97,11 +97,11 @@ def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
     assert given["home"] == pytest.approx(engine, rel=0.1)
     shared = FairPool(3, demands, every=0)
     shared.run(900)
-    assert shared.service.given["home"] < 0.55 * given["home"], "without an exchange it gets half"
+    assert shared.service.given["home"] < 0.55 * given["home"], "home gets half without an exchange"
 
 
 def test_an_engine_that_tells_nobody_anything_harms_nobody():
-    """No staleness has an end there: each engine is fair by itself."""
+    """Each engine is still fair by itself if totals are never exchanged."""
     demands = {"one": Demand(EVERYWHERE), "other": Demand(EVERYWHERE)}
     pool = FairPool(3, demands, every=0)
     pool.run(300)
@@ -109,11 +109,11 @@ def test_an_engine_that_tells_nobody_anything_harms_nobody():
     assert given["one"] == pytest.approx(given["other"], rel=0.1)
 
 
-# ---- nobody is starved, nobody saves up ----
+# ---- no starvation, no saved-up service ----
 
 
 def busy_here(tenants=("here", "spread"), num_steps=20):
-    """An engine with one seat at which these tenants always wait."""
+    """A pool of one engine with one seat, at which these tenants always have requests waiting."""
     demands = {tenant: Demand((0,)) for tenant in tenants}
     pool = FairPool(1, demands, every=0, max_num_seqs=1)
     pool.run(num_steps)
@@ -121,7 +121,7 @@ def busy_here(tenants=("here", "spread"), num_steps=20):
 
 
 def service_of_steps(pool, tenant, num_steps, before_step=lambda step: None):
-    """What it is given in each of these steps."""
+    """The tenant's service in each of `num_steps` steps."""
     given = []
     for step in range(num_steps):
         before = pool.service.given[tenant]
@@ -132,7 +132,7 @@ def service_of_steps(pool, tenant, num_steps, before_step=lambda step: None):
 
 
 def longest_pause_s(given):
-    """Of service, in a list of it by step."""
+    """Longest time without service, given the service of each step."""
     longest = pause = 0
     for service in given:
         pause = 0 if service else pause + 1
@@ -140,7 +140,7 @@ def longest_pause_s(given):
     return longest * STEP_S
 
 
-TURN_S = 8 * STEP_S  # a prompt of 8 and 6 tokens, and the one before it
+TURN_S = 8 * STEP_S  # a request of 8 prompt and 6 answer tokens, after another
 
 
 def test_however_much_it_gets_elsewhere_it_has_a_turn_here_in_time():
@@ -182,7 +182,7 @@ def test_what_it_got_elsewhere_is_forgiven_once_and_not_again_what_it_got_here()
     for total in (0.0, 100.0):
         counters.note_elsewhere(elsewhere({"spread": total}))
     counters.charge(here, 150.0)
-    counters.order(requests)  # the other is ahead of it by now: all of it has been made up for
+    counters.order(requests)  # "here" has overtaken "spread", so all of the 100 is made up for
     counters.charge(spread, 100.0)
     clock.now += PATIENCE_S
     counters.order(requests)
@@ -194,7 +194,7 @@ def test_what_it_got_elsewhere_is_forgiven_once_and_not_again_what_it_got_here()
     counters.charge(spread, 1.0)
     counters.note_elsewhere(elsewhere({"spread": 110.0}))
     counters.order(requests)
-    assert counters.counters["spread"] == 204.0, "it was served a moment ago"
+    assert counters.counters["spread"] == 204.0, "it was served here a moment ago"
 
 
 def test_what_it_got_elsewhere_while_it_was_behind_the_others_is_no_lead_to_forgive():
@@ -216,7 +216,7 @@ def test_what_it_got_elsewhere_while_it_was_behind_the_others_is_no_lead_to_forg
 
 
 def test_what_a_tenant_was_given_here_is_not_forgiven():
-    """Patience is with what it got elsewhere: a small weight waits for its turn, however long."""
+    """Patience concerns service elsewhere only: a tenant of small weight waits for its turn."""
     demands = {"heavy": Demand((0,), 1000.0), "light": Demand((0,), 1.0)}
     pool = FairPool(1, demands, every=0, max_num_seqs=1)
     policy = pool.engines[0].policy
@@ -241,7 +241,7 @@ def test_while_nobody_waits_here_nobody_pays_for_elsewhere():
 
 
 def test_who_is_served_elsewhere_is_not_below_those_who_wait_here():
-    """It is as active as they are: service elsewhere counts from their level on."""
+    """The tenant counts as active, so its service elsewhere is added to the others' level."""
     pool = busy_here(tenants=("here",), num_steps=100)
     policy = pool.engines[0].policy
     level = policy.counters["here"]
@@ -252,7 +252,7 @@ def test_who_is_served_elsewhere_is_not_below_those_who_wait_here():
 
 
 def test_who_comes_back_to_the_pool_has_saved_nothing_up():
-    """Gone for long, it returns to an engine at which the other was served all the time."""
+    """A tenant returns after a long time to an engine that served the other all along."""
     demands = {"busy": Demand(EVERYWHERE), "late": Demand(())}
     pool = FairPool(3, demands)
     pool.run(400)
@@ -261,7 +261,7 @@ def test_who_comes_back_to_the_pool_has_saved_nothing_up():
     pool.run(200)
     late = pool.service.given["late"] - before["late"]
     busy = pool.service.given["busy"] - before["busy"]
-    assert late <= busy / 2 * 1.1, "more than the one engine it is at"
+    assert late <= busy / 2 * 1.1, "late got more than a share of one engine"
 
 
 # ---- messages ----
@@ -276,7 +276,7 @@ def test_whatever_is_lost_repeated_or_late_the_newest_total_says_it_all(growth, 
     sent += chance.choices(sent, k=5) if sent else []
     chance.shuffle(sent)
     heard = HeardService()
-    assert heard.take_in(first) == [], "it may be from before we were there"
+    assert heard.take_in(first) == [], "a first total may be of earlier service"
     news = [service for message in sent for _, service in heard.take_in(message)]
     assert sum(news) == pytest.approx(totals[-1] - totals[0])
     assert all(service > 0 for service in news)
@@ -363,7 +363,7 @@ def test_cores_tell_what_they_gave_and_charge_what_they_hear(tmp_path):
     assert near_counters["spread"] == before + DECODE_COST / 2.0
     for own in (first, second):
         far.handle("gw", own)
-    assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "its own is no news"
+    assert far.scheduler.policy.counters["spread"] == second.totals[0][1], "own totals do not count"
     assert far.take_service(epoch=7) == []
 
 
@@ -377,7 +377,7 @@ def test_where_there_is_no_share_to_keep_nothing_is_told(policy, tmp_path):
 
 
 def test_one_engine_alone_schedules_as_if_there_were_no_exchange():
-    """Patience changes nothing where nothing came from elsewhere."""
+    """Patience has no effect if there was no service elsewhere."""
     orders = []
     for patience_s in (0.0, 1e9):
         scheduler = make_scheduler(64, scheduling_policy="vtc", max_num_seqs=2)

@@ -1,4 +1,4 @@
-"""Stop strings: what leaves is certain, and the text ends exactly before the stop."""
+"""Stop strings: text leaves only if no stop can include it, and ends right before the stop."""
 
 from hypothesis import given, settings
 from hypothesis.strategies import binary, lists, sampled_from
@@ -47,7 +47,7 @@ def test_released_text_never_contains_or_begins_a_stop_that_comes(tokens, stops)
         assert not ends
         sent = b"".join(tokens[i] for i in released)
         assert released == list(range(len(released)))
-        for stop in stops:  # whatever may come, no stop begins inside what was sent
+        for stop in stops:  # no stop can begin inside the sent text
             for length in range(1, len(stop)):
                 if text.endswith(stop[:length]):
                     assert len(sent) <= len(text) - length
@@ -55,7 +55,7 @@ def test_released_text_never_contains_or_begins_a_stop_that_comes(tokens, stops)
 
 
 def first_complete(text, stops):
-    """Where the stop begins that is complete first, read byte by byte; None without one."""
+    """Start of the stop that is complete first when reading bytewise; None if there is no stop."""
     for end in range(len(text) + 1):
         begun = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begun:
@@ -77,7 +77,7 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
         sent = b"".join(tokens[i] for i in released)
         assert start is None or len(sent) <= start, "a token of the stop string has left"
     released += matcher.flush()
-    assert released == list(range(len(released))), "tokens leave in the order they came"
+    assert released == list(range(len(released))), "tokens leave in order"
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
     assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]

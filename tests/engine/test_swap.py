@@ -1,4 +1,4 @@
-"""Swap: taken where it is cheaper than computing again, and nothing is lost in it."""
+"""Swap: used where it is cheaper than recomputation, without changing tokens."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.engine.fakes import (
 
 
 def crowded_core(directory, num_swap_slots, prefill_tokens_per_s):
-    """Four requests that come to need more than twice the arena."""
+    """A core with four requests that need more than twice the arena in the end."""
     scheduler = make_scheduler(
         8, num_swap_slots=num_swap_slots, max_num_seqs=4, prefix_caching=False
     )
@@ -67,7 +67,7 @@ def test_a_request_that_ends_while_swapped_frees_its_slots(tmp_path):
 
 
 def test_swapped_blocks_are_not_handed_out_before_the_step_that_copies_them():
-    """An adapter's tiles may be written at any moment; the copy runs with the next step only."""
+    """Tiles may be written to a free slab at any moment, but the copy runs with the next step."""
     scheduler = make_scheduler(8, num_swap_slots=8, prefix_caching=False, max_model_len=128)
     scheduler.kv.swap.costs.note_prefill(1, 1.0)
     for i in range(2):
@@ -85,7 +85,7 @@ def test_swapped_blocks_are_not_handed_out_before_the_step_that_copies_them():
 
 
 def test_costs_are_what_the_issue_of_preemption_says():
-    """recompute = tokens / prefill speed of the last minute, swap = 2 * bytes / bandwidth."""
+    """Recompute takes tokens / prefill speed of the last minute, swap 2 * bytes / bandwidth."""
     clock = FakeClock()
     costs = PreemptionCosts(copy_bytes_per_s=1000.0, clock=clock)
     assert not costs.is_swap_cheaper(10**9, 1)  # prefill was never measured
@@ -98,7 +98,7 @@ def test_costs_are_what_the_issue_of_preemption_says():
     clock.now += 45
     assert costs.prefill_tokens_per_s == 100.0
     clock.now += 600
-    assert costs.prefill_tokens_per_s == 100.0, "the last that was measured"
+    assert costs.prefill_tokens_per_s == 100.0, "the last measured speed"
 
 
 def test_prefill_speed_is_measured_from_steps_that_are_mostly_prefill():

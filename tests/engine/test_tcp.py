@@ -1,4 +1,4 @@
-"""Engines on other machines: only the holders of the pool's keys speak to each other."""
+"""Engines on other machines: only holders of the pool's keys can communicate."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in 
 
 @pytest.fixture
 def engine(tmp_path):
-    """Starts a fake engine that listens on TCP; says where. The last one is killed at the end."""
+    """A function that starts a fake engine on TCP in place of the last; returns its address."""
     started = []
 
     def start(**changes):
@@ -77,7 +77,7 @@ async def collect(client, message):
 
 
 def ask(address, keys=None, timeout_ms=700):
-    """What a socket with these keys (server, public, secret) hears when it says Hello."""
+    """The answer to a Hello from a socket with these keys (server, public, secret), or None."""
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
@@ -128,9 +128,9 @@ def test_an_engine_that_comes_back_at_its_address_is_found_again(engine):
 def test_strangers_hear_nothing(engine):
     address = engine()
     assert ask(address) is None  # no keys at all
-    assert ask(address, (SERVER[0], *OTHER)) is None  # knows the engine, is not known to it
+    assert ask(address, (SERVER[0], *OTHER)) is None  # the engine does not know this client
     assert ask(address, (SERVER[0], *SERVER)) is None  # the server's key is not a client's
-    assert ask(address, (OTHER[0], *CLIENT)) is None  # takes somebody else for the engine
+    assert ask(address, (OTHER[0], *CLIENT)) is None  # expects another server key
     assert ask(address, (SERVER[0], *CLIENT), timeout_ms=5000) is not None
 
 
@@ -187,7 +187,7 @@ def test_a_libzmq_without_curve_is_named(monkeypatch, tmp_path):
         pytest.raises(CurveMissing),
     ):
         listener.bind(socket)
-    check(Endpoint.of_socket(tmp_path / "engine.sock"))  # one machine needs none
+    check(Endpoint.of_socket(tmp_path / "engine.sock"))  # one machine needs no curve
 
 
 def test_keys_are_not_shown():

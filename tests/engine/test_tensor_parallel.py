@@ -1,4 +1,4 @@
-"""An engine of several ranks answers as one of one rank does; what cannot be cut is refused."""
+"""Engines of several ranks answer as those of one; models that cannot be cut are refused."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize("kind", ["native", "torch"])
 def test_four_ranks_answer_as_one(world, kind):
     kernels = kernels_of(kind)
-    # So little room that requests are preempted and adapters evicted.
+    # The sizes are so small that requests are preempted and adapters evicted.
     tight = {"num_slabs": 30, "budget": 24, "num_swap_slots": 40}
     core = world.core(4, kernels, **tight)
     assert world.answers(core) == world.answers(world.core(1, kernels))
@@ -72,7 +72,7 @@ def test_four_ranks_answer_as_one(world, kind):
     assert stats.adapter_evictions + stats.prefix_evictions > 0
     device = next(tier for tier in stats.tiers if tier.tier == "device")
     whole = core.scheduler.layout.kv_bytes_per_token * core.scheduler.layout.block_size
-    assert device.limit_bytes == tight["num_slabs"] * whole, "of all ranks together"
+    assert device.limit_bytes == tight["num_slabs"] * whole, "of all ranks in total"
 
 
 def test_a_model_that_cannot_be_cut_is_refused_before_any_process_is_started(tmp_path):

@@ -1,4 +1,4 @@
-"""The wire: every message survives it, and a lost one is noticed."""
+"""The wire format: every message decodes to itself, and a lost message is noticed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, for tests: what they exchange goes through a list."""
+"""Ranks as threads of one process, for tests, which exchange values through a list."""
 
 import threading
 
@@ -8,7 +8,7 @@ _TIMEOUT_S = 60.0
 
 
 class ThreadRanks:
-    """See engine.ranks.Ranks. All of a group share `board` and `barrier`."""
+    """An engine.ranks.Ranks between threads. The ranks of a group share `board` and `barrier`."""
 
     def __init__(self, shard, board, barrier):
         self.shard = shard
@@ -33,7 +33,7 @@ class ThreadRanks:
         return min(self._exchange(value))
 
     def leave(self):
-        """The others fail from now on, instead of waiting for this one."""
+        """Make the other ranks fail from now on, so that they do not wait for this one."""
         self._barrier.abort()
 
     def _exchange(self, value):
@@ -45,7 +45,7 @@ class ThreadRanks:
 
 
 def on_all(group, work):
-    """What `work(ranks)` gives on each, run side by side; the first error of any is raised."""
+    """Run `work(ranks)` on all ranks at once; return the results or raise the first error."""
     results, errors = [None] * len(group), []
 
     def run(ranks):

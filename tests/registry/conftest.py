@@ -24,7 +24,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
-    """An empty database with our tables. Everything that needs SQL comes through here."""
+    """An empty database with the registry's tables; every test that needs SQL uses it."""
     if request.param == "postgresql":
         engine = request.getfixturevalue("registry_postgres")
         with engine.begin() as conn:
@@ -42,7 +42,7 @@ def database(request, tmp_path):
 
 @pytest.fixture(scope="session")
 def registry_sqlite(tmp_path_factory):
-    """A file with the tables: 1 ms to copy, 20 to make."""
+    """A SQLite file with the tables: copying it takes 1 ms, creating the tables 20 ms."""
     path = tmp_path_factory.mktemp("registry") / "registry.db"
     engine = create_engine(f"sqlite:///{path}")
     metadata.create_all(engine)
@@ -52,7 +52,7 @@ def registry_sqlite(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def registry_postgres(make_postgres):
-    """One database for all tests: 2 ms to empty its tables, 60 to make them again."""
+    """One database for all tests: emptying its tables takes 2 ms, creating them again 60 ms."""
     engine = create_engine(make_postgres("template1"))
     metadata.create_all(engine)
     yield engine
@@ -81,7 +81,7 @@ def storage(tmp_path):
 
 @pytest.fixture(scope="module")
 def signed():
-    """An S3 server that checks signatures, and their judge. Its keys are in our environment."""
+    """An S3 server and its signature checker. The server's keys are in the environment."""
     with signed_s3() as (s3, signatures), pytest.MonkeyPatch.context() as environment:
         for name, value in CREDENTIALS.items():
             environment.setenv(name, value)
@@ -102,7 +102,7 @@ def signatures(signed):
 
 @pytest.fixture(scope="module")
 def bucket(signed):
-    """A store on the whole bucket. One client for all tests: making one takes half a second."""
+    """A store on the whole bucket; tests share its client, which takes half a second to make."""
     return open_storage(f"s3://bucket?endpoint_url={signed[0].url}", attempts=1)
 
 
@@ -113,7 +113,7 @@ def catalog(base, clock):
 
 @pytest.fixture
 def uploads(catalog, storage, clock, tmp_path):
-    """Parts of 1000 bytes; a work folder of its own, so that tests see what is left in it."""
+    """Uploads in parts of 1000 bytes, with a separate work folder so that tests see leftovers."""
     (tmp_path / "work").mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
     uploads = Uploads(catalog, storage, limits, clock, tmp_path / "work")
@@ -123,7 +123,7 @@ def uploads(catalog, storage, clock, tmp_path):
 
 @pytest.fixture
 def make_version(catalog, database):
-    """Publishes a version, without an upload, in a transaction of its own."""
+    """A function that publishes a version without an upload, in a transaction of its own."""
 
     def make(tenant_id="tenant-a", name="pirate", *, at=catalog, **options):
         with database.begin() as conn:

@@ -1,12 +1,12 @@
-"""`python -m tests.registry.crash_child`: a gateway's work on adapters, killed where it is told.
+"""`python -m tests.registry.crash_child`: a gateway's work on adapters, killed at a given point.
 
-One line of JSON in, one out. A process is forked for every line, so that none pays for imports:
+Each line of JSON in gets one line out. Each line runs in a forked process, which saves the imports:
 
-    {"do": "run", "folder", "kill_at"}   do the script from where it was left; killed by SIGKILL at
-                                         the kill_at-th boundary of a transaction or the store
-    {"do": "look", "folder"}             what there is, as found and after a sweep long afterwards
+    {"do": "run", "folder", "kill_at"}   continues the script where it stopped; SIGKILL ends it at
+                                         the kill_at-th boundary of a transaction or a store call
+    {"do": "look", "folder"}             reports the state as found, and after a sweep 2 days later
 
-A boundary is before, within and after a transaction, and before and after each call of the store.
+Boundaries lie before, within and after a transaction, and before and after each write of the store.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ _LONG_AFTERWARDS_S = 2 * 24 * 3600
 
 
 class Points:
-    """Counts boundaries; the one that was named is the last."""
+    """Counts boundaries and kills the process at the `kill_at`-th; 0 never kills it."""
 
     def __init__(self, kill_at: int) -> None:
         self.kill_at = kill_at
@@ -64,7 +64,7 @@ class Points:
 
 
 class PointedStorage(LocalStorage):
-    """A folder with a boundary before and after all that changes it."""
+    """A folder as store, with a boundary before and after each put and delete."""
 
     def __init__(self, root: Path, points: Points) -> None:
         super().__init__(root)
@@ -126,7 +126,7 @@ class World:
 
 @dataclass(frozen=True)
 class Step:
-    """is_done: whether the world shows that it was done, for one who cannot remember."""
+    """A step of the script. is_done: whether the world shows that it was done before a kill."""
 
     name: str
     do: Callable[[World], object]
@@ -136,7 +136,7 @@ class Step:
 def _push(
     name: str, seed: int, alias: str | None = None, verdict: str = "passed"
 ) -> Callable[[World], None]:
-    """As a client does that remembers its upload: create, send what is missing, complete."""
+    """A client that remembers its upload: creates it, sends the missing parts, completes it."""
 
     def do(world: World) -> None:
         files = make_files(make_config(), encode(make_adapter(_BASES[0], seed=seed)))
@@ -236,10 +236,10 @@ SCRIPT = [
 
 
 def run(folder: Path, kill_at: int) -> dict[str, Any]:
-    """The script from its first step that was not acknowledged; what is done stays done."""
+    """Run the script from its first step that was not acknowledged."""
     world, log = World(folder, Points(kill_at)), folder / "acknowledged"
     done = log.read_text().splitlines() if log.exists() else []
-    # Of the first step that was not acknowledged nobody knows whether it was done before the kill.
+    # The first step that was not acknowledged may have been done before the kill.
     is_unsure = (folder / "killed").exists()
     (folder / "killed").touch()
     for step in SCRIPT[len(done) :]:
@@ -253,7 +253,7 @@ def run(folder: Path, kill_at: int) -> dict[str, Any]:
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """What is wrong as it was found; and what there is after everything abandoned is swept."""
+    """Return the faults before and after a sweep of everything abandoned, and the final state."""
     world, log = World(folder, Points(0)), folder / "acknowledged"
     done = len(log.read_text().splitlines()) if log.exists() else 0
     wrong = [*_broken_versions(world), *_unrecorded_moves(world)]
@@ -270,7 +270,7 @@ def look(folder: Path) -> dict[str, Any]:
 
 
 def _broken_versions(world: World) -> list[str]:
-    """Versions that could be served, or restored, and whose object is not what they say."""
+    """Faults of versions that may be served or restored but whose object is missing or differs."""
     versions, wrong = tables.adapter_versions, []
     with world.database.begin() as conn:
         for row in conn.execute(select(versions).where(versions.c.state != "purged")):
@@ -285,7 +285,7 @@ def _broken_versions(world: World) -> list[str]:
 
 
 def _unrecorded_moves(world: World) -> list[str]:
-    """Aliases that mean something else than the last move, or the audit log, says."""
+    """Aliases whose target differs from their last move, and moves missing from the audit log."""
     aliases, moves, wrong = tables.adapter_aliases, tables.alias_moves, []
     with world.database.begin() as conn:
         for row in conn.execute(select(aliases)):

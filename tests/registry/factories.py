@@ -1,4 +1,4 @@
-"""Small base models, adapters and damaged files, written by hand: no torch, no safetensors."""
+"""Small base models, adapters and damaged files, made without torch and safetensors."""
 
 import hashlib
 import io
@@ -33,12 +33,12 @@ from registry.validator import ValidatedAdapter
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
-    """A canonical object in memory: data[tensor.start : tensor.end] is a tensor."""
+    """Parse a canonical object in memory: data[tensor.start : tensor.end] is a tensor."""
     return read_canonical(io.BytesIO(data), len(data))
 
 
 class Clock:
-    """Time that moves when the test says so."""
+    """A clock that moves only when the test sets it."""
 
     def __init__(self, now_s: float) -> None:
         self.now_s = now_s
@@ -62,13 +62,13 @@ WIDTHS = {
 
 
 def encode_header(header: dict[str, Any] | bytes, data: bytes = b"") -> bytes:
-    """A safetensors file with this header, sound or not."""
+    """A safetensors file with this header, which may be invalid."""
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return len(raw).to_bytes(8, "little") + raw + data
 
 
 def encode(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """A sound safetensors file with the tensors in this order."""
+    """A valid safetensors file with the tensors in this order."""
     header: dict[str, Any] = {"__metadata__": metadata or {"format": "pt"}}
     position, data = 0, []
     for name, (dtype, shape, raw) in tensors.items():
@@ -80,7 +80,7 @@ def encode(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -
 
 
 def make_tensor(values: np.ndarray, dtype: str = "F32") -> Tensor:
-    """Values as safetensors has them; BF16 by cutting float32."""
+    """Encode values as a safetensors tensor; BF16 is float32 cut to its upper 16 bits."""
     if dtype == "BF16":
         bits = values.astype("<f4").view("<u4") >> 16
         return dtype, values.shape, bits.astype("<u2").tobytes()
@@ -89,7 +89,7 @@ def make_tensor(values: np.ndarray, dtype: str = "F32") -> Tensor:
 
 
 def make_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> BaseModel:
-    """A Llama-architecture folder with random weights, loaded."""
+    """Write a folder with a Llama model of random weights, and load it."""
     write_base(folder, num_layers=num_layers, seed=seed)
     return BaseModel.load(folder, "tiny-llama", folder.parent / "cache")
 
@@ -151,7 +151,7 @@ def make_adapter(
 
 
 def keys(storage: Storage, prefix: str = "") -> list[str]:
-    """Of what lies in a store."""
+    """Keys of the objects in a store."""
     return [found.key for found in storage.list(prefix)]
 
 
@@ -178,7 +178,7 @@ def send_part(
     *,
     total: int | None = None,
 ) -> int:
-    """Send one part as the gateway would; returns received_bytes."""
+    """Send one part as the gateway would; return received_bytes."""
     path = folder / "received-part"
     path.write_bytes(data)
     total = upload.files[filename].size_bytes if total is None else total
@@ -220,7 +220,7 @@ def upload_adapter(
     name: str = "pirate",
     alias: str | None = None,
 ) -> Version:
-    """The whole road: create, send, complete. Without files, a sound small adapter."""
+    """Create, send and complete an upload. Without `files` it is a small valid adapter."""
     files = files or make_files(make_config(), encode(make_adapter(uploads.catalog.base)))
     with database.begin() as conn:
         upload = uploads.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
@@ -229,7 +229,7 @@ def upload_adapter(
 
 
 def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Version:
-    """The version that the upload becomes, or became, around an engine that passes it."""
+    """Complete the upload, pass its proof without an engine, and return its version."""
     proving = build_upload(uploads, database.begin, upload.tenant_id, upload.upload_id)
     with database.begin() as conn:
         complete = finish_proof(uploads, conn, proving, Proof(verdict="passed"), retry_s=0)
@@ -239,7 +239,7 @@ def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Ve
 
 
 class InProcessValidator:
-    """What a validator's process does, without the quarter of a second that it takes to start."""
+    """Does a validator process's work in this process, which saves the 0.25 s of its start."""
 
     def __init__(self, base: BaseModel) -> None:
         self.base = base

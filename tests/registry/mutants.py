@@ -1,7 +1,8 @@
-"""Adapters that are nearly sound: made from a number, so that any of them can be made again.
+"""Adapters that are nearly valid, each made from a number so that it can be made again.
 
-A mutant is a sound adapter of the base of tests.tiny_models.save_model with up to four changes: to
-the config or the header as JSON, to tensors, or to bytes. Some stay sound, and must be served.
+A mutant is a valid adapter of the base of tests.tiny_models.save_model with up to four changes, to
+the config or the header as JSON or to tensors, and up to three changes of bytes. Some mutants stay
+valid and must be served.
 """
 
 import json
@@ -51,7 +52,7 @@ NUMBERS = [
 
 @dataclass
 class Adapter:
-    """One in the making. edits: of the header, when everything else has been laid out."""
+    """An adapter under construction. edits: changes of the header, made after encoding the rest."""
 
     config: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -60,7 +61,7 @@ class Adapter:
 
 
 def mutant(number: int) -> tuple[bytes, bytes]:
-    """(adapter_config.json, adapter_model.safetensors), the same for the same number."""
+    """Make (adapter_config.json, adapter_model.safetensors); a number always gives the same."""
     chance = random.Random(number)
     adapter = _sound(chance)
     for _ in range(chance.randrange(5)):
@@ -72,7 +73,7 @@ def mutant(number: int) -> tuple[bytes, bytes]:
         if chance.random() < 0.3:
             config = _other_bytes(config, len(config), chance)
         else:
-            # The header is where bytes decide most.
+            # Changed bytes matter most in the header.
             near = 8 + int.from_bytes(weights[:8], "little") if chance.random() < 0.8 else 1 << 62
             weights = _other_bytes(weights, near, chance)
     return config, weights
@@ -121,7 +122,7 @@ def _laid_out(adapter: Adapter) -> bytes:
 
 
 def _other_bytes(data: bytes, near: int, chance: random.Random) -> bytes:
-    """One byte changed, cut off, repeated, put in or taken out before `near`."""
+    """Change, cut off, repeat or insert bytes before `near`, or append zeros."""
     at = chance.randrange(max(1, min(near, len(data))))
     match chance.randrange(6):
         case 0:
@@ -147,7 +148,7 @@ def _other_bytes(data: bytes, near: int, chance: random.Random) -> bytes:
             )
 
 
-# ---- changes: of the config ----
+# ---- changes of the config ----
 
 
 def _set_key(adapter: Adapter, chance: random.Random) -> None:
@@ -159,7 +160,7 @@ def _drop_key(adapter: Adapter, chance: random.Random) -> None:
 
 
 def _patterns(adapter: Adapter, chance: random.Random) -> None:
-    """Sound, where it changes scales and not ranks."""
+    """Set alpha_pattern; the adapter stays valid, since scales change and ranks do not."""
     keys = [
         "q_proj",
         "v_proj",
@@ -174,7 +175,7 @@ def _patterns(adapter: Adapter, chance: random.Random) -> None:
 
 
 def _rename_targets(adapter: Adapter, chance: random.Random) -> None:
-    """The same modules in other words, at times."""
+    """Write target_modules differently; some of the ways name the same modules."""
     targets = adapter.config.get("target_modules")
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
         return
@@ -193,7 +194,7 @@ def _rename_targets(adapter: Adapter, chance: random.Random) -> None:
     )
 
 
-# ---- of tensors ----
+# ---- changes of tensors ----
 
 
 def _a_tensor(adapter: Adapter, chance: random.Random) -> tuple[str, Tensor]:
@@ -201,7 +202,7 @@ def _a_tensor(adapter: Adapter, chance: random.Random) -> tuple[str, Tensor]:
 
 
 def _values(tensor: Tensor) -> np.ndarray:
-    """Flat: the shape may be a lie already."""
+    """The tensor's values, flat, since an earlier change may have made its shape wrong."""
     dtype, _, raw = tensor
     if dtype == "BF16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -218,7 +219,7 @@ def _set_values(adapter: Adapter, chance: random.Random) -> None:
 
 
 def _set_dtype(adapter: Adapter, chance: random.Random) -> None:
-    """Sound but for F64: A and B need not be of one dtype."""
+    """Change one tensor's dtype; valid except for F64, since A and B may differ in dtype."""
     name, tensor = _a_tensor(adapter, chance)
     dtype = chance.choice(["F16", "F32", "BF16", "F64"])
     with np.errstate(over="ignore"):
@@ -227,7 +228,7 @@ def _set_dtype(adapter: Adapter, chance: random.Random) -> None:
 
 
 def _set_rank(adapter: Adapter, chance: random.Random) -> None:
-    """Of one module; sound where the config says so, too."""
+    """Change the rank of one module; valid where the config is changed with it."""
     name, tensor = _a_tensor(adapter, chance)
     module = name.removeprefix("base_model.model.").partition(".lora")[0]
     a, b = lora_names(module)
@@ -267,7 +268,7 @@ def _drop_tensor(adapter: Adapter, chance: random.Random) -> None:
 
 
 def _shuffle_tensors(adapter: Adapter, chance: random.Random) -> None:
-    """Sound: any order of the bytes is as good."""
+    """Reorder the tensors' bytes; the adapter stays valid."""
     items = list(adapter.tensors.items())
     chance.shuffle(items)
     adapter.tensors = dict(items)
@@ -279,11 +280,11 @@ def _reshape(adapter: Adapter, chance: random.Random) -> None:
     adapter.tensors[name] = (dtype, chance.choice(shapes), raw)
 
 
-# ---- of the header ----
+# ---- changes of the header ----
 
 
 def _metadata(adapter: Adapter, chance: random.Random) -> None:
-    """Sound but for the last."""
+    """Set the header's metadata; valid except for the last choice."""
     choices: list[Any] = [{"format": "pt"}, {"é": "\x00"}, {"a": "b" * 9000}, {"a": "b" * 70_000}]
     adapter.metadata = chance.choice(choices)
 

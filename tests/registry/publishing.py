@@ -1,4 +1,4 @@
-"""Versions without the upload that makes them: the catalog's tests begin where uploads end."""
+"""Publishes versions without an upload, for the catalog's tests."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def publish(
     content: str = "1",
     alias: str | None = None,
 ) -> Version:
-    """The next version, whose bytes are `content`: the same content is the same digest."""
+    """Publish a version whose digest is that of `content`."""
     upload = Upload(
         upload_id="up_1",
         tenant_id=tenant_id,

@@ -1,4 +1,4 @@
-"""Versions as rows alone: for tests of what is done with them, not of how they came."""
+"""Inserts versions as rows, for tests that need versions but not the way they are published."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ def add_version(
     size_bytes: int = 1000,
     device_bytes: int | None = None,
 ) -> str:
-    """A ready version as rows alone, which `latest` means from now on; its adapter_id."""
+    """Insert the rows of a ready version and point `latest` at it; return its adapter_id."""
     adapter_id = f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
     digest = _hex(f"{adapter_id}@{version}")
     here = {"adapter_id": adapter_id, "tenant_id": tenant_id}

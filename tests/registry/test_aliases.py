@@ -1,4 +1,4 @@
-"""Aliases: what they mean, for whom, what they meant before, and who moved them."""
+"""Aliases: the version that they mean, canaries, rollbacks, and records of who moved them."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_a_canary_gets_its_share_of_the_keys(percent):
         target.version_in(bucket_of("ad_1", "prod", f"k{i}")) == 2 for i in range(num_keys)
     )
     share = percent / 100
-    # Five standard deviations of a fair draw.
+    # The bound is five standard deviations of a fair draw.
     assert abs(chosen - share * num_keys) < 5 * math.sqrt(share * (1 - share) * num_keys)
 
 
@@ -120,7 +120,7 @@ def test_a_canary_cannot_be_a_version_that_is_not_there(catalog, connection, thr
         catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(4, 10))
 
 
-# ---- their past ----
+# ---- rollbacks and the list of moves ----
 
 
 def test_a_rollback_goes_back_and_again_forth(catalog, connection, three):
@@ -158,7 +158,7 @@ def test_a_rollback_to_a_deleted_version_is_refused_by_its_number(catalog, conne
 
 
 def test_to_set_what_is_set_already_is_no_move(catalog, connection, three):
-    """So a repeated request, whose first answer was lost, leaves the way back as it was."""
+    """A request that is repeated because its answer was lost must not change the rollback."""
     for _ in range(2):
         catalog.set_alias(connection, A, "pirate", "latest", 1)
     catalog.roll_back_alias(connection, A, "pirate", "latest")
@@ -193,7 +193,7 @@ def test_an_adapter_has_only_so_many_aliases(catalog, connection, make_version, 
     catalog.set_alias(connection, A, "pirate", "one-more", 1)
 
 
-# ---- told with it ----
+# ---- the audit log and events ----
 
 
 def test_a_move_is_told_to_the_audit_log_and_to_gateways_in_its_transaction(
@@ -207,7 +207,7 @@ def test_a_move_is_told_to_the_audit_log_and_to_gateways_in_its_transaction(
 
     with database.begin() as conn:
         before = [len(rows) for rows in told(conn)]
-        assert before == [3, 3, 3]  # of latest, with each version
+        assert before == [3, 3, 3]  # each version moved latest
         catalog.set_alias(conn, A, "pirate", "prod", 1, Canary(2, 10), actor="key:k1")
         audit, events, moves = (rows[3:] for rows in told(conn))
         assert [(row.actor, row.action, row.target, row.detail) for row in audit] == [

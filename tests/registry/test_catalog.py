@@ -174,7 +174,7 @@ def test_versions_are_listed_newest_first(catalog, connection, make_version):
 
 
 def test_who_changes_a_tenants_names_waits_for_who_began_before(catalog, make_version, database):
-    """Else a version could be deleted while another connection lets an alias mean it."""
+    """The lock keeps a version from being deleted while a connection points an alias at it."""
     if database.dialect.name != "postgresql":
         pytest.skip("SQLite has one writer")
     make_version()

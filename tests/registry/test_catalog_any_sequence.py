@@ -1,4 +1,4 @@
-"""Any sequence of what a catalog does, against a model of it in plain dictionaries."""
+"""Compares random sequences of catalog operations with a model in plain dictionaries."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,8 @@ HOUR_S, RETENTION_H = 3600, 10
 
 PIRATE = ("tenant-a", "pirate")
 
-# Mostly one adapter, so that much happens to it; beside it a neighbour and a namesake.
+# Most steps hit one adapter, so that much happens to it; the others are another adapter of its
+# tenant and an adapter of the same name of another tenant.
 places = st.sampled_from([PIRATE] * 6 + [("tenant-a", "poet"), ("tenant-b", "pirate")])
 aliases = st.sampled_from(ALIASES)
 numbers = st.integers(1, 3)
@@ -38,7 +39,7 @@ canaries = st.none() | st.builds(Canary, numbers, st.sampled_from([1, 50, 50, 99
 
 @dataclass
 class ModelVersion:
-    """deleted_h: None while it is ready.   deletion: what it was deleted in."""
+    """A version. deleted_h: None while ready.   deletion: shared by what it was deleted with."""
 
     digest: str
     deleted_h: int | None = None
@@ -69,7 +70,7 @@ class ModelAdapter:
 
 
 class Both:
-    """The catalog and its model. Each step says by the model which error it expects, if any."""
+    """The catalog and its model. Each step derives the error to expect, if any, from the model."""
 
     def __init__(self):
         self.engine = create_engine("sqlite://", poolclass=StaticPool)
@@ -89,7 +90,7 @@ class Both:
 
     @contextmanager
     def expecting(self, error, place):
-        """A connection in a transaction about `place` that ends with `error`, or with none."""
+        """A transaction on the adapter `place` that must raise `error`, or nothing if None."""
         self.place = place
         if error is None:
             with self.engine.begin() as conn:
@@ -216,7 +217,7 @@ class Both:
 
     def wait(self, hours):
         self.hour += hours
-        # Deletions of one moment are told apart by milliseconds; a retention of hours by a second.
+        # Deletions of one moment are dated some milliseconds apart; the extra second exceeds those.
         self.clock.now_s += hours * HOUR_S + 1
 
     def purge(self):
@@ -287,7 +288,7 @@ class Both:
         self.inserted = rows
 
     def touched(self):
-        """The adapter of the last step: to look at all of them takes three times as long."""
+        """The adapter of the last step, alone: checking all of them takes three times as long."""
         return [(self.place, self.adapters[self.place])] if self.place in self.adapters else []
 
     def resolved(self, conn, tenant_id, model):
@@ -300,7 +301,7 @@ class Both:
 move = st.tuples(st.just(Both.set_alias), places, aliases, numbers, canaries)
 step = st.one_of(
     st.tuples(st.just(Both.publish), places, st.sampled_from("abc"), st.none() | aliases),
-    *(move, move, move),  # most of them ask for what is not there
+    *(move, move, move),  # weighted three times: most of them name a missing version
     st.tuples(st.just(Both.roll_back), places, aliases),
     st.tuples(st.just(Both.remove_alias), places, aliases),
     st.tuples(st.just(Both.delete_version), places, numbers),

@@ -1,4 +1,4 @@
-"""Killed at every step: what was acknowledged is there, and nothing is there that should not be."""
+"""A gateway killed at any step keeps what it acknowledged and leaves nothing else behind."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from tests.registry.crash_child import SCRIPT
 
 
 class Forks:
-    """See tests.registry.crash_child."""
+    """Sends orders to the process of tests.registry.crash_child and returns its answers."""
 
     def __init__(self, process):
         self._process = process
@@ -21,7 +21,7 @@ class Forks:
         self._process.stdin.write(json.dumps(order, default=str) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        assert "failed" not in answer, f"it failed by itself: {order}"
+        assert "failed" not in answer, f"the child failed: {order}"
         return answer
 
 
@@ -47,7 +47,7 @@ def empty(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(fork, empty, tmp_path_factory):
-    """How many boundaries the script has, and what it comes to."""
+    """The script's number of boundaries, and the state after a run without a kill."""
     folder = tmp_path_factory.mktemp("crash-whole") / "world"
     shutil.copytree(empty, folder)
     points = fork(do="run", folder=folder, kill_at=0)["points"]
@@ -88,6 +88,6 @@ def test_killed_at_any_step_nothing_is_lost_and_going_on_comes_to_the_same(
         shutil.rmtree(left)
         fork(do="run", folder=folder, kill_at=0)
         after = fork(do="look", folder=folder)
-        assert after["wrong"] == [], f"gone on after being killed at {kill_at}"
-        assert result(after) == result(whole), f"gone on after being killed at {kill_at}"
+        assert after["wrong"] == [], f"continued after being killed at {kill_at}"
+        assert result(after) == result(whole), f"continued after being killed at {kill_at}"
         shutil.rmtree(folder)

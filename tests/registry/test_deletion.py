@@ -1,4 +1,4 @@
-"""What is deleted is out of sight at once, and comes back whole until its time is over."""
+"""Deleted adapters and versions are hidden at once and can be restored during the retention."""
 
 import pytest
 from sqlalchemy import select
@@ -51,7 +51,7 @@ def test_a_restored_adapter_is_as_it_was(catalog, connection, three):
 
 
 def test_a_version_that_was_deleted_before_its_adapter_stays_deleted(catalog, connection, three):
-    """Also when both were deleted in the same millisecond."""
+    """The version stays deleted even if both were deleted in the same millisecond."""
     catalog.delete_version(connection, A, "pirate", 2)
     catalog.delete_adapter(connection, A, "pirate")
     catalog.restore_adapter(connection, A, "pirate")
@@ -150,7 +150,7 @@ def test_a_purge_has_a_limit(catalog, connection, make_version, clock, monkeypat
 def test_a_gateway_whose_clock_is_late_restores_nothing_that_is_purged(
     catalog, base, connection, three, clock
 ):
-    """A live adapter without its objects would be an outage."""
+    """Requests of a restored adapter without its objects would fail."""
     catalog.delete_version(connection, A, "pirate", 2)
     catalog.delete_adapter(connection, A, "pirate")
     early = Catalog(base, lambda: clock.now_s + RETENTION_S + 1)
@@ -182,7 +182,7 @@ def test_an_object_is_in_use_until_its_last_version_is_purged(
     assert live_object_keys(connection, A, []) == set()
 
 
-# ---- told with it ----
+# ---- the audit log and events ----
 
 
 def test_each_deletion_and_return_is_told(catalog, connection, three):

@@ -19,7 +19,7 @@ def record(conn, at_ms=0, version=None):
 
 
 def read(tail, conn, now_ms=0):
-    """What a gateway does: read, act, take."""
+    """Read events and mark them as taken, as a gateway does; return their versions."""
     events = tail.read(conn)
     tail.take(events, now_ms)
     return [event.version for event in events]
@@ -88,7 +88,7 @@ def test_what_was_rolled_back_is_not_asked_for_for_ever(connection):
     insert_with(2)
     assert read(tail, connection, now_ms=30_000) == [2]
     assert read(tail, connection, now_ms=30_001) == []
-    insert_with(3)  # a minute late: no transaction is
+    insert_with(3)  # a minute late, which no transaction is
     assert read(tail, connection, now_ms=60_000) == []
 
 
@@ -105,7 +105,7 @@ def test_a_tail_remembers_only_so_many_holes(connection):
     far = tail.read(connection)
     tail.take(far, 0)
     assert tail.after_id == 10**9
-    assert read(tail, connection) == []  # a statement with a billion holes would not end
+    assert read(tail, connection) == []  # a query for a billion holes would not end
 
 
 def test_events_are_kept_for_an_hour(connection):

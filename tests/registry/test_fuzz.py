@@ -1,4 +1,4 @@
-"""Whatever is uploaded, it is refused by name or it can be served; nothing crashes, nothing hangs.
+"""Any upload is either refused with an error code or can be served; nothing crashes or hangs.
 
 A failure names its mutant's number: `mutant(number)` makes the two files again.
 """
@@ -45,7 +45,7 @@ def base(model_dir, tmp_path_factory):
 
 
 def outcome(base, number):
-    """The canonical object of a mutant and its check, or its refusal and None."""
+    """Return the canonical object of a mutant and its check, or its refusal and None."""
     config, weights = mutant(number)
     try:
         checked = check_adapter(config, io.BytesIO(weights), base, LIMITS)
@@ -59,7 +59,7 @@ def outcome(base, number):
 
 @contextmanager
 def no_hang():
-    """In processor time, so that a busy machine is no hang."""
+    """Fail after HANG_S of processor time, which a busy machine does not use up."""
 
     def give_up(*_):
         raise AssertionError(f"more than {HANG_S} s")
@@ -74,7 +74,7 @@ def no_hang():
 
 
 def uploaded(number):
-    """What a mutant that was accepted means, read without any of our code: module -> (A, B)."""
+    """(A, B) by module of an accepted mutant, read without the registry's code."""
     _, weights = mutant(number)
     start = 8 + int.from_bytes(weights[:8], "little")
     header = json.loads(weights[8:start])
@@ -103,7 +103,7 @@ def packed(data, form, folder):
 
 
 def effects(file):
-    """(layer, projection) -> scale * B @ A of a packed file of float32, from its tiles."""
+    """scale * B @ A by (layer, projection) of a packed float32 file, summed over its tiles."""
     header = read_header(file)
     slabs = np.frombuffer(file.read(), np.float32).reshape(header.num_slabs, -1)
     scales = {(layer, projection): scale for layer, projection, scale in header.scales}
@@ -129,7 +129,7 @@ def assert_a_sentence(refusal):
 
 
 def assert_served(number, data, checked, folder):
-    """It is packed for every engine, and what is packed adds what was uploaded."""
+    """Assert that the mutant packs for every engine and that its packed deltas are the uploaded."""
     for dtype in ("float16", "bfloat16"):
         packed(data, PackedForm(Layout.of(SHAPE, 2), dtype, "base-1"), folder)
     added = effects(packed(data, FORM, folder))
@@ -137,14 +137,14 @@ def assert_served(number, data, checked, folder):
         layer, projection = int(module.split(".")[2]), PROJECTIONS.index(module.rpartition(".")[2])
         wanted = checked.modules[module].scale * b.astype(np.float64) @ a.astype(np.float64)
         found = added.pop((layer, projection))
-        # Sums of other order; beside the largest terms, not beside a sum that cancels.
+        # The order of sums differs, so the bound is relative to the largest terms: sums may cancel.
         room = 1e-12 * checked.modules[module].scale * np.abs(b).max() * np.abs(a).max() * len(a)
         assert np.abs(found - wanted).max() <= room
     assert not added
 
 
 def fuzz(base, numbers, folder):
-    """How many mutants came to what."""
+    """Count the mutants by outcome: `accepted` or the code of the refusal."""
     ends = Counter()
     for number in numbers:
         try:
@@ -162,7 +162,7 @@ def fuzz(base, numbers, folder):
 
 def test_every_mutant_is_served_or_refused_by_name(base, tmp_path):
     ends = fuzz(base, range(2000), tmp_path)
-    # The mutants would prove little if all were refused, or all for one reason.
+    # The mutants would prove little if all were refused or all had the same outcome.
     assert ends["accepted"] > 200
     assert len(ends) > 15
 

@@ -1,6 +1,6 @@
-"""Adapters that PEFT itself wrote: our ranks and scales are PEFT's.
+"""Ranks and scales of adapters that PEFT wrote are those that PEFT computes.
 
-Every option of PEFT, through the engine: tests/engine/test_peft_corpus.py.
+tests/engine/test_peft_corpus.py runs every option of PEFT through the engine.
 """
 
 import io
@@ -69,7 +69,7 @@ def llama(tmp_path_factory):
 
 
 def write_adapter(llama, folder, **config):
-    """A random adapter that PEFT saved, and PEFT's own scaling by module."""
+    """Save a random adapter with PEFT, and return PEFT's scaling by module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = transformers.LlamaForCausalLM.from_pretrained(llama.path)
@@ -96,7 +96,7 @@ def test_effective_ranks_and_scales_are_those_of_peft(llama, tmp_path, case):
     assert {name: m.scale for name, m in checked.modules.items()} == {
         name: float(np.float32(scaling)) for name, scaling in scalings.items()
     }
-    # The original was loaded from a folder of another name: the only thing to warn about.
+    # One warning is expected: the base model was loaded from a folder of another name.
     assert [w for w in checked.passport.warnings if "trained on" not in w] == []
 
 

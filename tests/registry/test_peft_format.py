@@ -225,7 +225,7 @@ def test_another_scale_is_another_digest(one, other):
 
 
 def test_the_digest_of_an_ordinary_adapter_is_what_it_always_was():
-    """Versions name objects by it: a canonical form that changes would orphan them all."""
+    """Versions name objects by the digest, so changing the canonical form would orphan them all."""
     tensors = {
         name: (dtype, shape, bytes(range(24))) for name, (dtype, shape, _) in make_pair("m").items()
     }

@@ -34,7 +34,7 @@ def unpin(connection, name="pirate", now_ms=9):
 
 
 def intervals(connection):
-    """(version, from, to) of every row, in order."""
+    """(version, start, end) of every pin, in order."""
     columns = adapter_pins.c.version, adapter_pins.c.pinned_at_ms, adapter_pins.c.unpinned_at_ms
     query = select(*columns).order_by(adapter_pins.c.pinned_at_ms, adapter_pins.c.version)
     return [tuple(row) for row in connection.execute(query)]
@@ -121,12 +121,12 @@ def test_what_engines_keep_is_of_all_tenants_and_of_their_base_model(connection)
     assert pins.pins_in_force(connection, BASE) == []
 
 
-# ---- whatever happens ----
+# ---- any sequence of acts ----
 
 
 @pytest.fixture(scope="module")
 def three_versions():
-    """A connection; what is done on it is rolled back to an adapter of three versions."""
+    """A connection to an adapter of three versions, which a rollback restores."""
     engine = create_engine("sqlite://", poolclass=StaticPool)
     metadata.create_all(engine)
     with engine.connect() as conn:
@@ -143,7 +143,7 @@ acts = st.lists(st.tuples(st.sampled_from(["pin", "unpin", 1, 2, 3, None]), st.i
 @settings(deadline=None)
 @given(acts)
 def test_intervals_say_at_every_moment_which_version_was_pinned(three_versions, acts):
-    """A number, or None, is what `latest` means from then on."""
+    """An act that is a number, or None, moves `latest` to that version, or removes it."""
     connection = three_versions
     connection.rollback()
     now_ms, is_pinned, latest = 0, False, 3

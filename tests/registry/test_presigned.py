@@ -1,4 +1,4 @@
-"""Uploads whose bytes never pass the gateway: what is asked for, and how they end."""
+"""Presigned uploads, whose bytes never pass the gateway: the offered parts, and completion."""
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_a_file_has_one_multipart_upload_however_often_it_is_offered(
     first, again = (offer(uploads, database, upload) for _ in range(2))
     assert first == again
     assert len(store.multiparts) == 2
-    # Someone who saw the upload before they were begun.
+    # `upload` is a copy read before its multipart uploads were begun.
     uploads.offer_files(database.begin, upload)
     assert len(store.multiparts) == 2
 
@@ -130,7 +130,7 @@ def test_bytes_other_than_declared_are_the_senders_fault_and_leave_nothing(
 def test_a_completion_that_the_store_broke_off_goes_on_where_it_stood(
     uploads, database, store, upload, files, monkeypatch
 ):
-    """One file is an object already, the other is still in parts."""
+    """The store fails when one file is an object already and the other is still in parts."""
     send(uploads, database, store, upload, files)
     completed = []
     whole = PresignedFolder.complete_multipart

@@ -1,6 +1,6 @@
-"""Parts put by whoever holds a URL, and what the store's signatures are worth.
+"""Parts sent to presigned URLs, and requests that the store's signature checks refuse.
 
-Everything goes over HTTP to moto, through a proxy that computes each signature again.
+Requests go over HTTP to moto, through a proxy that computes each signature again.
 """
 
 import os
@@ -23,7 +23,7 @@ EXPIRES_S = 600
 
 @pytest.fixture
 def upload(bucket):
-    """An upload of the object `up/k` that nobody has put a part of."""
+    """A multipart upload of the object `up/k` that has no parts yet."""
     multipart_id = bucket.begin_multipart("up/k")
     yield multipart_id
     bucket.abort_multipart("up/k", multipart_id)
@@ -35,8 +35,8 @@ def presign(bucket, upload, number, num_bytes, key="up/k"):
 
 
 def put(url, data, **headers):
-    """As curl would: no credentials, no proxy. The status and S3's code."""
-    # verify: to load certificates that nobody shows takes longer than all the rest.
+    """PUT as curl would, without credentials or proxy; return the status and S3's error code."""
+    # verify: loading certificates, which plain HTTP does not use, takes longer than the request.
     answer = httpx.put(url, content=data, headers=headers, trust_env=False, verify=False)
     return answer.status_code, answer.text.partition("<Code>")[2].partition("</Code>")[0]
 
@@ -60,7 +60,7 @@ def test_parts_put_by_plain_http_become_the_object_in_the_order_of_their_numbers
         url = presign(bucket, upload, number, len(parts[number]))
         assert put(url, parts[number]) == (200, "")
     assert bucket.list_parts("up/k", upload) == {1: PART_BYTES, 2: PART_BYTES, 3: 7}
-    assert keys(bucket, "up/") == [], "it appears when completed"
+    assert keys(bucket, "up/") == [], "the object appears on completion"
     bucket.complete_multipart("up/k", upload)
     assert b"".join(bucket.read("up/k")) == b"".join(parts.values())
 
@@ -111,13 +111,13 @@ def test_an_upload_that_has_ended_is_none(bucket, upload):
             bucket.list_parts("up/k", ended)
         with pytest.raises(ObjectNotFound):
             bucket.complete_multipart("up/k", ended)
-    assert put(url, b"other")[0] in (404, 500), "S3's answer, and moto's"
-    assert b"".join(bucket.read("up/k")) == b"hello", "what was completed stays as it is"
+    assert put(url, b"other")[0] in (404, 500), "S3 answers 404, moto 500"
+    assert b"".join(bucket.read("up/k")) == b"hello", "the completed object is unchanged"
 
 
 def test_a_completion_whose_answer_is_lost_leaves_the_object(bucket, s3, upload):
     put(presign(bucket, upload, 1, 5), b"hello")
-    s3.fail("unavailable", key="up/k", method="POST", times=1)  # done, but told otherwise
+    s3.fail("unavailable", key="up/k", method="POST", times=1)  # completes, but answers an error
     with pytest.raises(StorageError, match="SlowDown"):
         bucket.complete_multipart("up/k", upload)
     with pytest.raises(ObjectNotFound):

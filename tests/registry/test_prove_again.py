@@ -1,4 +1,4 @@
-"""A version for another base model becomes one for this: the same object, proved again."""
+"""A version for another base model becomes one for this model: its object is proved again."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def version(uploads, database, tmp_path):
 
 @pytest.fixture
 def newer(uploads, version, storage, clock, tmp_path):
-    """The same store and database around another base model."""
+    """Uploads on the same store and database, but for another base model."""
     base = replace(uploads.catalog.base, base_revision="f" * 64)
     return Uploads(Catalog(base, clock), storage, uploads.limits, clock, tmp_path / "work")
 
@@ -33,7 +33,7 @@ def test_the_same_object_is_the_next_version_once_it_is_proved(newer, database, 
             newer.catalog.resolve(conn, A, "pirate")
         upload = prove_again(newer, conn, A, "key-2", "pirate", 1, "prod")
         assert (upload.state, upload.files) == ("proving", {})
-        assert upload.built["passport"]["canary"] is None, "the old base's figures are not its own"
+        assert upload.built["passport"]["canary"] is None, "the old base's figures do not count"
         [claimed] = claim_proofs(newer, conn, limit=8, claim_s=1)
         assert claimed == upload
         done = finish_proof(
@@ -45,7 +45,7 @@ def test_the_same_object_is_the_next_version_once_it_is_proved(newer, database, 
         assert proved.passport["canary"]["max_effect"] == 0.5
         assert newer.catalog.resolve(conn, A, "pirate@prod") == proved.ref
         [first] = newer.catalog.list_versions(conn, A, "pirate", before=2)
-        assert first == version, "the old version is what it was"
+        assert first == version, "the old version is unchanged"
 
 
 def test_one_that_fails_on_the_new_base_stays_what_it_is(newer, database, version):

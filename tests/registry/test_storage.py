@@ -39,7 +39,7 @@ def read(storage, key, *interval):
 
 
 def unfinished(bucket, prefix):
-    """Keys of the multipart uploads that have neither been completed nor aborted."""
+    """Keys of the multipart uploads that are neither completed nor aborted."""
     found = bucket._client.list_multipart_uploads(Bucket="bucket", Prefix=prefix)
     return [upload["Key"] for upload in found.get("Uploads", [])]
 
@@ -120,7 +120,7 @@ def test_a_listing_tells_sizes_and_when_each_was_put(storage, make_file):
         storage.put(f"k{num_bytes}", make_file(bytes(num_bytes)))
     found = list(storage.list(""))
     assert {o.key: o.size_bytes for o in found} == {"k0": 0, "k7": 7, "k133": 133}
-    # S3 tells whole seconds.
+    # S3 reports whole seconds.
     assert all(int(before) <= o.modified_at <= time.time() for o in found)
 
 
@@ -197,7 +197,7 @@ def test_a_part_that_fails_is_tried_again(bucket, s3, make_file):
 
 @pytest.fixture
 def put_elsewhere():
-    """A process that puts a file into a store, until it is killed."""
+    """A function that starts a process which puts a file into a store, and can be killed midway."""
     processes = []
 
     def start(url, key, path):
@@ -216,7 +216,7 @@ def test_a_put_that_is_killed_midway_leaves_no_object_on_disk(tmp_path, put_else
     source, root = tmp_path / "pipe", tmp_path / "store"
     os.mkfifo(source)
     process = put_elsewhere(f"file://{root}", "k", source)
-    with source.open("wb", buffering=0) as pipe:  # opens when the copy has begun
+    with source.open("wb", buffering=0) as pipe:  # blocks until the copy has begun
         pipe.write(b"half")
         process.kill()
         process.wait()
@@ -281,7 +281,7 @@ def test_a_bucket_that_is_not_there_is_a_storage_error(bucket, make_file):
 
 
 def test_an_endpoint_that_does_not_answer_is_a_storage_error(signed):
-    # Nothing listens on port 1.
+    # No server listens on port 1.
     with pytest.raises(StorageError):
         open_storage("s3://bucket?endpoint_url=http://127.0.0.1:1", attempts=1).size("k")
 

@@ -1,4 +1,4 @@
-"""What the sweep takes away, and that it never takes what a row means or comes to mean."""
+"""The sweep deletes orphaned objects, but none that a row means or comes to mean meanwhile."""
 
 import itertools
 import time
@@ -29,7 +29,7 @@ A = "tenant-a"
 
 @pytest.fixture
 def clock(clock):
-    """Two hours ahead of the folder's own: everything in the store is past its grace."""
+    """A clock two hours ahead of the files' times: every object is past its grace period."""
     clock.now_s = time.time() + 2 * 3600
     return clock
 
@@ -116,7 +116,7 @@ def test_another_tenants_row_keeps_nothing_of_ours(uploads, database, storage, t
 
 
 def acting_before(database, turn, act):
-    """Opens transactions; before the one of this number, from 0, something happens elsewhere."""
+    """A `begin` that calls `act` before it opens the transaction number `turn`, counted from 0."""
     turns = itertools.count()
 
     def begin():
@@ -130,7 +130,7 @@ def acting_before(database, turn, act):
 def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
     uploads, catalog, database, storage, open_upload
 ):
-    """The sweep lists and asks ── put, row ── the sweep asks again, under the lock."""
+    """Order: the sweep lists and asks ── put, row ── the sweep asks again, under the lock."""
     failed = build_upload(uploads, database.begin, A, open_upload().upload_id)
     with database.begin() as conn:
         finish_proof(uploads, conn, failed, Proof(verdict="mismatch"), retry_s=0)
@@ -147,7 +147,7 @@ def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
 def test_an_object_that_is_swept_before_a_row_means_it_is_missed_and_put_again(
     uploads, catalog, database, storage, open_upload
 ):
-    """Put ── the sweep lists, asks, locks, deletes ── the row looks for it, under the lock."""
+    """Order: put ── the sweep lists, asks, locks, deletes ── the upload looks for it, locked."""
     upload, swept = open_upload(), []
 
     def sweep_all():

@@ -64,7 +64,7 @@ def failing(uploads, storage):
 
 @pytest.fixture
 def send(uploads, database, tmp_path, base):
-    """Create an upload and send its files; returns the upload, ready to be completed."""
+    """A function that creates an upload, sends its files and returns it, ready to be completed."""
 
     def send(files=None, **options):
         files = files or sound_files(base)
@@ -90,7 +90,7 @@ def complete(uploads, database, upload):
 
 
 def check_files(uploads, database, upload):
-    """As far as it goes without an engine."""
+    """Build the upload up to its proof, which would need an engine."""
     return build_upload(uploads, database.begin, A, upload.upload_id)
 
 
@@ -170,7 +170,7 @@ def test_another_tenant_cannot_complete(uploads, database, send):
 
 
 def damaged(base, kind):
-    """(the files, the code of the fault that they must be refused with)"""
+    """Files damaged as `kind` says, and the error code with which they must be refused."""
     tensors = make_adapter(base)
     weights, config = encode(tensors), make_config()
     header = json.loads(weights[8 : 8 + int.from_bytes(weights[:8], "little")])
@@ -233,7 +233,7 @@ def test_a_hostile_upload_is_refused_by_name_and_leaves_nothing(
     files, code = damaged(base, kind)
     upload = send(files)
     for _ in range(2):
-        # Asked again, a failed upload gives the fault that it failed with.
+        # A failed upload repeats its error when it is completed again.
         with pytest.raises(InvalidAdapter) as caught:
             complete(uploads, database, upload)
         assert caught.value.code == code
@@ -315,7 +315,7 @@ def test_an_expired_upload_is_swept_and_leaves_nothing(uploads, database, send, 
 
 
 class ActingStorage:
-    """A store beside which something happens once: `act` before or after `method`."""
+    """A store that calls `act` once, before or after its first call of the named method."""
 
     def __init__(self, storage, *, before=None, after=None, act):
         self._storage, self._before, self._after, self._act = storage, before, after, act
@@ -367,7 +367,7 @@ def test_the_same_upload_completed_twice_at_once_is_one_version(
 
 
 def test_the_slower_of_two_completes_gets_what_the_faster_made(uploads, database, send, storage):
-    """While we begin to read parts, another gateway completes the upload and discards them."""
+    """The faster gateway completes and discards the parts before the slower one reads them."""
     upload = send()
     uploads.storage = ActingStorage(
         storage, before="read", act=lambda: complete(uploads, database, upload)

@@ -1,4 +1,4 @@
-"""Checked uploads until their end: what a verdict makes of them, and who may look for one."""
+"""Checked uploads until their end: the effect of a verdict, and claims on proving an upload."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ PASSED = Proof(verdict="passed", max_effect=2.5, num_tokens=64, device_bytes=409
 
 @pytest.fixture
 def open_upload(uploads, database, base, tmp_path):
-    """An upload that has all its bytes. seed: of its weights."""
+    """A function that creates an upload and sends all its bytes. seed: the seed of its weights."""
 
     def open_upload(seed=1, create=None, **options):
         files = make_files(make_config(), encode(make_adapter(base, seed=seed)))
@@ -123,7 +123,7 @@ def test_asked_again_a_proving_upload_is_what_it_is(uploads, database, make_prov
 def test_the_object_of_a_version_of_this_adapter_needs_no_second_proof(
     uploads, catalog, database, make_proving, open_upload
 ):
-    # Both are open before either is proved, so neither is known by its files.
+    # Both are created before either is proved, so their files are not known from a version.
     first, second = open_upload(), open_upload(alias="prod")
     version = complete_and_prove(uploads, database, first)
     assert make_proving(seed=2).state == "proving"
@@ -183,7 +183,7 @@ def test_a_dry_run_ends_with_its_passport_and_nothing_else(
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
-# Who proves it
+# Claims
 
 
 def test_a_claimed_upload_is_claimed_by_nobody_else_until_the_claim_runs_out(
@@ -268,7 +268,7 @@ def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
 def test_one_that_gives_up_while_it_is_published_is_no_version(
     uploads, catalog, database, make_proving, monkeypatch
 ):
-    """The sweep of another gateway, whose clock is ahead, takes no tenant's lock."""
+    """Another gateway whose clock is ahead may give up meanwhile: sweeps take no tenant lock."""
     upload = make_proving()
     publish = catalog.publish
 

@@ -199,7 +199,7 @@ def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, connect
 
 
 def create_known(uploads, conn, files, tenant_id=A, name="pirate", alias=None, **quotas):
-    """As the gateway does."""
+    """Create an upload with the files that are known already, as the gateway does."""
     specs = declare(files)
     known = uploads.find_known(conn, tenant_id, name, specs)
     return uploads.create_upload(conn, tenant_id, "key", name, specs, alias, known=known, **quotas)
@@ -366,7 +366,7 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
     base, database, clock, tmp_path, storage
 ):
     class EndingStorage:
-        """Another gateway expires the upload while our part is on its way to the store."""
+        """Another gateway expires the upload while this one's part is on its way to the store."""
 
         def __getattr__(self, name):
             return getattr(storage, name)
@@ -387,7 +387,7 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
 
 def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path, storage):
     class RacingStorage:
-        """Another gateway takes the same part while ours is on its way to the store."""
+        """Another gateway takes the same part while this one's is on its way to the store."""
 
         def __getattr__(self, name):
             return getattr(storage, name)

@@ -1,4 +1,4 @@
-"""Any sequence of parts, completions, verdicts, waiting and sweeps, against a model of uploads."""
+"""Compares random sequences of parts, completions, verdicts, waits and sweeps with a model."""
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ from tests.registry.publishing import BASE
 A, NAME = "tenant-a", "pirate"
 HOUR_S, TTL_H, MAX_OPEN, PART_BYTES = 3600, 24, 3, 10
 
-# By variant; the last one is refused by the validator.
+# Files by kind; the validator refuses the last kind.
 CONTENTS = {
     kind: {CONFIG_FILE: kind.encode(), WEIGHTS_FILE: (kind * 7)[:25].encode().ljust(25, b".")}
     for kind in ("first", "second", "bad")
@@ -65,7 +65,7 @@ steps = st.one_of(
 
 
 class MemoryStore:
-    """Objects in memory, on the test's clock."""
+    """A store that keeps objects in memory and dates them by the test's clock."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -94,7 +94,7 @@ class MemoryStore:
 
 
 class PlainValidator:
-    """The weights are the canonical object."""
+    """A validator that takes the weights as the canonical object and refuses the config `bad`."""
 
     base = BASE
 
@@ -108,7 +108,7 @@ class PlainValidator:
 
 @dataclass
 class ModelUpload:
-    """sent: by file, the parts that were taken."""
+    """The model of an upload. sent: the accepted parts by file name."""
 
     upload: object
     kind: str
@@ -122,7 +122,7 @@ class ModelUpload:
 
 
 class Both:
-    """Uploads and their model. Each step says by the model which error it expects, if any."""
+    """Uploads and their model. Each step derives from the model which error it expects, if any."""
 
     def __init__(self, folder):
         self.engine = create_engine("sqlite://", poolclass=StaticPool)
@@ -136,7 +136,7 @@ class Both:
         self.uploads.validator = PlainValidator()
         self.hour = 0
         self.made = []
-        self.versions = {}  # live ones: number to kind
+        self.versions = {}  # live versions: kind by number
         self.num_versions = 0
         self.latest = None
         self.published = set()
@@ -251,7 +251,7 @@ class Both:
         sweep_objects(self.uploads, self.engine.begin)
         young = {k for k, (_, at) in self.store.objects.items() if at >= self.clock() - HOUR_S}
         left = set(self.store.objects) - young - self.needed() - self.restorable()
-        assert left == set(), "the sweep takes everything else"
+        assert left == set(), "the sweep left an orphan"
 
     def delete(self):
         error = None if self.versions else AdapterNotFound
@@ -259,10 +259,10 @@ class Both:
             self.catalog.delete_adapter(conn, A, NAME)
         self.versions, self.latest = {}, None
 
-    # ---- what must be so ----
+    # ---- invariants ----
 
     def needed(self):
-        """Keys in the store without which something would break."""
+        """Keys of the objects that versions, proofs and open uploads need."""
         meant = set(self.versions.values())
         meant |= {m.kind for m in self.made if m.state == "proving"}
         keys = {self.object_key(kind) for kind in meant}
@@ -276,7 +276,7 @@ class Both:
         return keys
 
     def restorable(self):
-        """Deleted versions may keep their objects for a week."""
+        """Keys of objects that deleted versions may keep for a week, until they are purged."""
         return {self.object_key(kind) for kind in self.published}
 
     @staticmethod
@@ -308,7 +308,7 @@ def run(both, step):
     if name in ("send", "send_all", "complete", "prove"):
         if not both.made:
             return
-        # The newest uploads: those that something can still happen to.
+        # Steps act on the newest uploads, since older ones have mostly ended.
         index, *rest = arguments
         arguments = [both.made[-1 - index % len(both.made)], *rest]
     getattr(both, name)(*arguments)

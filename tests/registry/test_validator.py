@@ -1,4 +1,4 @@
-"""Checks in a process of their own: what it answers, what it may, and what becomes of its end."""
+"""The validator's process: its answers, its limits, and the errors when it fails or dies."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def files(base, tmp_path):
 
 
 def pretender(tmp_path, script):
-    """An interpreter that does this instead of what it is asked."""
+    """The path of a fake Python interpreter that runs `script` whatever its arguments are."""
     path = tmp_path / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o700)
@@ -89,7 +89,7 @@ def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
 
 
 def in_a_validator(code):
-    """What such a process prints when it runs `code` after giving up what it does not need."""
+    """Output of a process that gives up its privileges as a validator does and then runs `code`."""
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport registry.validator_process as v"
     confine = "v.confine(memory_bytes=1 << 30, file_bytes=1000, cpu_s=7, open_files=9, niceness=3)"
     command = [sys.executable, "-I", "-c", f"{start}\noffline = {confine}\n{code}"]
@@ -184,7 +184,7 @@ def test_a_full_disk_is_not_the_files_fault(base, files):
 
 
 def test_memory_that_runs_out_refuses_the_file(base, files):
-    # Less than it has taken when the limit comes into force, and a header that needs more.
+    # The process holds more than the limit already when it takes effect; the header needs more.
     files[1].write_bytes(encode_header(b"{" + b" " * 1_000_000 + b"}"))
     limits = ValidatorLimits(memory_bytes=10 << 20)
     with pytest.raises(InvalidAdapter) as caught:
@@ -193,7 +193,7 @@ def test_memory_that_runs_out_refuses_the_file(base, files):
 
 
 class Held:
-    """A validator whose processes begin and end when the test says so. None of them starts well."""
+    """A validator whose processes wait until the test ends them; each ends without an answer."""
 
     def __init__(self, base, files, folder, limits):
         self._started, self._release = folder / "started", folder / "release"

@@ -1,4 +1,4 @@
-"""A small ledger with a row of every kind, made by the functions that make real ones."""
+"""A small ledger with a row of every kind, made by the gateway's own functions."""
 
 import random
 from pathlib import Path
@@ -27,11 +27,11 @@ _ENDS = (
     ("stop", "eos"), ("length", "max_tokens"), ("error", "engine_failure"), ("stop", "stop_string"),
     ("cancelled", "disconnect"), ("error", "deadline"),
 )  # fmt: skip
-"""Of requests in turn."""
+"""(finish reason, stop cause) of the requests, in turn."""
 
 
 def make_ends(count: int, seed: int) -> list[EndRecord]:
-    """An engine's ends with numbers, totals and gaps between their seqs, over some hours."""
+    """End records of an engine over some hours, with numbers, totals and gaps between seqs."""
     chance, seq, ends = random.Random(seed), 0, []
     totals = [0, 0, 0]
     for number in range(1, count + 1):
@@ -63,7 +63,7 @@ def make_ends(count: int, seed: int) -> list[EndRecord]:
 
 
 def write_engine_dir(folder: Path, posted: list[EndRecord | ResidencyRecord]) -> Path:
-    """As an engine leaves it. In between are records of requests that are open."""
+    """Write an engine's folder; start records of open requests fill the gaps between seqs."""
     (folder / "journal").mkdir(parents=True)
     (folder / "identity").write_text(f"{ENGINE} 0000000001\n")
     zeros = dict.fromkeys(
@@ -90,13 +90,13 @@ def _start(seq: int) -> StartRecord:
 
 
 def fill_ledger(database: Database, ends: list[EndRecord]) -> None:
-    """All but the last end are settled; one tenant has two statements, another has one."""
+    """Settle all ends but the last; issue two statements for one tenant and one for another."""
     database.write_sync(lambda conn: _settle(conn, ends))
     clock = [NEXT_MONTH_MS]
     statements = Statements(database, SIGNER, now_ms=lambda _: clock[0])
     for tenant_id in TENANTS[:2]:
         statements.issue(tenant_id, "2026-02")
-    # Of the month, and late: it is on the next one's.
+    # These charges are of the month but late, so the next statement has them.
     late = NEXT_MONTH_MS + HOUR_MS
     database.write_sync(lambda conn: _keep(conn, NOW_MS + 9 * HOUR_MS, late))
     clock[0] = NEXT_MONTH_MS + 31 * 24 * HOUR_MS
@@ -104,7 +104,7 @@ def fill_ledger(database: Database, ends: list[EndRecord]) -> None:
 
 
 def _settle(conn: Connection, ends: list[EndRecord]) -> None:
-    """By groups, under two prices; the rest in between."""
+    """Post the ends under two prices, with all other kinds of rows."""
     record_key(conn, SIGNER.public, NOW_MS)
     cheap = ensure_price(conn, NOW_MS)
     dear = add_price(
@@ -128,7 +128,7 @@ def _settle(conn: Connection, ends: list[EndRecord]) -> None:
             tenant_id=end.tenant_id,
             model="base" if end.adapter_digest is None else "pirate",
             num_prompt_tokens=end.num_prompt_tokens,
-            # The last one is not settled: its hold is open, and lasts.
+            # The last end is not settled: its hold stays open and does not expire.
             expires_at_ms=NOW_MS * 2 if end is ends[-1] else round(end.at * 1000) + 60_000,
             **used,
         )
@@ -152,7 +152,7 @@ def _settle(conn: Connection, ends: list[EndRecord]) -> None:
 
 
 def _other_holds(conn: Connection, price: Prices) -> None:
-    """One that was voided, one that is open."""
+    """Insert a voided hold and an open one."""
     for request_id, expires_at_ms in (("unsent", NOW_MS), ("running", NOW_MS * 2)):
         hold = make_hold(price, request_id, expires_at_ms=expires_at_ms)
         holds.insert_hold(conn, hold)
@@ -160,7 +160,7 @@ def _other_holds(conn: Connection, price: Prices) -> None:
 
 
 def _keep(conn: Connection, at_ms: int, now_ms: int) -> None:
-    """An adapter that was stored, resident and pinned for an hour; elsewhere it is free."""
+    """Charge an hour of storage, residency and pin of an adapter; other tiers are free."""
     stretches = [
         Stretch(
             kind=kind,

@@ -1,4 +1,4 @@
-"""What a budget is, in plain sums: the reference that the gateway's SQL is compared with."""
+"""A model of budgets in plain sums, with which the gateway's SQL is compared."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ class Held:
 
 @dataclass
 class BudgetModel:
-    """Of one tenant. limits: by kind.   charges: (month, amount) of every entry of usage."""
+    """Budgets of one tenant. limits: by kind.   charges: (month, amount) of usage, by request."""
 
     prompt_price: int
     token_price: int
@@ -41,7 +41,7 @@ class BudgetModel:
         return self.limits[kind] - max(self.spent(month) for month in months) - held
 
     def cover(self, prompt: int, wanted: int, answers: int, now_ms: int) -> int | None:
-        """Completion tokens; None where the prompt and one for each answer cannot be paid."""
+        """Lease in completion tokens; None if the prompt and a token per answer cannot be paid."""
         remaining = min(self.remaining(kind, now_ms) for kind in self.limits)
         if self.cost(prompt, answers) > remaining:
             return None

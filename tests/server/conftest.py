@@ -31,7 +31,7 @@ def migrated_postgres(make_postgres: Callable[[str], str], tmp_path_factory) -> 
 
 @pytest.fixture(scope="session")
 def empty_postgres(make_postgres, migrated_postgres: str) -> Iterator[Callable[[], str]]:
-    """Empties the tables of one database and gives its URL: to make one takes 50 times as long."""
+    """A function that empties a database and returns its URL; a new one takes 50 times as long."""
     url = make_postgres(migrated_postgres)
     engine = sa.create_engine(sa.engine.make_url(url))
 
@@ -47,7 +47,7 @@ def empty_postgres(make_postgres, migrated_postgres: str) -> Iterator[Callable[[
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A migrated database with nothing in it."""
+    """URL of an empty migrated database."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / DEFAULT_FILE)
         return f"sqlite:///{tmp_path / DEFAULT_FILE}"
@@ -63,7 +63,7 @@ def database(database_url: str, tmp_path: Path) -> Iterator[Database]:
 
 @pytest.fixture
 def sqlite_database(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Database]:
-    """For what takes too long twice, and for what is SQLite's own."""
+    """A SQLite database, for tests that are too slow to run twice or that concern only SQLite."""
     shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
     database = Database(data_dir=tmp_path)
     yield database
@@ -72,7 +72,7 @@ def sqlite_database(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Database]
 
 @pytest.fixture
 def postgres_database(empty_postgres, tmp_path: Path) -> Iterator[Database]:
-    """For what is PostgreSQL's own."""
+    """A PostgreSQL database, for tests that concern only PostgreSQL."""
     database = Database(empty_postgres(), data_dir=tmp_path)
     yield database
     database.close()

@@ -1,6 +1,7 @@
 """Streams one export of a data directory: python -m tests.server.export_child DATA_DIR FORMAT
 
-Prints its rows, the peak of memory in MB after the first 100,000 of them, and the peak of all.
+The process prints the number of receipts, its memory peak in MB at the first 100,000 of them, and
+its peak at the end.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from server.database.database import Database
 
 
 class Counting:
-    """An encoder that counts what it is given."""
+    """An encoder that counts receipts, and notes the memory peak at the first 100,000."""
 
     def __init__(self, format):
         self.encoder = open_encoder(format)
@@ -31,7 +32,7 @@ class Counting:
 
 
 def peak_mb():
-    # Not ru_maxrss: that begins with what the process held that forked this one.
+    # VmHWM, since ru_maxrss includes the peak of the process that forked this one.
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024
 

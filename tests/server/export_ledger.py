@@ -1,4 +1,4 @@
-"""A ledger with entries of every kind and texts of every sort, posted as real ones are."""
+"""A ledger with entries of every kind and unusual texts, posted by the gateway's functions."""
 
 import asyncio
 import random
@@ -31,7 +31,7 @@ _ENDS = (
 
 
 def use(database: Database, tenant_id: str = "ten_1", count: int = 1, **fields: Any) -> None:
-    """Hold and post requests. fields: of the end records; model, key_id: of the holds."""
+    """Hold and post requests. fields: of the end records; model and key_id are of the holds."""
     price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     asked = {name: fields.pop(name) for name in ("model", "key_id") if name in fields}
     at_ms = fields.pop("at_ms", None)
@@ -47,7 +47,7 @@ def use(database: Database, tenant_id: str = "ten_1", count: int = 1, **fields: 
 
 
 def fill(database: Database, seed: int, count: int) -> None:
-    """That many steps of one seed, each an entry or a few."""
+    """Run `count` random steps, each of which posts one or a few entries."""
     chance = random.Random(seed)
     for _ in range(count):
         tenant_id = chance.choice(("ten_1", "ten_2"))
@@ -118,7 +118,7 @@ def _give(database: Database, chance: random.Random, tenant_id: str) -> None:
 
 
 def _correct(database: Database, chance: random.Random, tenant_id: str) -> None:
-    """Of anything, if there is anything."""
+    """Reverse a random entry, if there is one."""
 
     def write(conn: Connection) -> None:
         query = sa.select(entries.c.entry_id).where(entries.c.kind != "correction")
@@ -140,7 +140,7 @@ def exported(
     through: int | None = None,
     page_size: int = 7,
 ) -> list[bytes]:
-    """The chunks of an export, or of what follows entry `after` of it."""
+    """The chunks of an export, or of its part after the entry `after`."""
 
     def begin(conn: Connection) -> tuple[int, Place | None]:
         last = last_entry_id(conn, tenant_id) if through is None else through

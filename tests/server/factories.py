@@ -1,4 +1,4 @@
-"""Small makers of what the gateway's tests are about: tenants, keys, holds, end records."""
+"""Factories for the gateway's tests: tenants, keys, holds, end records."""
 
 from engine.records import EndRecord, JournalRecords
 from server.accounts.keys import ApiKey, create_key

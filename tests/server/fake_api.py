@@ -1,4 +1,4 @@
-"""A server of fixed answers on this machine, and the command line run against it."""
+"""A local server of fixed answers, and a function that runs the command line against it."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from server.cli.main import app
 
 
 class Api:
-    """handle: answers an httpx.Request. requests: what it was asked."""
+    """An HTTP server. handle: answers an httpx.Request.   requests: all requests so far."""
 
     def __init__(self, handle):
         self.requests = []
@@ -63,7 +63,7 @@ class Api:
 
 
 def fixed(answers):
-    """answers: (status, content) by method and path; all else is not there."""
+    """A handler with fixed answers. answers: (status, content) by (method, path); else a 404."""
 
     def handle(request):
         error = {"error": {"message": "Not here.", "code": "x"}}
@@ -76,7 +76,7 @@ def fixed(answers):
 
 
 def make_run(url, monkeypatch, tmp_path):
-    """The command line, in tmp_path, with nothing of this machine's environment."""
+    """A function that runs the command line in tmp_path, without this machine's settings."""
     for name in [name for name in os.environ if name.startswith("CHORALE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CHORALE_URL", url)

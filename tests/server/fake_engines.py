@@ -1,4 +1,4 @@
-"""Engines without engines: what the gateway's tests put in place of `EnginePool`."""
+"""A fake of `EnginePool` for the gateway's tests."""
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ def make_welcome(epoch: int = 1) -> Welcome:
 
 
 def answer_at_once(message: AddRequest) -> list[RequestOutput]:
-    """Three tokens in one output, which is the last."""
+    """Three tokens in a single output."""
     output = RequestOutput(
         request_id=message.request_id,
         seq=0,
@@ -41,9 +41,9 @@ def answer_at_once(message: AddRequest) -> list[RequestOutput]:
 
 @dataclass
 class FakeEngines:
-    """Follows its script, and remembers what it was told and asked.
+    """A pool that answers by its script and records its calls.
 
-    away: those of `names` that have gone, as a request finds out there.
+    away: those of `names` that are gone, which only `generate` notices.
     """
 
     script: Script = answer_at_once

@@ -1,4 +1,4 @@
-"""The server's and the store's side of uploads, in this process, with faults on demand."""
+"""Fakes of the gateway and the store for uploads, in this process, with faults on demand."""
 
 import hashlib
 import json
@@ -56,11 +56,12 @@ def version_of(number):
 
 
 class FakeUploads:
-    """The gateway.
+    """A fake of the gateway.
 
-    faults, completions: called one by one with each PUT, or each completion, before it counts; what
-    one answers or raises replaces the server's answer.   known: names whose bytes are there.
-    part_bytes: of the largest part.   store_url: where parts may be sent by URL.
+    faults, completions, creations: functions called in turn, one with each PUT, completion or
+    creation before it takes effect; a function's answer or error replaces the gateway's answer.
+    known: adapters whose bytes the gateway has.   part_bytes: size of the largest part.
+    store_url: address of the store for presigned parts.
     """
 
     def __init__(self, part_bytes=PART_BYTES):
@@ -174,9 +175,9 @@ class FakeUploads:
 
 
 class FakeStore:
-    """Where URLs lead. epoch: what was signed in another one is too old.
+    """A fake of the store. epoch: URLs that were signed in another epoch have expired.
 
-    faults: called with each PUT, as the gateway's.   seen: the headers that came.
+    faults: functions called in turn with each PUT, as the gateway's.   seen: headers of the PUTs.
     """
 
     def __init__(self, server):
@@ -219,7 +220,7 @@ def make_adapter(folder, weights=b"w" * 37):
 
 
 class Clock:
-    """Time that passes while somebody sleeps."""
+    """A clock that moves only by the pauses of sleeps."""
 
     def __init__(self):
         self.pauses = []

@@ -1,4 +1,4 @@
-"""What FOCUS 1.2 says of its columns: facts of the published specification, tag v1.2.
+"""Columns of FOCUS 1.2: facts of the published specification, tag v1.2.
 
 https://github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, specification/columns.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Column:
-    """level: Mandatory, Recommended, Conditional.   values: the allowed ones, if not any."""
+    """A column. level: Mandatory, Recommended, Conditional.   values: allowed ones; None is any."""
 
     level: str
     is_nullable: bool
@@ -18,7 +18,7 @@ class Column:
 
 
 _VALUES = {
-    "BillingCurrency": {"USD"},  # any of ISO 4217; what we bill in
+    "BillingCurrency": {"USD"},  # FOCUS allows any of ISO 4217; bills are in USD
     "ChargeCategory": {"Usage", "Purchase", "Tax", "Credit", "Adjustment"},
     "ChargeClass": {"Correction"},
     "ChargeFrequency": {"One-Time", "Recurring", "Usage-Based"},
@@ -29,14 +29,14 @@ _VALUES = {
         "Management and Governance", "Media", "Migration", "Mobile", "Networking", "Security",
         "Storage", "Web", "Other",
     },
-    # Those of "AI and Machine Learning".
+    # Subcategories of "AI and Machine Learning".
     "ServiceSubcategory": {
         "AI Platforms", "Bots", "Generative AI", "Machine Learning",
         "Natural Language Processing", "Other (AI and Machine Learning)",
     },
 }  # fmt: skip
 
-# Column, feature level, N for "allows nulls", data type.
+# Each line: column, feature level, N if nulls are allowed, data type.
 _COLUMNS = """
 AvailabilityZone Recommended N String
 BilledCost Mandatory - Decimal
@@ -107,8 +107,8 @@ COLUMNS = {
     for name, level, nullable, type in map(str.split, _COLUMNS.split("\n")[1:-1])
 }
 
-# What a provider without regions, reservations, commitments, tags, other currencies than the one
-# that it bills in, and other kinds of accounts has to have nevertheless.
+# Conditional columns that apply to a provider without regions, reservations, commitments, tags,
+# currencies other than its billing currency, and several kinds of accounts.
 OF_OURS = {
     "ConsumedQuantity", "ConsumedUnit", "ContractedUnitPrice", "ListUnitPrice", "ResourceId",
     "ResourceName", "ResourceType", "SkuId", "SkuMeter", "SkuPriceDetails", "SkuPriceId",
@@ -116,7 +116,7 @@ OF_OURS = {
 }  # fmt: skip
 
 FORMATS = {
-    # No plus sign, separators or units; an exponent has no plus sign either.
+    # Numbers and exponents have no plus sign; separators and units are not allowed.
     "Decimal": re.compile(r"-?[0-9]+(\.[0-9]+)?(E-?[0-9]+)?"),
     "Date/Time": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z"),
     "String": re.compile(r"(?s)(?! *\Z).+"),
@@ -124,4 +124,4 @@ FORMATS = {
 }
 
 UNITS = {"Tokens", "GB-Hours", "Units"}
-"""Of those that the unit format's lists allow, the ones that we measure in."""
+"""Units that the exports use; the unit format's lists allow them."""

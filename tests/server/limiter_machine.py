@@ -1,4 +1,4 @@
-"""Everything that can happen to limits, in any order, against the model."""
+"""Compares limiters with the model over random sequences of everything that happens to limits."""
 
 import itertools
 
@@ -19,7 +19,7 @@ AMOUNTS = {
 KEYS = list(AMOUNTS)
 BORN_MS = 1_000_000_000_000
 
-# Most of what happens is small against a minute's worth, so that charges are open together.
+# Most charges and steps are small against a minute's amount, so that charges are open together.
 some_keys = st.sampled_from(
     [{KEYS[0]}, {KEYS[1]}, {KEYS[3]}, {KEYS[1]}, {KEYS[3]}, {KEYS[2], KEYS[4]}, {*KEYS}]
 )
@@ -30,7 +30,7 @@ steps_ms = st.sampled_from([1, 17, 999, 1000, 3571, 8571, 8571, 20_000, 10**9])
 
 TOKENS = Limit("tokens", "tenant", "t", 600)
 
-# Rounds: what is asked for, how long nothing happens, and which of the open ones end unused.
+# Rounds: (requested tokens, pause in ms, [(open request to release, its used tokens)]).
 refunds = st.lists(
     st.tuples(
         st.lists(st.sampled_from([1, 50, 100, 200, 300, 500]), max_size=3),
@@ -40,12 +40,12 @@ refunds = st.lists(
     max_size=8,
 )
 
-# Two that were refilled twice by a limiter that forgot what the first refund took.
+# Two late refunds for which a limiter without memory of the first counts the same refill twice.
 LATE_REFUNDS = [([100, 500], 55_000, []), ([500, 50], 0, [(0, 0), (1, 0)])]
 
 
 def check_refunds(subject, rounds):
-    """Many charges of one limit open together, released in any order: `subject` is the model."""
+    """Check that `subject` equals the model for many open charges of one limit, in any order."""
     now, log, open_ones = BORN_MS + 60_000, Log(BORN_MS, [(BORN_MS, TOKENS.amount)]), []
     numbers = itertools.count()
     for asked, wait_ms, released in rounds:
@@ -68,7 +68,7 @@ def check_refunds(subject, rounds):
 
 
 def check_expiry(subject):
-    """What is released when its time is over comes too late; a millisecond before, it does not."""
+    """Check that a release at a charge's expiry has no effect, and one a millisecond before has."""
     now, grants = BORN_MS + 60_000, []
     for name, lifetime_ms in (("late", 1000), ("in time", 1001)):
         assert subject.acquire(name, [TOKENS], [200], lifetime_ms, now) == [0]
@@ -82,7 +82,7 @@ def check_expiry(subject):
 
 
 class LimiterMachine(RuleBasedStateMachine):
-    """subject: answers as `States` does. A subclass names it."""
+    """A limiter against the model. subject: has the methods of `States`; subclasses make it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class LimiterMachine(RuleBasedStateMachine):
         grant = self.open[which % len(self.open)]
         used = None if percent is None else grant.tokens * percent // 100
         if not again:
-            # Else it is released twice, by a gateway that did not hear the answer.
+            # If kept, it may be released twice, as by a gateway that did not get the answer.
             self.open.remove(grant)
         for limit in grant.limits:
             units = used_units(limit.metric, used)
@@ -197,7 +197,7 @@ class LimiterMachine(RuleBasedStateMachine):
         backlog = log.backlog(self.now)
         assert standing.remaining == max(0, (limit.amount * 60_000 - backlog) // 60_000)
         if limit.amount:
-            # The whole of it is there after that long, and not a millisecond earlier.
+            # The whole amount is available after that time and not a millisecond earlier.
             assert standing.reset_ms == log.wait(False, limit.amount, limit.amount, self.now)
 
     def wait(self, limit, units):

@@ -1,4 +1,4 @@
-"""What a limiter has to answer, worked out from all that ever happened to a limit."""
+"""A model of limiters that derives each answer from the whole history of a limit."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -7,7 +7,11 @@ from typing import Any
 
 @dataclass
 class Log:
-    """amounts: [since, value].   charges: [at, units, expires, request_id], as they turned out."""
+    """History of a limit. at: time of the last change.   amounts: (since, value).
+
+    charges: [at, units, expires, request_id], corrected when they are released.
+    open: ids of requests that are not released.
+    """
 
     at: int
     amounts: list[tuple[int, int]]

@@ -19,7 +19,7 @@ _NAMES = ("base", "pirate@3", '=1+1, "quoted"', "'it", "né 語", "two\nlines", 
 
 
 def make_row(kind, amount, tenant_id="ten_1", *, is_charge=True, **fields):
-    """What `receipt_of` reads, but for the entry's place in the ledger."""
+    """A row as `receipt_of` reads it, without the entry's place in the ledger."""
     own, other = f"tenant/{tenant_id}", f"revenue/{kind}"
     return NO_EVENT | {
         "kind": kind,
@@ -65,7 +65,7 @@ def make_kept(kind="storage", size_bytes=12_345_678, duration_ms=3_599_993, **fi
 
 
 def make_rows(seed, count, tenant_ids=("ten_1", "ten_2")):
-    """Of every kind, by tenant."""
+    """Random rows of every kind, `count` for each tenant in turn."""
     chance, rows = random.Random(seed), []
     for tenant_id in tenant_ids:
         for _ in range(count):
@@ -90,7 +90,7 @@ def make_rows(seed, count, tenant_ids=("ten_1", "ten_2")):
 
 
 def seal(rows, signer=SIGNER, **changes):
-    """Receipts of rows, numbered, chained, signed; changes: of every one, before its signing."""
+    """Receipts of rows, numbered, chained and signed. changes: made to each before its signing."""
     receipts, last = [], {}
     for entry_id, row in enumerate(rows, start=1):
         seq, prev = last.get(row["tenant_id"], (0, GENESIS))
@@ -107,14 +107,14 @@ def seal(rows, signer=SIGNER, **changes):
 
 
 def sign(receipt, signer=SIGNER):
-    """As it is now, whatever it says."""
+    """Hash and sign a receipt with its current content, even if that is wrong."""
     unsealed = dict(receipt) | {"signing_key": signer.key_id}
     sha256 = sha256_of(unsealed)
     return unsealed | {"sha256": sha256, "signature": signer.sign(sha256)}
 
 
 def reverse(receipt):
-    """The row that undoes a receipt."""
+    """The row of a correction that reverses a receipt."""
     row = make_row(
         "correction",
         abs(receipt["amount_nanousd"]),

@@ -1,4 +1,4 @@
-"""The gateway's application around an engine that says what the test wants it to say."""
+"""The gateway's application around an engine whose outputs the test scripts."""
 
 import asyncio
 import contextlib
@@ -33,14 +33,14 @@ TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
 
 
 def token_ids(index: int) -> tuple[int, ...]:
-    """What the engine says in its index-th answer."""
+    """Tokens of the engine's answer number `index`."""
     return tuple(range(40 + 10 * index, 43 + 10 * index))
 
 
 def answer_all(message: AddRequest) -> list[RequestOutput]:
-    """Three tokens for each answer, one by one and in turn; the last output has the counts.
+    """Outputs with three tokens for each answer, one by one and in turn; the last has the counts.
 
-    Before them logprobs of the prompts, where they are asked for: a piece for each.
+    If logprobs of the prompts are asked for, an output with those of each prompt comes first.
     """
     params = message.sampling_params
     said = [(index, place) for place in range(3) for index in range(message.num_answers)]
@@ -78,7 +78,7 @@ def prompt_score(token: int) -> TokenLogprobs:
 
 
 def end_at_once(**fields: Any) -> Script:
-    """The engine ends the request before any token."""
+    """A script that ends the request before any token."""
 
     def script(message: AddRequest) -> list[RequestOutput]:
         return [RequestOutput(request_id=message.request_id, seq=0, is_last=True, **fields)]
@@ -116,7 +116,7 @@ class Product:
         return b"".join(self.gateway.base.tokenizer.vocabulary[i] for i in ids).decode()
 
     def hold(self) -> sa.Row[Any]:
-        """The newest."""
+        """The hold of the newest request."""
         request_id = self.engines.asked[-1].request_id
         query = sa.select(holds).where(holds.c.request_id == request_id)
         return self.gateway.database.write_sync(lambda conn: conn.execute(query).one())
@@ -131,7 +131,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     )
     engines = FakeEngines(answer_all)
     built = assemble(settings, DEMO, AdminKey("admin"))
-    # Its clock stands still, or limits would refill while a test runs.
+    # The limiter's clock stands still, so that no limit refills while a test runs.
     gateway = with_engines(built, engines, limiter=MemoryLimiter(lambda: NOW_MS))
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     tenant = make_tenant(gateway.database, tokens_per_minute=1000)

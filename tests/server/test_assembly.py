@@ -1,4 +1,4 @@
-"""What a gateway is made of, where its settings decide that."""
+"""Parts of a gateway that depend on its settings."""
 
 import asyncio
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
     settings = Settings(
         model=str(DEMO), data_dir=data_dir, pool_dir=pool_dir if has_pool_dir else None
     )
-    for _ in range(2):  # what a killed gateway left there is gone
+    for _ in range(2):  # the second removes files that the first left behind
         gateway = assemble(settings, DEMO, AdminKey("admin"))
         proof_dir = gateway.prover._work_dir
         assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
@@ -66,5 +66,5 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
 
     asyncio.run(run())
     assert engines.is_closed
-    # Its lock is free, so the next one starts at once.
+    # The database's lock is free, so that the next gateway starts at once.
     Database(settings.database_url, data_dir=tmp_path).close()

@@ -1,4 +1,4 @@
-"""A GPU's backend on a fake device, for engines of tests."""
+"""A GPU's backend on a fake device, for engines in tests."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def fake_backend(
     device: FakeDevice | None = None,
     **values: object,
 ) -> Backend:
-    """values: of the engine's config."""
+    """A GPU's backend on `device`. values: fields of the engine's config."""
     config = make_config(dtype=form.dtype, sliding_window=model_config.sliding_window, **values)
     device = device or FakeDevice()
     backend = assemble(config, model_config, form, weights, device, RecordingKernels(device))

@@ -1,4 +1,4 @@
-"""A device's model over several ranks in one process: a thread and a fake device for each."""
+"""A device's model on several ranks of one process, each a thread with a fake device."""
 
 import queue
 import threading
@@ -25,10 +25,10 @@ def recording(device: FakeDevice, ranks: ThreadRanks) -> RecordingKernels:
 
 
 class DeviceTeam:
-    """As tests.engine.rank_team.RankTeam, on devices.
+    """The counterpart of tests.engine.rank_team.RankTeam on fake devices.
 
-    make_device_kernels: of a device and its rank.   values: of the engine's config.
-    devices, backends, runners: of all ranks; the runners are there when `lead` has returned.
+    make_device_kernels: takes a device and its rank.   values: fields of the engine's config.
+    devices, backends, runners: one for each rank; the runners exist once `lead` has returned.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class DeviceTeam:
         self.folder = folder.parent
         self.num_swap_slots = num_swap_slots
         self.ranks = ThreadRanks.group(self.size)
-        # Of the others nobody waits for an event: they compute as soon as they are asked to.
+        # The other ranks compute as soon as they are asked to, since no one waits for their events.
         self.devices = [FakeDevice(eagerness=0.3 if i == 0 else 1.0) for i in range(self.size)]
         self.runners = [None] * self.size
         self.backends = [None] * self.size
@@ -89,7 +89,7 @@ class DeviceTeam:
         return [backend.slabs for backend in self.backends]
 
     def lead(self, tables, meter):
-        """The runner of the first rank."""
+        """Make the runner of the first rank."""
         self._make_runner(0, tables, meter)
         return LeadingRunner(self.runners[0], self, tables)
 
@@ -100,7 +100,7 @@ class DeviceTeam:
         return runner
 
     def stop(self):
-        """The other ranks are through with all their steps."""
+        """Wait until the other ranks have run all their steps and ended."""
         for steps, thread in zip(self._steps[1:], self._threads, strict=True):
             steps.put(None)
             thread.join(_TIMEOUT_S)
@@ -122,7 +122,7 @@ class DeviceTeam:
         return None
 
     def _follow(self, index, build):
-        """A rank's life, as in engine.rank_process."""
+        """Run a rank as engine.rank_process does: build, then launch and collect steps."""
         try:
             build(index)
             meter = TokenMeter(self.folder / f"meter-{index}")

@@ -1,9 +1,10 @@
-"""A device that does everything late, in any order that its streams and events allow, and tells on
-two accesses to one slab that nothing orders.
+"""A device that does work late, in any order that its streams and events allow, and reports two
+unordered accesses to one slab.
 
-Order is what happens-before says, by vector clocks: the host's, and one of every stream. Work takes
-over what the host and its stream know when it is submitted; the host learns what an event knows
-when it waits for it. What touches a slab says so while it runs, and by then the clocks are fixed.
+Order means happens-before, tracked by vector clocks of the host and of every stream. Work inherits
+the clocks of the host and of its stream when it is submitted; the host merges an event's clock
+when it waits for the event. Work reports the slabs that it touches while it runs, when its clock
+is already fixed.
 """
 
 import random
@@ -22,7 +23,7 @@ Clock = dict[int, int]
 
 
 class Race(AssertionError):
-    """Two accesses to a slab, or to pinned memory, one of them a write, and nothing orders them."""
+    """Two unordered accesses to a slab or to pinned memory, at least one of them a write."""
 
 
 @dataclass(eq=False)
@@ -47,7 +48,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Access:
-    """By the `number`-th work of a stream. what: for the message."""
+    """An access by the `number`-th work of a stream. what: its name in messages."""
 
     stream: int
     number: int
@@ -58,11 +59,12 @@ class _Access:
 
 
 class FakeDevice:
-    """arena: [slabs, slab_bytes] uint8; copies to and from it are accesses to its slabs.
+    """A simulated lora.device.Device that finds races.
 
-    eagerness: how likely some work is done while nobody waits for it.
-    free_bytes: what `measure` says, but for the graphs that `work` captured.   pool_bytes: of the
-    tensors of all graphs.   graph_bytes: that the driver keeps for each.
+    arena: [slabs, slab_bytes] uint8; copies to and from it are accesses to its slabs.
+    eagerness: probability that some work is done while no one waits for it.
+    free_bytes: the result of `measure`, less pool_bytes if its work captured graphs.
+    pool_bytes: of the tensors of all graphs.   graph_bytes: kept by the driver for each graph.
     """
 
     torch_device = torch.device("cpu")
@@ -82,7 +84,7 @@ class FakeDevice:
         self._reads: dict[int, list[_Access]] = {}
         self._running: tuple[FakeStream, Clock] | None = None
         self._late: list[Callable[[], None]] = []
-        # By address; held, so that no other tensor comes to lie there.
+        # By address; kept alive, so that no other tensor gets the same address.
         self._pinned: dict[int, torch.Tensor] = {}
         self.compute = self.stream()
 
@@ -126,7 +128,7 @@ class FakeDevice:
             _merge(self._host, event.clock)
 
     def beside(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Now, or as late as somebody waits for it."""
+        """Do the work now, or only when it is joined; chosen at random."""
         if self._random.random() < 0.5:
             work()
             return lambda: None
@@ -151,7 +153,7 @@ class FakeDevice:
 
     @property
     def num_pinned(self) -> int:
-        """Times that host memory was pinned."""
+        """How often host memory was pinned."""
         return len(self._pinned)
 
     def measure(self, work: Callable[[], None]) -> Memory:
@@ -163,11 +165,11 @@ class FakeDevice:
     def driver_bytes(self) -> int:
         return self.num_captured * self.graph_bytes
 
-    # ---- what work says of itself ----
+    # ---- accesses ----
 
     def touch(self, slabs: set[int], is_write: bool, what: str) -> None:
-        """The work that runs now reads or writes these slabs. Raises Race."""
-        assert self._running is not None, "slabs are touched by submitted work only"
+        """Record that the work that runs now reads or writes these slabs. Raises Race."""
+        assert self._running is not None, "only submitted work may touch slabs"
         stream, clock = self._running
         access = _Access(stream.number, clock[stream.number], what)
         for slab in slabs:
@@ -183,14 +185,14 @@ class FakeDevice:
                 self._reads.setdefault(slab, []).append(access)
 
     def forget(self) -> None:
-        """Accesses until now, say of a warm-up."""
+        """Forget all accesses until now, for example those of a warm-up."""
         self._writes.clear()
         self._reads.clear()
 
-    # ---- doing it ----
+    # ---- execution ----
 
     def _wander(self) -> None:
-        """Whatever may run now does, or does not."""
+        """Run a random number of work items from the fronts of the streams' queues."""
         while self._random.random() < self.eagerness:
             streams = [stream for stream in self._streams if stream.queue]
             if not streams or self._running is not None:
@@ -206,7 +208,7 @@ class FakeDevice:
         try:
             with torch.inference_mode():
                 work.run()
-            assert not self._late, "nothing waits for what was begun beside"
+            assert not self._late, "work begun beside was not joined"
         finally:
             self._running = None
 

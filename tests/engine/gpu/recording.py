@@ -1,4 +1,4 @@
-"""The kernels' torch meaning on a fake device, saying which slabs they read and write."""
+"""The torch reference kernels on a fake device, to which they report the slabs they touch."""
 
 from types import ModuleType
 
@@ -12,7 +12,7 @@ from tests.engine.gpu.fake_device import FakeDevice
 
 
 class RecordingKernels:
-    """kernels.reference, by the slabs that the inputs name at the moment a kernel runs."""
+    """kernels.reference, reporting the slabs that the inputs name when a kernel runs."""
 
     def __init__(self, device: FakeDevice, meaning: ModuleType = reference) -> None:
         self.device = device
@@ -58,7 +58,7 @@ class RecordingKernels:
     def _attended(
         self, rows: list[int], kv: torch.Tensor, work: AttentionWork, window: int | None
     ) -> None:
-        """What the rows' queries see, by their window."""
+        """Report the KV blocks that the rows' queries attend to within their window."""
         for row in rows:
             length = int(work.seq_lens[row])
             num_queries = int(work.query_starts[row + 1] - work.query_starts[row])

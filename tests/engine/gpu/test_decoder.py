@@ -1,4 +1,4 @@
-"""The device's decoder on the kernels' torch meaning, beside the CPU's decoder, step by step."""
+"""The device's decoder on the torch reference kernels gives the CPU decoder's results."""
 
 import random
 from dataclasses import replace
@@ -40,7 +40,7 @@ FAMILIES = {
 
 
 class World:
-    """A tiny model twice, each with an arena, and adapters that lie in both."""
+    """A tiny model on the device and on the CPU, each with an arena; adapters lie in both."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class World:
         return self.torch_model.forward(inputs)
 
     def step(self, batch, previous=None):
-        """(logits of its rows, finite flags of its tokens, its plan)."""
+        """Run a step on the device: (logits of its rows, finite flags of its tokens, its plan)."""
         plan = self.builder.build(batch, self.ints.numpy(), previous or {})
         inputs = self.builder.views(plan.shape, self.ints)
         self.out.logits.fill_(torch.nan)
@@ -126,7 +126,7 @@ def inference():
 
 
 def make_batches(world, chance):
-    """Prefills in chunks, decodes and both, on scattered blocks; four sequences."""
+    """Steps of four sequences on scattered blocks: prefills in chunks, decodes and both."""
     size, sequences = world.layout.block_size, []
     for number, adapter in enumerate([None, *world.tables]):
         blocks = [world.free.pop() for _ in range(-(-100 // size))]
@@ -159,7 +159,7 @@ def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
         assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
         assert finite.all()
     kinds = {shape.num_prefill_items > 0 for shape in shapes}
-    assert len(kinds) == 2, "steps of decodes and with prefills were among them"
+    assert len(kinds) == 2, "some steps had prefills and some had not"
 
 
 # ---- steps in the shape of a graph ----
@@ -174,7 +174,7 @@ COUNTS = {
     "prefills alone": ([7, 20], 32),
     "the largest": ([1] * 4 + [60], 64),
 }
-"""Tokens of the rows, and of the graph that they take, if there is one. See `graph_world`."""
+"""Tokens of each row, and tokens of the graph that fits the step or None. See `graph_world`."""
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +191,7 @@ def graph_world(tmp_path_factory):
 
 
 def make_mixed(world, counts):
-    """Rows of so many tokens behind three others each, of all adapters and of none."""
+    """A row of each count of tokens, at position 3; rows use no adapter or one of all adapters."""
     keys = sorted(n % 4 for n in range(len(counts)))
     rows, free = [], list(world.free)
     for number, (count, key) in enumerate(zip(counts, keys, strict=True)):
@@ -203,7 +203,7 @@ def make_mixed(world, counts):
 
 
 class RowByRow(TorchFunctionMode):
-    """Products of one row each: torch sums in an order that depends on how many rows there are."""
+    """Computes products row by row, since torch's order of sums depends on the number of rows."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in (torch.Tensor.matmul, linear):
@@ -212,9 +212,9 @@ class RowByRow(TorchFunctionMode):
 
 
 def run_with(world, batch, fit, captured):
-    """(tokens' logits, KV, shape) of a step that is padded by `fit`, on KV that is always the same.
+    """Run a step padded by `fit` on fixed KV: (logits of its rows, KV, shape).
 
-    captured: views that were made when other ints lay there.
+    captured: views by shape, made while the ints had other values.
     """
     rng = torch.Generator().manual_seed(1)
     world.kv[world.free] = torch.randn(len(world.free), *world.kv.shape[1:], generator=rng)
@@ -274,7 +274,7 @@ def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
     assert torch.equal(pending, known)
     world.out.tokens[2] = -1
     _, finite, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
-    assert finite.all(), "what a failed row chose is no token, and no fault of the next step"
+    assert finite.all(), "a failed row's -1 does not make the next step fail"
 
 
 def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
@@ -345,7 +345,7 @@ def test_another_adapter_in_the_arena_is_refused(tmp_path):
 
 
 class Rounding:
-    """The reference with a cache that holds what e4m3 can hold, in float32."""
+    """The reference kernels with a float32 cache whose values are rounded to e4m3."""
 
     def __getattr__(self, name):
         return getattr(reference, name)

@@ -1,4 +1,4 @@
-"""The fake device itself: what it orders, what it calls a race, and how late it is."""
+"""The fake device: the order that it keeps, the races that it reports, and late work."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def touch(device, stream, slab, is_write):
 
 
 def is_race(device, *accesses):
-    """accesses: (stream, slab, is it a write), given to the device in this order."""
+    """Whether the accesses, (stream, slab, is_write) in order of submission, are a race."""
     try:
         for access in accesses:
             touch(device, *access)
@@ -47,12 +47,12 @@ def test_nothing_is_done_before_somebody_waits_where_nothing_is_eager():
     event = device.record(device.compute)
     device.submit(device.compute, lambda: done.append(2))
     device.synchronize(event)
-    assert done == [1], "what is behind the event need not have been done"
+    assert done == [1], "work after the event is not done yet"
 
 
 @pytest.mark.parametrize("first_writes", [True, False])
 def test_two_streams_with_a_write_and_no_event_between_are_a_race(device, first_writes):
-    """Say a page-in, and a step that is given its slab; in whichever order they happen to run."""
+    """An example is a page-in and a step that is given its slab; they may run in either order."""
     copies = device.stream()
     assert is_race(device, (copies, 5, first_writes), (device.compute, 5, not first_writes))
 
@@ -66,7 +66,7 @@ def test_two_writes_are_a_race_and_two_reads_are_none(device):
 def test_a_host_that_waited_orders_what_it_submits_afterwards(device):
     copies = device.stream()
     for stream, is_write in ((copies, True), (device.compute, False), (copies, True)):
-        assert not is_race(device, (stream, 5, is_write))  # which waits
+        assert not is_race(device, (stream, 5, is_write))  # is_race waits for the work
 
 
 def test_waiting_for_an_event_says_nothing_of_what_came_behind_it(device):
@@ -99,7 +99,7 @@ def test_pinned_memory_that_is_written_before_its_copy_is_done_is_a_race(is_wait
     source = device.pinned(4, 256, dtype=torch.uint8).zero_()
     device.copy(copies, torch.empty(2, 256, dtype=torch.uint8), source[1:3])
     event = device.record(copies)
-    source[0] = 1  # nobody copies this one
+    source[0] = 1  # this element is not copied
     if is_waited_for:
         device.synchronize(event)
     source[2] = 1

@@ -1,4 +1,4 @@
-"""Which steps have a graph, and to what shape they are padded for it."""
+"""Graphs: the steps that have one, and the shape to which they are padded."""
 
 import pytest
 
@@ -64,4 +64,4 @@ def test_there_are_three_graphs_for_eight_numbers_of_tokens_and_two_for_numbers_
     shapes = list(graphs.shapes())
     assert len(shapes) == len(set(shapes)) == count == 3 * 8 + 2 * len(graphs.decode_sizes)
     sizes = [shape.num_tokens for shape in shapes]
-    assert sizes[0] == max(sizes), "the others fit into its memory"
+    assert sizes[0] == max(sizes), "the first graph's memory holds the others"

@@ -1,4 +1,4 @@
-"""The ints of a step: what the kernels are told, read back from where they lie."""
+"""The ints of a step, which describe it to the kernels, read back from memory."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def make_builder(window=None):
 
 
 def build(*rows, window=None):
-    """(views, plan) of a step, in memory that was full of other numbers."""
+    """(views, plan) of a step in memory that held other numbers before."""
     builder = make_builder(window)
     ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
     plan = builder.build(Batch(1, rows), ints.numpy(), {})
@@ -104,7 +104,7 @@ def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
     starts, needed = work.block_starts.tolist(), LAYOUT.num_blocks(50)
     assert work.blocks[starts[1] : starts[1] + needed].tolist() == [*range(needed)]
     assert inputs.positions.tolist() == [0, *range(10, 50)] + [0] * 87
-    assert inputs.slots[41:].eq(-1).all(), "padding is written nowhere"
+    assert inputs.slots[41:].eq(-1).all(), "padding has no slots"
     assert inputs.logits_indices.tolist() == [0, 40] + [0] * 6
 
 
@@ -127,7 +127,7 @@ def test_a_step_has_in_its_own_shape_no_room_for_the_kind_of_row_that_it_lacks(
 
 @pytest.mark.parametrize(("longest", "block_rows"), [(1, 16), (63, 16), (64, 64), (130, 64)])
 def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
-    """Of tokens that are neighbours and share an adapter; the base model's lie between."""
+    """A segment is adjacent tokens of one adapter; tokens of the base model are a segment too."""
     rows = (
         make_row(0, 9, name="a"),
         make_row(0, longest, "wide", "b"),
@@ -151,7 +151,7 @@ def test_long_segments_are_cut_into_large_blocks(longest, block_rows):
 
 
 def adapter_of(tables):
-    """What a BLOCK says of one."""
+    """Fields of a BLOCK that describe its adapter: depth, and addresses of tiles and scales."""
     depth = tables.tile_table.shape[2]
     return [depth, tables.tile_table.data_ptr(), tables.scales.data_ptr()]
 

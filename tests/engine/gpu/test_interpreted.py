@@ -1,4 +1,4 @@
-"""The device's decoder with the GPU's kernels, in Triton's interpreter, beside their references."""
+"""The device's decoder with the GPU's kernels in Triton's interpreter equals the references."""
 
 import random
 from dataclasses import replace
@@ -21,12 +21,13 @@ SPANS = [
     [(9, 10), (1, 2), (5, 6)],
     [(10, 11), (2, 20), (6, 7)],
 ]
-"""Positions of the base model's row, and of adapters of ranks 3 and 20: prefills, decodes, both."""
+"""Positions of three rows (base model, adapters of ranks 3 and 20) in steps of prefills, decodes
+and both."""
 
 
 @pytest.fixture(autouse=True)
 def empty_memory_is_nan():
-    """Padding is full of it in every layer; only its own tokens may be."""
+    """Empty memory is filled with NaN: padding is NaN in every layer, other tokens must not be."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

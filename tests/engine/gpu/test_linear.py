@@ -1,4 +1,4 @@
-"""FP8 weights: what they lose, and that no token depends on its neighbours."""
+"""FP8 weights: the precision that they lose, and tokens that do not depend on their neighbours."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_projections_lie_side_by_side(biases, quantization):
     weights, given, fused = make((48, 16), biases, quantization)
     x = torch.randn(7, 64)
     expected = torch.cat([DenseLinear(w, b)(x) for w, b in zip(weights, given, strict=True)], dim=1)
-    # Half a step of e4m3, 1/16, on either side of every product; they add up as noise does.
+    # Each factor of a product is off by half a step of e4m3, 1/16; the errors add up as noise.
     lost = 0.0 if quantization is None else 2 / 16 * (64**0.5) * expected.std() / 8
     assert fused(x).shape == (7, 64)
     assert (fused(x) - expected).abs().max() <= 4 * lost + 1e-5
@@ -37,7 +37,7 @@ def test_projections_lie_side_by_side(biases, quantization):
 def test_a_token_in_fp8_is_the_same_whoever_else_is_there():
     _, _, linear = make((32,), (False,), "fp8")
     x = torch.randn(9, 64)
-    x[3] *= 1000  # a neighbour whose scale is another
+    x[3] *= 1000  # a neighbour with a larger scale
     together = linear(x)
     for row in range(len(x)):
         assert (linear(x[row : row + 1]) - together[row]).abs().max() <= 1e-6 * x[row].abs().max()

@@ -1,7 +1,7 @@
-"""Steps, page-ins and swaps on a device that does everything late: nothing meets in a slab but what
-an event orders; and each race is found out when the guard against it is gone.
+"""Steps, page-ins and swaps on a device that does work late: events order all accesses to a slab,
+and each race is detected when the guard against it is removed.
 
-The churn of tests.engine.churn, with its real loader and fetcher, on the device's runner.
+The load is that of tests.engine.churn, with real loader and fetcher, on the device's runner.
 """
 
 import time
@@ -23,14 +23,14 @@ from tests.engine.test_churn import ALLOWED
 from tests.lora.factories import FORM, FetcherProcess, make_object
 from tests.tiny_models import packed_adapter
 
-NUM_SLABS = 60  # so few that requests are preempted all the time
+NUM_SLABS = 60  # so few that requests are often preempted
 
-# A race may be found in the loader's thread, which ends of it; the engine's raises it again.
+# A race in the loader's thread ends that thread; the engine's thread raises it again.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 class SlowCopies(FakeDevice):
-    """A page-in lasts for some steps: its request may be gone before it is done."""
+    """A device whose page-ins last for some steps, so that their requests may end before."""
 
     def synchronize(self, event):
         if event.stream is not self.compute:
@@ -40,7 +40,7 @@ class SlowCopies(FakeDevice):
 
 @pytest.fixture
 def world(tmp_path):
-    """Makes a churn on a device of its own, and the device."""
+    """A function that makes a churn on a new device; returns both."""
     torch.set_num_threads(1)
     started = []
 
@@ -77,7 +77,7 @@ def test_nothing_meets_in_a_slab_without_an_event_between(
     core, num_requests = churn.core, 0
     while not has_seen_all(core) or num_requests < 200 or device.num_accesses <= 10_000:
         num_requests += 100
-        assert num_requests < 3000, "it is not much of a churn"
+        assert num_requests < 3000, "the churn lacks evictions or preemptions"
         churn.run(num_requests, deadline_s=60)
     assert not churn.wrong
     assert set(churn.outcomes) <= ALLOWED
@@ -88,11 +88,14 @@ def has_seen_all(core):
     return core.adapters.num_evictions > 20 and queues.num_preemptions and queues.num_swaps
 
 
-# ---- without one of its guards each is found out ----
+# ---- races are detected when a guard is removed ----
 
 
 def is_found_out(churn, *errors):
-    """By a race, a wrong token or a failure.   errors: or by what makes no sense any more."""
+    """Whether the churn shows a race, a wrong token or a failure.
+
+    errors: other exceptions that count as detection, raised by corrupted state.
+    """
     try:
         churn.run(3000, deadline_s=120)
     except (Race, *errors):
@@ -101,7 +104,7 @@ def is_found_out(churn, *errors):
 
 
 class ForgetsSteps(Arena):
-    """Hands out at once what a step that runs still reads."""
+    """An arena that hands out slabs at once though a running step still reads them."""
 
     def retire(self, slabs):
         self._fence_step = self._finished_step
@@ -110,7 +113,7 @@ class ForgetsSteps(Arena):
 
 
 class ForgetsTheStepToCome(Arena):
-    """Hands out what the swap copies of the next step are still to read."""
+    """An arena that hands out slabs that swap copies of the next step still have to read."""
 
     def expect_step(self):
         pass
@@ -143,7 +146,7 @@ def test_host_slabs_that_another_adapter_is_given_under_a_copy_are_found_out(tmp
 
 
 def filler_of_one(folder):
-    """A filler with host memory for one adapter, and the files of two."""
+    """A filler with host memory for one adapter, its device, and the files of two adapters."""
     device = FakeDevice(eagerness=0.0)
     packed = [packed_adapter(make_object(seed), FORM, folder, WHOLE) for seed in (1, 2)]
     slab_bytes, num_slabs = FORM.layout.slab_bytes, packed[0].num_slabs
@@ -190,7 +193,7 @@ def test_tokens_that_are_read_before_their_event_are_found_out(world):
 
 
 def test_ints_of_a_graph_that_are_overwritten_while_it_is_replayed_are_found_out(world):
-    """Those of steps with prefills go by a stream of their own, in no order with the steps."""
+    """The ints of steps with prefills are copied on another stream, unordered with the steps."""
     churn, device = world(eagerness=0.3)
     runner, other, shapes = churn.core.runner, device.stream(), []
     copy, build, find = device.copy, runner.builder.build, runner.graphs.find

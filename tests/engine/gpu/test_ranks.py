@@ -1,4 +1,4 @@
-"""A device's model over several ranks says what it says on one, and every rank does the same."""
+"""A device's model on several ranks gives the tokens of one rank; all ranks do the same work."""
 
 from dataclasses import replace
 from functools import cache, cached_property, partial
@@ -45,7 +45,7 @@ def one_thread():
 
 
 class World:
-    """A model of a family, and adapters for it: objects by digest, and their refs."""
+    """A model of a family, and adapters for it as objects by digest and as refs."""
 
     def __init__(self, folder, family):
         self.folder = folder
@@ -62,7 +62,7 @@ class World:
         ]
 
     def ask(self, core, count=24):
-        """Requests of all kinds, on the base model and on every adapter; tokens by their ids."""
+        """Run requests of all kinds on the base model and all adapters; return tokens by id."""
         for number in range(count):
             ref = [None, *self.refs][number % 4]
             message = make_message(f"r{number}", prompt_len=5 + number, adapter=ref)
@@ -72,13 +72,13 @@ class World:
 
     @cached_property
     def said_by_one(self):
-        """Tokens of one device alone, which ranks of any number are compared with."""
+        """Tokens of a single device, with which those of several ranks are compared."""
         return asked_of_one(self, self.folder / "one")
 
 
 @pytest.fixture(scope="module")
 def world_of(tmp_path_factory):
-    """One a family."""
+    """A function that returns the world of a family, made once."""
     return cache(lambda family: World(tmp_path_factory.mktemp("ranked"), family))
 
 
@@ -88,7 +88,7 @@ def llama(world_of):
 
 
 def build_team(world, folder, size, make_device_kernels=recording, quantization=None, **options):
-    """(core, team) of an engine over so many ranks."""
+    """(core, team) of an engine on `size` ranks."""
     teams = []
 
     def make_team(*given):
@@ -102,7 +102,7 @@ def build_team(world, folder, size, make_device_kernels=recording, quantization=
 
 
 def asked_of_ranks(world, folder, size, count=24, **options):
-    """(tokens, core, team)"""
+    """Run requests on `size` ranks; return (tokens, core, team)."""
     core, team = build_team(world, folder, size, **options)
     tokens = world.ask(core, count)
     team.stop()
@@ -119,7 +119,7 @@ def asked_of_one(world, folder, count=24, **options):
     [
         *((family, 2) for family in FAMILIES),
         ("llama", 4),
-        # How a family is cut is seen on two ranks, and that there may be more of them on llama.
+        # Two ranks test how each family is cut; one family suffices to test four.
         *(
             pytest.param(family, 4, marks=pytest.mark.soak)
             for family in FAMILIES
@@ -194,7 +194,7 @@ def test_a_step_exchanges_two_sums_a_layer_and_its_flags_with_adapters_and_witho
 
 
 def test_fp8_over_two_ranks_loses_no_more_than_on_one(llama, tmp_path):
-    """Weights that are cut by inputs get a scale for each output and rank."""
+    """Weights that are cut along their inputs get a scale for each output and rank."""
 
     def logits_of(name, size, quantization):
         if size == 1:
@@ -216,11 +216,11 @@ def test_fp8_over_two_ranks_loses_no_more_than_on_one(llama, tmp_path):
     assert 0 < lost[1] < 1.25 * lost[0] < exact.std() / 2
 
 
-# ---- what is not finite ----
+# ---- values that are not finite ----
 
 
 class NotFinite(RecordingKernels):
-    """Keys of one token are infinite, in the first head of the last rank."""
+    """Kernels that make a key of one token infinite, in the first head of the last rank."""
 
     def __init__(self, device, ranks, token):
         super().__init__(device)
@@ -248,7 +248,7 @@ def test_what_is_not_finite_on_another_rank_fails_its_request_and_spoils_nobody(
 
 
 def run_two(world, folder, has_adapter, token):
-    """Outputs of two requests in one step, and the KV of both ranks after them."""
+    """Outputs of two requests that share a step, and the KV of both ranks afterwards."""
     core, team = build_team(world, folder, 2, lambda *rank: NotFinite(*rank, token))
     ref = world.refs[0] if has_adapter else None
     for name, length in (("a", 9), ("b", 12)):
@@ -258,7 +258,7 @@ def run_two(world, folder, has_adapter, token):
     return outputs, [runner.kv for runner in team.runners]
 
 
-# ---- memory, and what cannot be ----
+# ---- memory, and refusals ----
 
 
 def test_the_arena_has_as_many_slabs_on_all_ranks_as_fit_on_the_fullest(llama, tmp_path):

@@ -1,4 +1,4 @@
-"""What the device's runner does by itself; tests.engine.test_{runner,oracle} run it in engines."""
+"""The device's runner alone; tests.engine.test_{runner,oracle} run it in engines."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def model_dir(tmp_path_factory):
 
 
 def make_params(number):
-    """Of every kind, some with several at once."""
+    """Sampling parameters of every kind, alone and combined."""
     options = {
         "temperature": [0.0, 0.8, 1.3][number % 3],
         "top_k": [0, 5, 40][number // 2 % 3],
@@ -54,7 +54,7 @@ def make_params(number):
 
 
 def ask(core):
-    """Requests of all kinds; by id, the tokens and their logprobs."""
+    """Run requests of all kinds; return the tokens and their logprobs by request id."""
     for number in range(24):
         message = make_message(f"r{number}", prompt_len=5 + number)
         core.handle("gw", replace(message, sampling_params=make_params(number), token_lease=14))
@@ -104,8 +104,8 @@ def test_steps_run_as_graphs_with_prefills_and_without_and_those_that_score_do_n
     core.handle("gw", replace(make_message("scored", prompt_len=9), sampling_params=params))
     num_found = len(found)
     run_until_idle(core)
-    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "as it is"
-    assert len(found) == num_found + 1, "its second token is a decode"
+    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "without padding"
+    assert len(found) == num_found + 1, "the second token is a decode"
 
 
 def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):
@@ -117,7 +117,7 @@ def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(
     assert (output.stop_cause, output.num_completion_tokens) == ("engine_failure", 0)
 
 
-# ---- memory, and what cannot be ----
+# ---- memory, and refusals ----
 
 
 def make_backend(model_dir, device, **values):
@@ -156,7 +156,7 @@ def test_graphs_that_were_measured_stand_for_all(grown, num_measured, num_graphs
 
 
 class SeenShapes(TorchDispatchMode):
-    """Shapes of what an operator returned first, with each call."""
+    """Records the shape of the first tensor that an operator returns at each call."""
 
     def __init__(self, operator):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The device's choices against `engine.sampler`: same rows, same tokens, same logprobs."""
+"""The device's sampler gives the tokens and logprobs of `engine.sampler` for the same rows."""
 
 import dataclasses
 import math
@@ -37,7 +37,7 @@ def make_logits(rows, vocab=VOCAB, seed=0):
 
 
 def chosen(logits, rows, *, sources=None, previous=(), ops=reference):
-    """As engine.sampler.choose, by way of packed ints that lie between others."""
+    """Call the device's sampler as engine.sampler.choose, with packed ints amid other ints."""
     inputs = SamplingInputs.of(rows, sources or [-1] * len(rows), logits.shape[1])
     packed = inputs.pack()
     ints = torch.full((len(packed) + 8,), POISON, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""What an operator switches off on a GPU where it is broken: the tokens stay the same."""
+"""Switches that turn off features that are broken on a GPU do not change the tokens."""
 
 import logging
 from dataclasses import replace
@@ -19,9 +19,9 @@ from tests.tiny_models import save_adapter, save_model
 
 
 class Watched(FakeDevice):
-    """A device that counts graphs and work beside other work.
+    """A device that counts graphs and overlapped work.
 
-    num_good: captures that succeed after memory was measured; those behind them fail.
+    num_good: captures that succeed after memory was measured; later ones fail.
     """
 
     def __init__(self, num_good=1000):
@@ -48,7 +48,7 @@ class Watched(FakeDevice):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Makes an engine with these switches on this device, and gives the tokens that it chooses."""
+    """A function that returns the tokens of an engine with given switches on a given device."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("switches")
     model_dir, objects = save_model(folder / "model"), {}

@@ -1,4 +1,4 @@
-"""The decoder alone: its dtypes beside transformers', and what checkpoints it refuses."""
+"""The decoder alone: its precision by dtype next to transformers', and refused checkpoints."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def form_of(config, dtype=torch.float32):
 
 @torch.inference_mode()
 def last_logits(model, dtype):
-    """Of the prompt: all of it in one step, then its last token once more as a decode."""
+    """Logits of the prompt's last token: from one step of the prompt, then from a decode."""
     form = form_of(model.config, dtype)
     arena = torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
     builder = InputBuilder(arena, form, lambda key: (0, None))
@@ -53,7 +53,7 @@ def last_logits(model, dtype):
 
 
 class OneIsNotFinite(PlainKernels):
-    """A token's keys or values in one layer."""
+    """Kernels whose attention returns NaN for one token in one layer."""
 
     def __init__(self, shape, layer, token):
         super().__init__(shape)

@@ -1,4 +1,4 @@
-"""Frequencies against transformers' own, from the same config.json."""
+"""RoPE frequencies equal those that transformers derives from the same config.json."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ CASES = {
 
 
 def theirs(rope, **config):
-    """transformers' rotary embedding of heads of 128 features."""
+    """The rotary embedding of transformers for heads of 128 features."""
     values = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 131072}
     return LlamaRotaryEmbedding(LlamaConfig(**values | config, rope_parameters=dict(rope)))
 
@@ -66,7 +66,7 @@ def test_the_tables_are_those_of_transformers(case):
     cos, sin = Rope.parse(spelled(CASES[case], "transformers 5"), head_dim=128).tables(4096)
     expected = theirs(CASES[case])(torch.zeros(1), torch.arange(4096)[None])
     for ours, both_halves in zip((cos, sin), expected, strict=True):
-        # One unit in the last place of a frequency, 4096 positions on.
+        # The bound is one unit in the last place of a frequency times 4096 positions.
         torch.testing.assert_close(ours, both_halves[0, :, :64], rtol=0.0, atol=4096 * 2**-23)
 
 

@@ -1,5 +1,5 @@
-"""A model that several ranks share says what it says alone: every family, with adapters, and what
-is not finite on one rank only.
+"""A model shared by several ranks gives the results of one rank: every family, with adapters, and
+with values that are not finite on one rank only.
 """
 
 import threading
@@ -58,8 +58,8 @@ class World:
 
     @torch.inference_mode()
     def logits(self, size, make_kernels=PlainKernels, asked=ALL):
-        """In mixed steps of the requests `asked`, what the first of `size` ranks says, and which
-        tokens are finite.
+        """Logits and finite flags of the first of `size` ranks, for mixed steps of the requests
+        `asked`.
         """
         if size == 1:
             weights = StoredWeights(self.model_dir, torch.float32)
@@ -69,7 +69,7 @@ class World:
 
     def _run_rank(self, ranks, make_kernels, asked):
         weights = ShardedWeights(StoredWeights(self.model_dir, torch.float32), ranks.shard)
-        with torch.inference_mode():  # of each thread
+        with torch.inference_mode():  # the mode is per thread
             return self._run(ranks, weights, make_kernels, asked)
 
     def _run(self, ranks, weights, make_kernels, asked):
@@ -98,7 +98,10 @@ class World:
 
 
 def batches(digests, asked):
-    """A base request, and one on each adapter: most of each prompt, then its last token."""
+    """Two steps of one request on the base model and one on each adapter, or those of `asked`.
+
+    The first step has 32 tokens of each prompt, the second the rest.
+    """
     for number, (start, end) in enumerate([(0, 32), (32, None)]):
         rows = []
         for k in asked:
@@ -153,7 +156,7 @@ def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(wor
 
 
 class NotFiniteOnOneRank(PlainKernels):
-    """The last layer's attention of one token, in the heads of one of the ranks."""
+    """Kernels whose attention is NaN for one token, in the last layer and one rank's heads."""
 
     def attention(self, qkv, layer, work, norms=None, window=None):
         out = super().attention(qkv, layer, work, norms, window)

@@ -1,4 +1,4 @@
-"""Whatever manages something leaves a line: on every route, with its actor, without secrets."""
+"""Every route that manages something writes an audit line with its actor and without secrets."""
 
 from collections.abc import Iterator
 
@@ -23,10 +23,10 @@ from tests.server.api.test_isolation import (
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
 
-__all__ = ["empty", "filled", "world"]  # the fixtures of what there is
+__all__ = ["empty", "filled", "world"]  # fixtures that tests use by name
 
 MANAGES = ("PUT", "POST", "PATCH", "DELETE")
-# They change nobody's settings; what comes of an upload is told when it is published.
+# These routes change no settings; the result of an upload is audited when it is published.
 MANAGE_NOTHING = {
     "POST /tokenize", "POST /detokenize",
     "POST /v1/chat/completions", "POST /v1/completions",
@@ -63,7 +63,7 @@ def test_what_is_said_to_manage_nothing_is_there() -> None:
 
 
 def test_every_act_of_management_leaves_a_line(world: World) -> None:
-    """On every route the first request that changes something tells who did it, and no secret."""
+    """The first request of each route that changes something leaves its actor and no secret."""
     product = world.product
     actors = {True: "operator", False: f"key:{world.acme.api_key.split('-')[2]}"}
     shown = [product.gateway.pepper, world.acme.api_key]
@@ -89,13 +89,13 @@ def test_every_act_of_management_leaves_a_line(world: World) -> None:
 
 
 def late(route: str) -> tuple[bool, bool, str]:
-    """What takes away comes after what needs it."""
+    """Sort key that puts deletions, then suspensions, after the routes that need the objects."""
     return route.endswith("/suspend"), route.startswith("DELETE"), route
 
 
 @pytest.fixture(scope="module")
 def told(filled: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """With seven more lines of acme, and one of nobody's."""
+    """The filled world with seven more audit lines of acme and one without a tenant."""
     world = filled.copy(tmp_path_factory.mktemp("told"))
 
     def write(conn: sa.Connection) -> None:

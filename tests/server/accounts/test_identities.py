@@ -1,4 +1,4 @@
-"""Two gateways on one database; the clocks are handed in."""
+"""Identities of two gateways on one database, with clocks set by the tests."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ def make_identities(database, **options):
 
 
 class Clock:
-    """Of both gateways: the wall's, in Unix milliseconds, and the one that never goes back."""
+    """Clock of both gateways: wall time in Unix milliseconds, and monotonic time in seconds."""
 
     def __init__(self):
         self.passed_s = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 
 class CountingDatabase:
-    """The real one, which counts reads; `gate` holds them up."""
+    """A real database that counts its reads; `gate` delays their results."""
 
     def __init__(self, database):
         self._database = database
@@ -64,7 +64,7 @@ def tenant(database):
 
 @pytest.fixture
 def gateways(counting, clock):
-    """Here and there."""
+    """The identities of two gateways, called here and there."""
     made = (
         Identities(
             counting,

@@ -92,7 +92,7 @@ def world(database):
 
 @pytest.fixture
 def alone(sqlite_database):
-    """What does not depend on the database."""
+    """A world on SQLite alone, for tests that do not depend on the database."""
     return World(sqlite_database)
 
 
@@ -352,7 +352,7 @@ _acts = st.lists(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_nothing_that_keys_do_gives_any_of_them_more_than_the_first_has(sqlite_database, acts):
-    """The first is the operator's only; all others are its work, whatever they try."""
+    """The operator makes only the first key; all others come from keys made before."""
     world = World(sqlite_database, f"t{next(_numbers)}")
     has = frozenset({ADMIN, INFERENCE, ADAPTERS_READ})
     made = [world.make(scopes=has, max_concurrency=3)]

@@ -1,4 +1,4 @@
-"""The prover between uploads and an engine: what it hands over, and what it makes of the answer."""
+"""The prover between uploads and an engine: the proofs it asks for, and how answers are used."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ A = "tenant-a"
 
 
 class FakeEngine:
-    """Answers proofs as it is told: a Proof, an exception, or not before `go`."""
+    """An engine that answers each proof with a given Proof or exception once `go` is set."""
 
     def __init__(self, *answers):
         self.answers = list(answers)
@@ -174,7 +174,7 @@ def test_an_adapter_under_which_the_engine_dies_twice_is_not_tried_a_third_time(
 def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
     make_proving, make_prover, uploads
 ):
-    """It is there when the upload is claimed, gone when the object is fetched, and back again."""
+    """The engine is there when the upload is claimed, gone when its object is read, then back."""
     upload, storage = make_proving(), uploads.storage
 
     class RestartingEngine(FakeEngine):

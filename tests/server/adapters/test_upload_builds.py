@@ -1,4 +1,4 @@
-"""UploadBuilds under way: one an upload, few at once, one a tenant, and not without end."""
+"""UploadBuilds: one build per upload, one at a time per tenant, few at once, few that wait."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from server.faults import Fault
 
 
 class Checks:
-    """Blocks its threads until told to go on; remembers who was inside beside whom."""
+    """Blocks the threads that build until `go` is set, and records which ran at the same time."""
 
     def __init__(self):
         self.go = threading.Event()
@@ -38,7 +38,7 @@ def ask(builds, *uploads):
 
 
 async def settled():
-    """Everything that can go on without a thread has."""
+    """Let every task run until it waits for a thread."""
     for _ in range(10):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What one gateway does to adapters, another one's next request and engine know of."""
+"""A change of adapters through one gateway reaches the next request and engine of another."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ A, B = "tenant-a", "tenant-b"
 
 
 class Clock:
-    """In Unix milliseconds."""
+    """A clock in Unix milliseconds that the test sets."""
 
     now_ms = NOW_MS
 
@@ -55,7 +55,7 @@ def clock():
 
 @pytest.fixture
 def watch(sqlite_database, engines, base, clock):
-    """Has looked once: what follows is news."""
+    """A watch that has ticked once, so that it sees only later events."""
     watch = AdapterWatch(sqlite_database, engines, base.base_revision, clock)
     tick(watch)
     engines.pinned.clear()
@@ -67,7 +67,7 @@ def tick(watch):
 
 
 def publish(database, base, name="pirate", versions=1, tenant_id=A, **fields):
-    """Versions as rows; nobody is told."""
+    """Insert versions as rows, without events."""
     fields.setdefault("base_revision", base.base_revision)
     for version in range(1, versions + 1):
         database.write_sync(lambda c, v=version: add_version(c, tenant_id, name, v, **fields))
@@ -115,7 +115,7 @@ def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_i
     watch = AdapterWatch(there, engines, base.base_revision, clock)
 
     async def served():
-        """At the other gateway, by what a request does, in this event loop."""
+        """Resolve the name at the other gateway, as a request does, in this event loop."""
         return await there.read(
             lambda conn: resolve_model(conn, catalog, identity, "pirate", request_key="r")
         )
@@ -199,7 +199,7 @@ def test_pins_are_told_when_one_comes_follows_or_goes(
     tick(watch)
     move(sqlite_database, catalog, 1)
     tick(watch)
-    tick(watch)  # nothing happened
+    tick(watch)  # no new events
     first, second = (ref(sqlite_database, version=version) for version in (1, 2))
     sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "pirate"))
     tick(watch)
@@ -250,7 +250,7 @@ def test_once_a_minute_pins_are_told_again_and_old_events_go(
     assert sqlite_database.read_sync(lambda conn: conn.execute(count).scalar()) == 0
 
 
-# ---- trouble ----
+# ---- a failing database, and the cost of a tick ----
 
 
 def test_a_database_that_is_away_is_logged_once_and_nothing_is_lost(

@@ -1,4 +1,4 @@
-"""A tenant's adapters over HTTP: lists and search, versions, aliases and their past, deletion."""
+"""A tenant's adapters over HTTP: lists, search, versions, aliases and their moves, deletion."""
 
 import itertools
 import shutil
@@ -27,7 +27,7 @@ def product(migrated_sqlite, tmp_path_factory):
 
 @pytest.fixture
 def acme(product):
-    """A tenant of this test's own, with versions 1 to 3 of pirate; prod means 1, latest 3."""
+    """A new tenant for each test, with versions 1 to 3 of pirate; prod means 1, latest 3."""
     user = product.user(f"acme-{next(_numbers)}")
     for content in "123":
         make_version(user, content=content, alias="prod" if content == "1" else None)
@@ -42,14 +42,14 @@ def make_version(user, name="pirate", **options):
 
 
 def call(user, method, path, body=None):
-    """The answer of a call that succeeds."""
+    """Make a call that must succeed; return its JSON."""
     answer = user.call(method, f"/v1/adapters{path}", body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def refused(user, method, path, body=None):
-    """(status, code) of a call that is refused."""
+    """(status, code) of a call that must be refused."""
     answer = user.call(method, f"/v1/adapters{path}", body)
     return answer.status_code, answer.json()["error"]["code"]
 

@@ -29,7 +29,7 @@ def make_choice(is_chat=True, index=0, **prompt):
 
 
 def score(*token_ids):
-    """An output that only names logprobs of these tokens of the prompt."""
+    """An output that has only the logprobs of these tokens of the prompt."""
     top = ((1, -0.5), (2, -0.7))
     named = tuple(TokenLogprobs(logprob=dict(top).get(i, -3.0), top=top) for i in token_ids)
     return RequestOutput(request_id="r", seq=0, prompt_logprobs=named)
@@ -47,7 +47,7 @@ def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
 
 def test_an_event_is_one_data_line():
     answer = Answer.of("r", "m", True, "abc", "default")
-    # Python's and httpx's lines end at each of these, an event stream's at the first three.
+    # Python and httpx end a line at each of these, an event stream only at the first three.
     said = "ä\n\r\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029c"
     raw = event(answer.chunk(make_choice().chunk(Part(said))))
     assert raw.startswith(b"data: {")
@@ -131,7 +131,7 @@ def test_completion_logprobs_say_where_tokens_stand_and_name_the_chosen_one_too(
         "top_logprobs": [{"a": -0.1, " cd": -1.0}, {"bytes:\\xe2": -2.0}],
         "text_offset": [0, 3],
     }
-    # The character ends with its second token, so what follows stands one further.
+    # The character is complete with its second token, so the next offset is one higher.
     more = logprobs.render([4, 2], [TokenLogprobs(logprob=-1.0)] * 2)
     assert more["text_offset"] == [3, 4]
 

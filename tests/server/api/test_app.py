@@ -1,4 +1,4 @@
-"""The application's own rules: every endpoint asks who calls, unless it is meant for machines."""
+"""Every endpoint asks for a key, except those that are meant for machines."""
 
 import re
 
@@ -15,7 +15,7 @@ OPEN = {"/", "/health", "/ready", "/metrics", "/version"}
 
 
 class _NoMetrics:
-    """Counts nothing: these requests never come as far as a gateway."""
+    """Metrics that count nothing; these requests never reach a gateway."""
 
     def __getattr__(self, name: str) -> "_NoMetrics":
         return self
@@ -29,7 +29,7 @@ class _NoMetrics:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    """An application whose gateway holds nothing but an admin key; it is never started."""
+    """A client of an application whose gateway has only an admin key and is never started."""
     gateway = Gateway.__new__(Gateway)
     object.__setattr__(gateway, "metrics", _NoMetrics())
     object.__setattr__(gateway, "admin_key", AdminKey("the-admin-key"))
@@ -37,12 +37,12 @@ def client() -> TestClient:
     return TestClient(create_app(gateway))
 
 
-# Public keys: who checks a bill needs no account.
+# The public keys are open, since checking a bill takes no account.
 KEYLESS = {("GET", "/v1/receipts/keys")}
 
 
 def endpoints(client: TestClient) -> list[tuple[str, str]]:
-    """(method, path) of everything in the schema."""
+    """(method, path) of every operation in the schema."""
     paths = client.get("/openapi.json").json()["paths"]
     found = [(m.upper(), re.sub(r"{[^}]+}", "x", p)) for p, ms in paths.items() for m in ms]
     assert len(found) > 25

@@ -1,4 +1,4 @@
-"""What is refused before work is done for it: bodies by size, shape and time; who may send one."""
+"""Refusals before any work: bodies by size, shape and time, and callers who may not send one."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     assert (refused.value.status, refused.value.code) == (408, "body_timeout")
 
 
-# ---- who may send one ----
+# ---- callers who may send a body ----
 
 
 def parts_of(dependant: Dependant) -> list[Dependant]:
@@ -128,7 +128,7 @@ def parts_of(dependant: Dependant) -> list[Dependant]:
 
 
 def test_no_route_lets_the_framework_read_a_body(product: InProcess) -> None:
-    """It would do so before it asks who calls."""
+    """The framework would read the body before the key is checked."""
     routes = [r for r in iter_route_contexts(product.app.routes) if isinstance(r.route, APIRoute)]
     assert len(routes) > 40
     for route in routes:
@@ -136,7 +136,7 @@ def test_no_route_lets_the_framework_read_a_body(product: InProcess) -> None:
 
 
 def call_unread(product: InProcess, method: str, path: str, key: str | None) -> tuple[int, int]:
-    """(status, how often the body was asked for) of a request whose body never comes."""
+    """(status, number of reads of the body) of a request whose body never ends."""
     num_received, statuses = 0, []
 
     async def receive() -> Message:
@@ -215,7 +215,7 @@ def test_hostile_json_is_a_400_and_not_echoed(product: InProcess, body: bytes) -
         assert len(answer.content) < 1000
 
 
-# ---- what every answer says ----
+# ---- headers of every answer ----
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/admin/v1/tenants", "/nowhere", "/"])
@@ -284,7 +284,7 @@ def test_a_fault_of_ours_is_a_500_that_says_nothing(product: InProcess) -> None:
     assert answer.headers["x-request-id"]
 
 
-# ---- pages elsewhere ----
+# ---- pages of other origins ----
 
 
 def preflight(product: InProcess, origin: str) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The pool over HTTP, for operators."""
+"""The operator's routes of the engine pool."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,12 +22,12 @@ def subclasses(cls):
 
 
 def make(cls):
-    """An instance without its arguments: only its family matters to the mapping."""
+    """An instance made without arguments, since the mapping uses only its class."""
     error = cls.__new__(cls)
     Exception.__init__(error, "it failed")
     error.param = getattr(cls, "param", None)
     error.code, error.retry_after_s, error.scope = None, None, None
-    error.received_bytes = 7  # of an offset mismatch, which passes it on
+    error.received_bytes = 7  # an offset mismatch passes this on
     return error
 
 
@@ -147,7 +147,7 @@ def test_an_offset_mismatch_says_where_to_go_on():
 
 
 def test_no_error_of_another_module_is_without_a_status():
-    # UnsupportedBaseModel ends the start; no request meets it.
+    # UnsupportedBaseModel ends the start, so no request meets it.
     ours = subclasses(RegistryError) - {RegistryError, registry_errors.UnsupportedBaseModel}
     for cls in ours:
         assert isinstance(foreign_errors.from_registry(make(cls)), ApiError)

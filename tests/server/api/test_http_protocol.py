@@ -1,4 +1,4 @@
-"""Connections over real sockets: how much of a head, for how long, and how many at once."""
+"""Limits of connections over real sockets: size and time of a head, and connections at once."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Address = tuple[str, int]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Reads what there is and says how long it was."""
+    """Read the body and answer with its length."""
     size_bytes, more = 0, True
     while more:
         message = await receive()
@@ -34,7 +34,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def serving(**limits: float) -> Iterator[Address]:
-    """A server of the application above on a thread of its own."""
+    """Run a server of the application above in a thread."""
     config = Config(app, http=protocol(HttpLimits(**limits)), timeout_keep_alive=60)
     config.load()
     addresses: list[Address] = []
@@ -67,7 +67,7 @@ def serving(**limits: float) -> Iterator[Address]:
 
 
 def received(connection: socket.socket) -> bytes:
-    """All until the server hangs up."""
+    """All bytes until the server closes the connection."""
     pieces = []
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -76,7 +76,7 @@ def received(connection: socket.socket) -> bytes:
 
 
 def refusal(address: Address, *sent: bytes) -> tuple[int, str | None]:
-    """(status, code) of an answer after which the server hangs up."""
+    """Send bytes; return (status, code) of an answer after which the server closes."""
     with socket.create_connection(address, timeout=10) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             for data in sent:

@@ -1,4 +1,4 @@
-"""Completions over HTTP: their choices, streams, logprobs, and what is held for them."""
+"""Completions over HTTP: choices, streams, logprobs and holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -123,13 +123,13 @@ def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, strea
         assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
         for place, token in enumerate(prompt[1:], start=1):
             assert logprobs["token_logprobs"][place] == -token / 8
-            # The prompt's token is there whether it is likely or not.
+            # The prompt's token is listed even if it is not among the likeliest.
             assert logprobs["top_logprobs"][place][product.words([token])] == (
                 -0.25 if token == 7 else -token / 8
             )
         assert choice["text"].startswith(product.words(prompt))
         end = logprobs["text_offset"][len(prompt)]
-        assert end == len(product.words(prompt)), "the answer begins behind the echo"
+        assert end == len(product.words(prompt)), "the answer begins after the echo"
 
 
 def test_logprobs_of_a_prompt_are_listed_by_token_id(product: Product) -> None:
@@ -170,7 +170,7 @@ def test_a_last_message_of_the_assistant_is_continued_on_request(product: Produc
         return product.words(product.engines.asked[-1].prompt_token_ids)
 
     whole = prompt(add_generation_prompt=False)
-    assert prompt().startswith(whole), "without being asked, a new answer begins"
+    assert prompt().startswith(whole), "a new answer begins by default"
     begun = prompt(continue_final_message=True)
     assert begun.endswith("Good day")
     assert whole.startswith(begun)
@@ -188,7 +188,7 @@ def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(product: Pr
     assert hold.amount_nanousd == amount_nanousd(num_prompt_tokens, 0, 80, price)
     left = int(answer.headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - num_prompt_tokens - 80
-    # Used: the prompt and 12 tokens; the next request takes its own prompt and one.
+    # The first request used its prompt and 12 tokens; the next reserves its prompt and one token.
     again = product.text(max_tokens=1)
     left = int(again.headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - (num_prompt_tokens + 12) - (num_prompt_tokens + 1)

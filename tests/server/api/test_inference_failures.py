@@ -1,4 +1,4 @@
-"""Completions that fail: what the client is told, what is noted, and which engine is asked next."""
+"""Completions that fail: the client's error, the recorded failure, and the next engine."""
 
 import contextlib
 import json
@@ -157,7 +157,7 @@ def test_an_answer_that_we_broke_is_noted_before_the_client_hears_of_it(
     product: Product, fault, stream, num_outputs
 ) -> None:
     product.engines.script = lambda message: [*answer_all(message)[:num_outputs], fault]
-    with contextlib.suppress(RuntimeError):  # a server logs it and hangs up
+    with contextlib.suppress(RuntimeError):  # a server logs it and closes the connection
         answer = product.chat(stream=stream)
         assert answer.is_error or "error" in answer.text
     assert product.hold().failed_at_ms is not None
@@ -209,14 +209,14 @@ def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
     answer = product.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
     assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
-    assert settled == [None], "it counts against no limit, not as a request either"
+    assert settled == [None], "no limit counts it, not even as a request"
     assert len(product.engines.asked) == num_asked
     assert len(product.gateway.running) == 0
     assert {product.gateway.running.num_at(name) for name in names} == {0}
 
 
 def test_an_engine_that_died_of_a_request_is_not_followed_by_another(product: Product) -> None:
-    """Its journal may have it."""
+    """The dead engine's journal may hold the request."""
     product.engines.names = ("a", "b")
     product.engines.script = lambda _: [EngineDeadError("it died")]
     assert product.chat().status_code == 503

@@ -1,7 +1,7 @@
-"""Not yours and not there are one answer: on every route, by every method, for every kind of id.
+"""Objects of another tenant are answered as absent ones: on all routes, methods and kinds of ids.
 
-The routes are the application's own. One that is new fails here until it is said what it names:
-whose id its path holds, or that its answer is about the caller alone.
+The routes are read from the application. A new route fails here until this file says what it
+names: the kind of id in its path, or that its answer concerns only the caller.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 
-# The application says its routes without a gateway behind it.
+# The application lists its routes without a gateway.
 ROUTES = sorted(
     f"{method} {route.path}"
     for route in iter_route_contexts(
@@ -63,13 +63,13 @@ ROUTES = sorted(
 STATES = (COMPLETE, OPEN, PROVING, FAILED, EXPIRED, CANCELLED)
 ANSWER = "1234"
 
-# ---- what every route is about ----
+# ---- subject of every route ----
 
 FOR_ALL = {
     "GET /", "GET /health", "GET /ready", "GET /metrics", "GET /openapi.json", "HEAD /openapi.json",
     "GET /v1/receipts/keys", "GET /version",
 }  # fmt: skip
-# Nobody's id in them: what a tenant has, and what it wants checked.
+# These routes name no id: they list the caller's objects, or check files for it.
 ABOUT_THE_CALLER = {
     "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
     "GET /v1/adapters", "GET /v1/limits", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
@@ -79,11 +79,11 @@ ABOUT_THE_CALLER = {
     "GET /v1/organization/costs", "GET /v1/budgets", "GET /v1/webhook", "PUT /v1/webhook",
     "DELETE /v1/webhook", "POST /v1/webhook/test", "GET /v1/webhook/events",
 }  # fmt: skip
-# A tenant's key reads its own there, and the operator's reads of all.
+# A tenant's key reads its own usage on these routes; the operator's key reads everybody's.
 FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
-# Every key may ask how it is limited, and is told what was set, not what it has.
+# Every key may ask for its limits; the answer holds settings, not the tenant's objects.
 FOR_ANY_KEY = {"GET /v1/limits"}
-# Of the base model, which is everybody's.
+# These routes concern the base model, which all tenants share.
 ABOUT_THE_MODEL = {"GET /tokenizer_info"}
 OPENS = "POST /v1/adapters/{name}/uploads"
 NAMED_IN_BODY = {
@@ -103,7 +103,7 @@ OPERATOR = [route for route in ROUTES if " /admin/v1/" in route]
 TENANT = [route for route in ROUTES if route not in FOR_ALL and route not in OPERATOR]
 NAMING = [r for r in TENANT if r not in ABOUT_THE_CALLER | ABOUT_THE_MODEL | {OPENS}]
 
-# ---- what there is, of a tenant called acme ----
+# ---- objects of the tenant acme ----
 
 SUBJECTS = {
     "request_id": ["used", "chatcmpl-used", "entry_1"],
@@ -121,10 +121,10 @@ ABSENT = {
     "key_id": "third",
     "model": "parrot",
 }
-# Of what is named, and some that it has not.
+# Values of the other path parameters; some do not exist for the subject.
 DETAILS = {
-    "alias": ["beta", "gamma"],  # gamma never was
-    "version": ["3", "4", "9"],  # they have no alias; 4 is deleted, 9 never was
+    "alias": ["beta", "gamma"],  # gamma never existed
+    "version": ["3", "4", "9"],  # without aliases; 4 is deleted, 9 never existed
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
     "format": ["csv"],
@@ -171,7 +171,7 @@ Answer = tuple[int, str, dict[str, str]]  # status, body, headers
 
 @dataclass(frozen=True)
 class World:
-    """acme has all that can be had, or nothing yet; globex has nothing, and asks."""
+    """A gateway whose tenant acme has objects of every kind, or none yet; globex has none."""
 
     product: InProcess
     app: FastAPI
@@ -179,12 +179,12 @@ class World:
     globex: User
 
     def copy(self, folder: Path) -> "World":
-        """As it is now, for one test to change."""
+        """A copy of the current state, for one test to change."""
         shutil.copytree(self.product.gateway.settings.data_dir, folder, dirs_exist_ok=True)
         return open_world(folder, self.acme, self.globex)
 
     def ask(self, key: str | None, asked: Sequence[Request]) -> list[Answer]:
-        """What the key's holder is told, in the order of the requests."""
+        """Send the requests with this key; return the answers in order."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
 
         async def ask_all() -> list[Answer]:
@@ -199,7 +199,7 @@ class World:
         return asyncio.run(ask_all())
 
     def rows(self) -> dict[str, list[Any]]:
-        """All there is in the database."""
+        """All rows of the database, by table."""
         return self.product.gateway.database.read_sync(
             lambda conn: {
                 table.name: conn.execute(sa.select(table)).all() for table in metadata.sorted_tables
@@ -207,7 +207,7 @@ class World:
         )
 
     def key(self, user: User, *, scopes: frozenset[str] = SCOPES, **changes: Any) -> str:
-        """Another one of the user's."""
+        """Make another key of the user."""
         gateway = self.product.gateway
         return gateway.database.write_sync(
             lambda conn: create_key(
@@ -217,7 +217,7 @@ class World:
 
 
 def fill(world: World) -> None:
-    """Give acme its things, in every state that they can be in."""
+    """Give acme objects of every kind, in every state."""
 
     def do(method: str, path: str, body: Any = None) -> None:
         answer = world.acme.call(method, f"/v1/adapters/{path}", body)
@@ -244,7 +244,7 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     tenant_id = world.acme.tenant_id
     revision = world.product.gateway.base.model.base_revision
     for name, number in itertools.product(SUBJECTS["name"], (1, 2, 3, 4)):
-        # 3 is for a base that is no longer served.
+        # Version 3 is for a base model that is no longer served.
         base_revision = "0" * 64 if number == 3 else revision
         add_version(conn, tenant_id, name, number, base_revision=base_revision)
     for upload_id, state in zip(SUBJECTS["upload_id"], STATES, strict=True):
@@ -267,7 +267,7 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
 
 
 def insert_key(conn: sa.Connection, user: User, key_id: str) -> None:
-    """One that the user's own key made."""
+    """Insert a key that was made with the user's own key."""
     made_by = user.api_key.split("-")[2]
     made = sa.select(api_keys).where(api_keys.c.key_id == made_by)
     row = dict(conn.execute(made).mappings().one())
@@ -276,7 +276,7 @@ def insert_key(conn: sa.Connection, user: User, key_id: str) -> None:
 
 
 def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
-    """Of the files that OPENS declares, for pirate; it lasts."""
+    """An upload for pirate of the files that OPENS declares, which expires far in the future."""
     return Upload(
         upload_id=upload_id,
         tenant_id=tenant_id,
@@ -294,7 +294,7 @@ def make_upload(tenant_id: str, upload_id: str, state: str) -> Upload:
 
 
 def open_world(folder: Path, *users: User) -> World:
-    """users: who have keys already; else they are made."""
+    """Build a gateway on the folder's database. users: those that have keys; else they are made."""
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     if users:
         users = tuple(replace(user, product=product) for user in users)
@@ -331,7 +331,7 @@ def world(filled: World, tmp_path: Path) -> Iterator[World]:
 
 
 def requests(route: str, subject: str | None) -> list[Request]:
-    """All ways to fill in a route: its subject has that id, its details any of theirs."""
+    """Requests of a route for this subject, one for each combination of its details."""
     method, _, path = route.replace(":path}", "}").partition(" ")
     body = BODIES.get(route, {} if method in ("PUT", "POST") else None)
     if route in NAMED_IN_BODY:
@@ -345,7 +345,7 @@ def requests(route: str, subject: str | None) -> list[Request]:
 
 
 def kind_of(route: str) -> str:
-    """Which of SUBJECTS the route names."""
+    """The kind in SUBJECTS that the route names."""
     if route in NAMED_IN_BODY:
         return "model"
     kinds = [name for name in re.findall(r"\{(\w+)", route) if name in SUBJECTS]
@@ -354,9 +354,9 @@ def kind_of(route: str) -> str:
 
 
 def scope_of(route: str) -> str:
-    """By the first part of its path; of that and its method where reading has a scope of its own.
+    """Scope of a route, by method and first part of its path, or by that part alone.
 
-    Raises KeyError for one of which it is not said.
+    Raises KeyError for a route that SCOPE does not cover.
     """
     method, _, path = route.partition(" ")
     first = path.removeprefix("/v1").split("/")[1]
@@ -364,14 +364,14 @@ def scope_of(route: str) -> str:
 
 
 def query_of(path: str) -> str:
-    """A time with what there is in it, where a path is about one."""
+    """Query of a time that includes all events, for paths that need one."""
     if "/organization/" in path:
         return f"?start_time={NOW_MS // 1000}&end_time={NOW_MS // 1000 + 60}"
     return "?start=1&end=9999999999" if "usage" in path else ""
 
 
 def _answer(answer: httpx.Response) -> Answer:
-    """Without what is another at every time, and the length: that is of the id."""
+    """The answer without headers that differ each time, and without the length of the id's text."""
     others = ("x-request-id", "date", "content-length", "openai-processing-ms")
     headers = {name: value for name, value in answer.headers.items() if name not in others}
     return answer.status_code, answer.text, headers
@@ -381,7 +381,7 @@ def hide(text: str, subject: str) -> str:
     return text.replace(subject, "...")
 
 
-# ---- the claims ----
+# ---- tests ----
 
 
 def test_every_route_is_said_to_be_about_something() -> None:
@@ -394,10 +394,10 @@ def test_every_route_is_said_to_be_about_something() -> None:
 
 @pytest.mark.parametrize("route", NAMING)
 def test_anothers_answers_as_one_that_is_not_there(world: World, route: str) -> None:
-    """And the owner is served by the same request: it is a good one."""
+    """The owner's same request succeeds, which shows that it is valid."""
     kind = kind_of(route)
     if kind == "name":
-        # Using it is granted, and nothing else.
+        # The grant allows the use of `shared` and nothing else.
         world.acme.call("PUT", "/v1/adapters/shared/grants/globex")
     before = world.rows()
     absent = [
@@ -419,7 +419,7 @@ def test_anothers_answers_as_one_that_is_not_there(world: World, route: str) -> 
 
 
 def test_an_upload_under_anothers_name_is_opened_as_under_a_free_one(world: World) -> None:
-    """Also when it declares the very files that the other one's version came from."""
+    """The answers are the same even for files of which the other tenant has a version."""
     ids_and_times = re.compile(r"up_[0-9a-f]{32}|_at\":\d+")
     known = world.ask(world.acme.api_key, requests(OPENS, "pirate"))[0]
     assert '"state":"complete"' in known[1]
@@ -455,7 +455,7 @@ def test_methods_that_are_not_served_say_nothing_about_ids(world: World) -> None
         for path in {route.partition(" ")[2] for route in NAMING}
         for method in METHODS
         for kind in [kind_of(f"POST {path}")]
-        # A HEAD is a GET.
+        # Routes that serve GET serve HEAD.
         if f"{method.replace('HEAD', 'GET')} {path}" not in ROUTES
     ]
 
@@ -487,7 +487,7 @@ def test_without_a_good_key_every_route_gives_one_answer(world: World) -> None:
     refused = [world.ask(key, asked) for key in (revoked, expired, garbled, "x")]
     assert all(answer == refused[0][0] for answers in refused for answer in answers)
     assert missing[0][0] == refused[0][0][0] == 401
-    # Of the two kinds of keys, each is nothing to the other's routes.
+    # A tenant's key is unknown on the operator's routes, and the operator's key on a tenant's.
     tenants_own = [route for route in TENANT if route not in FOR_BOTH]
     for key, routes in ((good, OPERATOR), (ADMIN_KEY, tenants_own)):
         foreign = world.ask(key, [request for r in routes for request in requests(r, "pirate")])

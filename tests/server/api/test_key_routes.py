@@ -1,4 +1,4 @@
-"""Keys over HTTP, and what any Authorization header is answered."""
+"""Keys over HTTP, and the answers to arbitrary Authorization headers."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ def product(tmp_path_factory, migrated_sqlite):
 
 @pytest.fixture
 def acme(product):
-    """Another one for each test."""
+    """A new tenant for each test."""
     return product.user(f"acme{next(_numbers)}", scopes=SCOPES)
 
 
@@ -149,7 +149,7 @@ def test_an_ended_key_is_changed_and_rotated_no_more(acme):
 
 _KEY_LIKE = st.from_regex(rb"\Ask-chorale-[0-9A-Za-z'\";%\x00-]{0,60}\Z")
 _bytes = st.binary(max_size=300).map(
-    # What no HTTP parser lets through: the end of a header.
+    # Line ends are removed, since they end a header and no HTTP parser lets them through.
     lambda text: text.replace(b"\r", b"").replace(b"\n", b"")
 )
 _headers = st.one_of(
@@ -162,7 +162,7 @@ _headers = st.one_of(
 
 @pytest.fixture
 def asked(product):
-    """Every statement that the product's database is asked, and its values."""
+    """Every statement that the product's database runs, with its values."""
     asked = []
 
     def note(_conn, _cursor, text, values, *_):

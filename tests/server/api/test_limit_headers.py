@@ -1,4 +1,4 @@
-"""What answers say of their limits, and when to come back."""
+"""Headers of answers: the limits, and when to retry."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What may be asked for, by whom, and what GET /v1/limits says of it."""
+"""Limits of tenants, keys and adapters over HTTP, and the answer of GET /v1/limits."""
 
 import asyncio
 import itertools
@@ -35,14 +35,14 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("limits")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # Its clock stands still: nothing refills while a test runs.
+    # The limiter's clock stands still, so that nothing refills while a test runs.
     product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
     yield product
     product.close()
 
 
 def user_of(product: InProcess, *, key: dict[str, int] | None = None, **limits: Any) -> User:
-    """A tenant with these limits, and its key's own."""
+    """A tenant with these limits. key: the limits of its key."""
     user = product.user(f"tenant-{next(_numbers)}", **(key or {}))
     if limits:
         path = f"/admin/v1/tenants/{user.name}"
@@ -89,7 +89,7 @@ def test_a_tenant_a_key_and_an_adapter_are_limited_each_for_itself(product: InPr
     assert limits["requests", "adapter"]["id"] == "pirate"
     assert limits["requests", "adapter"]["remaining"] == 0
     assert limits["requests", "key"]["remaining"] == 0
-    assert limits["requests", "tenant"]["remaining"] == 4, "refused requests took nothing of it"
+    assert limits["requests", "tenant"]["remaining"] == 4, "refused requests do not count"
     used = sum(answer.json()["usage"]["total_tokens"] for answer in answers[:2]) // 2 * 5
     assert limits["tokens", "tenant"]["used"] == used
 
@@ -102,7 +102,7 @@ def test_every_tenant_that_may_use_an_adapter_is_under_its_limit(product: InProc
     assert guest.complete(f"{owner.name}/pirate").status_code == 200
     refused = guest.complete(f"{owner.name}/pirate")
     assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "requests;adapter")
-    assert limits_of(guest) == {}, "whose limit it is, is its owner's to see"
+    assert limits_of(guest) == {}, "only the owner sees an adapter's limits"
 
 
 def test_limits_of_an_adapter_are_set_as_a_whole_and_read_back(product: InProcess) -> None:
@@ -187,7 +187,7 @@ def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is
 
 
 class LateLimiter(MemoryLimiter):
-    """Counts in epoch 7, while the gateways have gone on to 8; hears of it `after` refreshes."""
+    """A limiter that still counts in epoch 7 and moves to the current 8 after `after` refreshes."""
 
     def __init__(self, after: int) -> None:
         super().__init__(lambda: NOW_MS)
@@ -218,12 +218,12 @@ def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
     limiter = LateLimiter(after)
     here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
     assert replace(user, product=here).complete("base").status_code == status
-    # Refused holds gave back the one request that there is.
+    # Each refused hold gave back the only request that the limit allows.
     assert limiter.released[:after] == [None] * after
     assert len(limiter.released) == after + (status == 200)
 
 
-# ---- leases ----
+# ---- token leases ----
 
 
 def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess) -> None:
@@ -237,19 +237,19 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     "max_tokens": 480})  # fmt: skip
     assert answer.status_code == 200
     message = product.engines.asked[-1]
-    assert message.token_lease == 256, "a part of what it wants, so that others get theirs"
-    # Its hold is open still: nobody settles here.
+    assert message.token_lease == 256, "the first lease is only a part"
+    # The hold is still open, since no settler runs here.
     engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
 
     async def extend(lease: int, request_id: str) -> None:
         low = LeaseLow(request_id=request_id, num_completion_tokens=lease - 64, token_lease=lease)
         leases.extend_soon(engines, low)
-        leases.extend_soon(engines, low)  # a second question of the same request is none
+        leases.extend_soon(engines, low)  # a repeated call for the same request has no effect
         await asyncio.gather(*leases._asking.values())
 
     asyncio.run(extend(256, message.request_id))
-    assert engines.extended == [], "it does not run any more"
+    assert engines.extended == [], "the request no longer runs"
     gateway.running.add(request)
     try:
         asyncio.run(extend(256, message.request_id))
@@ -258,13 +258,13 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
         assert hold
         assert (hold.token_lease, hold.amount_nanousd) == (400, budget)
         asyncio.run(extend(400, message.request_id))
-        assert len(engines.extended) == 1, "nothing is left: it stops at its last token"
+        assert len(engines.extended) == 1, "the budget is used up"
     finally:
         gateway.running.remove(request)
 
 
 class BusyDatabase:
-    """Somebody else has the row, then the ledger is away, then it says what is asked for."""
+    """A database whose writes answer in turn: a lease, 0 for a locked row, or an error to raise."""
 
     def __init__(self, answers: list[int | Exception]) -> None:
         self.answers = answers
@@ -290,7 +290,7 @@ def test_a_lease_is_asked_for_again_while_nobody_can_say(
         low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
         leases.extend_soon(engines, low)
         await asyncio.gather(*leases._asking.values())
-        assert not answers, "asked as often as that, and no more"
+        assert not answers, "every answer was asked for"
 
     engines = FakeEngines()
     asyncio.run(extend())
@@ -308,7 +308,7 @@ def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
     assert replace(user, api_key=other).complete("base").status_code == 200
 
 
-# ---- what counts ----
+# ---- counted tokens ----
 
 
 @pytest.mark.parametrize(("weight", "counted"), [(1.0, 23), (0.5, 15), (0.0, 7)])
@@ -316,7 +316,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
     product: InProcess, weight: float, counted: int
 ) -> None:
     class CachingEngines(FakeEngines):
-        """20 prompt tokens, of which 16 were found; three of an answer."""
+        """Engines whose answers have 20 prompt tokens, 16 of them cached, and 3 more tokens."""
 
         async def generate(
             self, message: AddRequest, name: str

@@ -1,4 +1,4 @@
-"""What the log says: ids and figures, whatever is sent; and that nobody waits for who reads it."""
+"""Logs hold ids and figures but no content of requests, and slow log readers delay no request."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def logged(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Logged]:
     logged.product.close()
 
 
-# ---- of requests ----
+# ---- lines of requests ----
 
 
 def test_a_requests_line_says_whose_it_was_and_how_it_went(logged: Logged) -> None:
@@ -97,7 +97,7 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
 def test_no_line_metric_or_error_holds_what_was_sent(
     logged: Logged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every place of a request holds the mark: its path, query, headers, body and key."""
+    """The mark is in every part of the requests: path, query, headers, body and key."""
     caplog.set_level(logging.DEBUG, logger="server")
     product = logged.product
     good, stranger = product.user("acme"), User(product, "", "", f"sk-chorale-{MARK}")
@@ -124,7 +124,7 @@ def test_no_line_metric_or_error_holds_what_was_sent(
     metrics = product.operator.call("GET", "/metrics").text
     assert len(logged.lines) == 34
     ours = [r.getMessage() for r in caplog.records if not r.name.startswith(("httpx", "asyncio"))]
-    for text in texts:  # a name that was asked for may be in them
+    for text in texts:  # errors may repeat a requested name
         assert PROMPT not in text
         assert HEADER not in text
     for text in (json.dumps(logged.lines), *ours, metrics):
@@ -134,7 +134,7 @@ def test_no_line_metric_or_error_holds_what_was_sent(
         assert "the-operator" not in text
 
 
-# ---- lines ----
+# ---- the log writer ----
 
 
 def test_lines_are_json_without_what_is_not_known() -> None:
@@ -169,7 +169,7 @@ def test_a_reader_that_reads_nothing_costs_lines_and_no_request() -> None:
     writer = LogWriter(stream, "json", max_lines=10)
     for number in range(50):
         writer.write({"at": 0, "number": number})
-    assert writer.num_dropped in (39, 40)  # one may be in the writer's hands
+    assert writer.num_dropped in (39, 40)  # the writer may hold one line
     may_read.set()
     writer.close()
     assert len(stream.getvalue().splitlines()) == 50 - writer.num_dropped

@@ -1,4 +1,4 @@
-"""What a scraper reads: Prometheus's own parser on what the gateway prints."""
+"""The gateway's metrics, read by Prometheus's own parser."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ Found = dict[tuple[str, str], float]
 
 
 def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
-    """By engine ("" for the gateway's own), value by sample name and tier."""
+    """Values by (sample name, tier), by engine; "" has the gateway's own."""
     figures = [
         EngineFigures(name, "ready" if found else "starting", None, found, 0)
         for name, found in stats.items()
@@ -44,13 +44,13 @@ def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
         if "le" not in sample.labels:
             found = pool.setdefault(sample.labels.get("engine", ""), {})
             series = sample.name, sample.labels.get("tier", "")
-            assert series not in found, "a series twice"
+            assert series not in found, "a series is there twice"
             found[series] = sample.value
     return pool
 
 
 def scrape(stats: EngineStats | None) -> Found:
-    """Of the one engine that there is."""
+    """Values by (sample name, tier) of a pool's single engine."""
     return scrape_pool(engine=stats)["engine"]
 
 

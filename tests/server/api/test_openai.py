@@ -1,4 +1,4 @@
-"""Requests in OpenAI's shape: what is not served is refused by name, never ignored."""
+"""Requests in OpenAI's shape: unsupported parameters are refused by name, never ignored."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The document says what the server does: every body bounded, every status and type declared."""
+"""The OpenAPI document is complete: bodies are bounded, all statuses and types declared."""
 
 import asyncio
 import shutil
@@ -55,7 +55,7 @@ def test_every_operation_says_its_key_its_answer_and_its_errors(document: dict[s
 
 
 def unbounded(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
-    """Where a string, a list or an object of the caller's own names has no limit."""
+    """Places where a string, a list or an object with free keys has no limit."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         yield from unbounded(document, document["components"]["schemas"][name], f"{at}:{name}")
@@ -89,7 +89,7 @@ def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
         if body:
             found += list(unbounded(document, body["schema"], name))
         for parameter in operation.get("parameters", ()):
-            if parameter["in"] != "path":  # an address as a whole has one
+            if parameter["in"] != "path":  # the length of a path is limited as a whole
                 at = f"{name}?{parameter['name']}"
                 found += list(unbounded(document, parameter["schema"], at))
     assert found == []
@@ -99,7 +99,7 @@ def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
 
 
 async def send(product: InProcess, case: Case, key: str) -> httpx.Response:
-    """Without a socket; the answer of an application that hangs is none."""
+    """Send a case without a socket; raise TimeoutError if the application hangs for 10 s."""
     asked = case.as_transport_kwargs(base_url="http://gateway")
     body = asked.get("data")
     headers = {
@@ -121,7 +121,7 @@ async def send(product: InProcess, case: Case, key: str) -> httpx.Response:
 
 
 def ask_everything(product: InProcess, num_examples: int) -> None:
-    """Seeded requests, good ones and bad ones, to every operation, with a key that it takes."""
+    """Send seeded valid and invalid requests to every operation, with an accepted key."""
     tenant = product.user(f"asks-{num_examples}", scopes=SCOPES)
     schema = schemathesis.openapi.from_dict(product.app.openapi())
     asked = settings(
@@ -138,7 +138,7 @@ def ask_everything(product: InProcess, num_examples: int) -> None:
         answered: list[int] = []
         asked(given(case=operation.as_strategy())(asking(product, key, answered)))()
         assert answered, operation.label
-        if operation.body or operation.query:  # else there is nothing to do wrong
+        if operation.body or operation.query:  # other operations have no invalid requests
             bad = operation.as_strategy(GenerationMode.NEGATIVE)
             asked(given(case=bad)(asking(product, key, answered)))()
 

@@ -1,4 +1,4 @@
-"""OpenAI's usage and costs over HTTP: shapes, filters, groups, pages, whose usage it is."""
+"""OpenAI's usage and costs over HTTP: shapes, filters, groups, pages and tenants."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def product(migrated_sqlite, tmp_path_factory):
 
 @pytest.fixture
 def acme(product) -> User:
-    """Another tenant for every test."""
+    """A new tenant for each test."""
     return product.user(f"acme-{next(NUMBERS)}")
 
 
@@ -57,7 +57,7 @@ def use(user, *requests):
 
 
 def ask(user, what, *, start_time=MIDNIGHT, **params):
-    """The answer, which OpenAI's own types must take."""
+    """The answer's JSON, which must validate against OpenAI's own types."""
     answer = user.call("GET", path(what, start_time=start_time, **params))
     assert answer.status_code == 200, answer.text
     SHAPES[what].model_validate(answer.json(), strict=True)
@@ -250,7 +250,7 @@ def test_costs_are_filtered_and_grouped(acme):
         (COMPLETIONS, {"start_time": "yesterday"}, "start_time"),
         (COMPLETIONS, {"start_time": -1}, "start_time"),
         (COMPLETIONS, {"start_time": 10**15}, "start_time"),
-        (COMPLETIONS, {"start_time": 253_402_300_000}, "start_time"),  # before which nothing is
+        (COMPLETIONS, {"start_time": 253_402_300_000}, "start_time"),  # later than now
         (COMPLETIONS, {"start_time": 5, "end_time": 5}, "end_time"),
         (COMPLETIONS, {"start_time": 5, "bucket_width": "1w"}, "bucket_width"),
         (COSTS, {"start_time": 5, "bucket_width": "1h"}, "bucket_width"),
@@ -266,7 +266,7 @@ def test_costs_are_filtered_and_grouped(acme):
         (COMPLETIONS, {"start_time": 5, "models": ["m"] * 101}, "models"),
         (COMPLETIONS, {"start_time": 5, "models": "m" * 257}, "models.0"),
         (COMPLETIONS, {"start_time": 5, "batch": "perhaps"}, "batch"),
-        (COSTS, {"start_time": 5, "models": "base"}, "models"),  # not served, so not ignored
+        (COSTS, {"start_time": 5, "models": "base"}, "models"),  # unsupported, so refused
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(acme, what, params, param):

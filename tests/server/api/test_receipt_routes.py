@@ -41,7 +41,7 @@ def hold(user, request_id):
 
 
 def use(user, request_id, seq=1, **fields):
-    """A request that was held and settled."""
+    """Hold and settle a request."""
     hold(user, request_id)
     record = make_end(seq, request_id, tenant_id=user.tenant_id, **fields)
     signer = user.product.gateway.signer

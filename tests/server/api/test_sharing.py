@@ -1,4 +1,4 @@
-"""Over HTTP: adapters that others may use, versions behind one name, and pins."""
+"""Shared adapters, aliases with a canary, and pins, over HTTP."""
 
 import shutil
 
@@ -37,7 +37,7 @@ def product(make_product):
 
 @pytest.fixture
 def acme(product):
-    """Has an adapter, pirate, of one version."""
+    """A tenant with an adapter, pirate, of one version."""
     return with_pirate(product)
 
 
@@ -53,7 +53,7 @@ def with_pirate(product):
 
 
 def publish(user, name, version=1, **fields):
-    """A version as the registry would have made it."""
+    """Insert a version as the registry would."""
     gateway = user.product.gateway
     fields.setdefault("base_revision", gateway.base.model.base_revision)
     gateway.database.write_sync(
@@ -73,7 +73,7 @@ def share(owner, tenant, name="pirate"):
 
 
 def served(answer):
-    """The digest of what ran."""
+    """Digest of the adapter that served the answer."""
     assert answer.status_code == 200, answer.text
     return answer.headers["x-chorale-adapter-digest"]
 
@@ -117,7 +117,7 @@ ABSENT += ["acme/pirate@beta", "acme/", "/pirate", "acme/pirate/pirate", "ACME/p
 
 @pytest.mark.parametrize("model", ABSENT)
 def test_what_is_not_shared_answers_exactly_as_what_is_not_there(acme, globex, model):
-    """secret: acme's, and not shared; pirate is, so that only a part of its name is wrong."""
+    """acme's adapter secret is not shared; pirate is, so that names may be wrong in one part."""
     publish(acme, "secret")
     share(acme, "globex")
 
@@ -212,7 +212,7 @@ def test_anothers_adapter_is_not_there(acme, globex, method, path):
 
 
 def weigh(acme):
-    """Version 2, with version 1 for half of the requests; by digest."""
+    """Make latest version 2 with version 1 as a 50 % canary; return the digests of both."""
     publish(acme, "pirate", 2)
     body = {"version": 2, "canary": {"version": 1, "percent": 50}}
     assert acme.call(PUT, "/v1/adapters/pirate/aliases/latest", body).status_code == 200
@@ -254,7 +254,7 @@ def test_a_pin_is_shown_with_its_price(acme):
     shown = acme.call(GET, "/v1/adapters/pirate").json()["pin"]
     assert shown == {name: pinned[name] for name in shown}
     assert (shown["version"], shown["size_bytes"]) == (2, 5_000_000)
-    assert shown["price_nanousd_per_hour"] == 200_000  # four cents a GB
+    assert shown["price_nanousd_per_hour"] == 200_000  # 4 cents per GB and hour
     assert acme.call(GET, "/v1/adapters").json()["data"][0]["pin"] == shown
     for _ in range(2):
         assert acme.call(DELETE, "/v1/adapters/pirate/pin").status_code == 200
@@ -269,7 +269,7 @@ def test_a_pin_follows_latest_and_ends_with_the_adapter(product, acme):
     acme.call(PUT, "/v1/adapters/pirate/aliases/beta", {"version": 2})
     assert acme.call(GET, "/v1/adapters/pirate").json()["pin"]["version"] == 1
     acme.call(DELETE, "/v1/adapters/pirate")
-    # Both may begin in one millisecond.
+    # Both pins may begin in the same millisecond.
     order = adapter_pins.c.pinned_at_ms, adapter_pins.c.version.desc()
     query = sa.select(adapter_pins).order_by(*order)
     rows = product.gateway.database.read_sync(lambda conn: conn.execute(query).all())

@@ -14,7 +14,7 @@ from tests.server.fake_api import Api, fixed, make_run
 from tests.server.in_process import InProcess
 
 MONTH = "2026-02"
-"""Of NOW_MS."""
+"""Month of NOW_MS."""
 
 
 @pytest.fixture

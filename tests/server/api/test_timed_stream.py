@@ -1,4 +1,4 @@
-"""A stream is over at its time, and says so once, whatever its client does."""
+"""A stream ends at its time limit and calls on_end once, whatever its client does."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
 
 class Stream:
-    """A body without end, and how often it was said to be over."""
+    """An endless body, and the number of calls of on_end."""
 
     def __init__(self) -> None:
         self.num_sent = 0
@@ -24,7 +24,7 @@ class Stream:
         self.num_ends += 1
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Takes the status and the first event; then its buffers are full."""
+        """Take the status and the first event, and then block as a full buffer does."""
         self.num_sent += 1
         if self.num_sent > 2:
             await asyncio.Event().wait()

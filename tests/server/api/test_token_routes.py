@@ -1,4 +1,4 @@
-"""Text to tokens and back over HTTP; what else a client asks of a server before it begins."""
+"""Tokenize and detokenize over HTTP, and other requests that clients make at their start."""
 
 import shutil
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("tokens")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # Its clock stands still, or a limit would refill while a test runs.
+    # The limiter's clock stands still, so that no limit refills while a test runs.
     product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
     yield product
     product.close()

@@ -1,4 +1,4 @@
-"""Uploads over HTTP, without a socket and around an engine that proves what it is told to."""
+"""Uploads over HTTP, without a socket and with an engine whose verdicts the tests set."""
 
 import asyncio
 import hashlib
@@ -35,7 +35,7 @@ DECLARED = {
 
 
 class FakeEngine:
-    """Proves as it is told, and not before `go`."""
+    """An engine that answers with `proof`, but not while `is_held`."""
 
     def __init__(self) -> None:
         self.proof = Proof(verdict="passed", device_bytes=4096)
@@ -48,7 +48,7 @@ class FakeEngine:
 
 
 class Client:
-    """A user's client in a running gateway."""
+    """A user's client of a running gateway."""
 
     def __init__(self, gateway: Gateway, http: httpx.AsyncClient) -> None:
         self.gateway = gateway
@@ -89,7 +89,7 @@ def user(product: InProcess) -> User:
 
 @pytest.fixture
 def with_client(product: InProcess, user: User, engine: FakeEngine, monkeypatch):
-    """Runs a test's steps beside the gateway's prover."""
+    """A function that runs a test's steps while the gateway's prover runs."""
     monkeypatch.setattr(routes, "_PROOF_WAIT_S", 10.0)
 
     def run(steps: Callable[[Client], Awaitable[None]]) -> None:
@@ -243,7 +243,7 @@ def test_files_that_were_uploaded_before_are_complete_at_once(with_client) -> No
         again = (await client.create(alias="prod")).json()
         assert (again["state"], again["version"]["version"]) == ("complete", version["version"])
         assert {f["received_bytes"] - f["size_bytes"] for f in again["files"].values()} == {0}
-        # A script that sends them all the same, and completes, comes to the same end.
+        # A client that still sends the files and completes the upload gets the same version.
         await client.send(again)
         assert (await client.complete(again)).json()["version"] == again["version"]
         aliases = (await client.http.get("/v1/adapters/one")).json()["aliases"]
@@ -284,7 +284,7 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
         url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
 
         async def send_beside(**parts: int) -> httpx.Response:
-            """While so many parts of each tenant are on their way."""
+            """Send a part while each tenant has the given number of parts under way."""
             with ExitStack() as places:
                 for tenant_id, count in parts.items():
                     for _ in range(count):
@@ -322,7 +322,7 @@ def test_a_cancelled_upload_leaves_nothing_and_makes_room(with_client, product: 
 
 
 class StoreWithoutParts(PresignedFolder):
-    """Takes objects; whoever wants URLs for parts finds it down."""
+    """A store that takes objects but fails when a multipart upload begins."""
 
     def begin_multipart(self, key: str) -> str:
         raise StorageError(key=key, reason="the store is down")

@@ -1,4 +1,4 @@
-"""The auditor on a small ledger with a row of every kind, healthy and with one thing changed."""
+"""The auditor on a small ledger with a row of every kind, unchanged and with one change."""
 
 import asyncio
 import shutil
@@ -88,7 +88,7 @@ class Audited:
 
 @pytest.fixture(scope="module")
 def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Audited]:
-    """For tests that leave it as it is."""
+    """A ledger for tests that do not change it."""
     folder = tmp_path_factory.mktemp("audited")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     database = Database(data_dir=folder)
@@ -99,7 +99,7 @@ def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def ledger_of(shared: Audited, tmp_path: Path) -> Iterator[Audited]:
-    """A copy, for one test to change."""
+    """A copy of the ledger, for one test to change."""
     path = str(shared.database.url.database)
     with (
         closing(sqlite3.connect(path)) as source,
@@ -116,7 +116,7 @@ def shown(report: Report) -> list[str]:
     return [f"{finding.check}: {finding.subject}: {finding.detail}" for finding in report.findings]
 
 
-# ---- a healthy one ----
+# ---- a healthy ledger ----
 
 
 def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
@@ -141,7 +141,7 @@ def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
 
 
 def test_nothing_is_found_while_others_post(ledger_of):
-    """Between any two statements of the audit, as long as there is something to post."""
+    """A request is posted between any two statements of the audit, until five are posted."""
     database, price = ledger_of.database, make_price(ledger_of.database)
     names = iter([f"late{number}" for number in range(5)])
 
@@ -167,15 +167,15 @@ def test_an_audit_since_a_time_looks_at_what_was_posted_since_then(ledger_of):
     posted = ledger_of.database.read_sync(lambda conn: conn.execute(query).scalar_one())
     assert shown(report) == []
     assert 0 < report.checks["receipts"].num_rows == posted < report.checks["entry ids"].num_rows
-    assert report.checks["accounts"].num_rows == 4, "sums are of all time"
+    assert report.checks["accounts"].num_rows == 4, "sums cover all time"
 
 
-# ---- one thing changed ----
+# ---- one change ----
 
 
 @dataclass(frozen=True)
 class Change:
-    """column: None: the whole row is deleted, or there again under another key."""
+    """A change of one row. column: None deletes the row, or copies it with the keys in `value`."""
 
     table: sa.Table
     row: dict[str, Any]
@@ -183,7 +183,7 @@ class Change:
     value: Any = None
 
     def apply(self, conn: sa.Connection) -> None:
-        """Raises IntegrityError where the database itself refuses it."""
+        """Make the change. Raises IntegrityError where the database refuses it."""
         is_it = [self.table.c[c.name] == self.row[c.name] for c in self.table.primary_key]
         if self.column is not None:
             conn.execute(sa.update(self.table).where(*is_it).values({self.column: self.value}))
@@ -193,7 +193,7 @@ class Change:
             conn.execute(sa.insert(self.table).values(self.row | self.value))
 
     def names(self) -> set[str]:
-        """What of it a finding may name: the row as it was, or as it is."""
+        """Names that a finding may use for the row, as it was or as it is."""
         now = self.row | ({self.column: self.value} if self.column else self.value or {})
         return {name for row in (self.row, now) for name in _names(self.table, row)}
 
@@ -220,21 +220,21 @@ def _names(table: sa.Table, row: dict[str, Any]) -> list[str]:
             return [f"engine {row['engine_id']}"]
         case "ledger_head":
             return ["ledger head", "entry ", "entries "]
-    return ["entry "]  # a price or a key: each entry that it was used for
+    return ["entry "]  # a price or a key: any entry that uses it
 
 
 def rows_of(conn: sa.Connection, table: sa.Table) -> list[dict[str, Any]]:
     query = sa.select(table).order_by(*table.primary_key)
     rows = [dict(row) for row in conn.execute(query).mappings()]
-    # What nothing was priced, or posted, by has nothing to be compared with.
+    # Holds that were never posted have nothing to be compared with.
     if table is holds:
         return [row for row in rows if row["state"] == "posted"]
     return rows
 
 
 def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
-    """Every change of one row that is said to matter."""
-    # The same statement could be issued again, unless another one goes on from it.
+    """Every change of one row that the auditor must find."""
+    # A deleted statement could be issued again the same, unless a later statement follows it.
     if table is not statements or (row["tenant_id"], row["period"]) == ("ten_1", "2026-02"):
         yield Change(table, row, None)
     if (twin := _twin(table, row)) is not None:
@@ -247,7 +247,7 @@ def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
 
 
 def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
-    """The keys of a second row that says the same."""
+    """Keys of a duplicate of the row."""
     match table.name:
         case "entries":
             return {
@@ -276,7 +276,7 @@ def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
 def _is_unused(table: sa.Table, row: dict[str, Any], column: str) -> bool:
     if table is price_versions and row["price_version"] == 1:
         return column in ("storage_nanousd", "pinned_nanousd", "resident_nanousd")
-    # When it failed is no matter; nor is it that a request did which is free all the same.
+    # The time of a failure does not matter, nor does the failure of a request that is free anyway.
     if table is holds and column == "failed_at_ms":
         return row[column] is not None or row["request_id"] in FREE
     return table is price_versions and column == "price_version"
@@ -300,7 +300,7 @@ class _Undone(Exception):
 
 
 def check_found(audited: Audited, change: Change) -> None:
-    """The auditor finds it and names the row; everything is as before then."""
+    """Check that the auditor finds the change and names its row, and roll the change back."""
 
     @contextmanager
     def changed() -> Iterator[sa.Connection]:
@@ -341,7 +341,7 @@ def test_every_change_of_every_row_is_found_and_named(shared: Audited, table: sa
             check_found(shared, change)
 
 
-# ---- what is missing, by its name ----
+# ---- single faults and their names ----
 
 
 def change(audited: Audited, query: sa.UpdateBase) -> Report:
@@ -362,7 +362,7 @@ def test_a_lost_event_is_named_by_its_number_and_what_it_cost(ledger_of):
 
 
 def test_where_adapters_were_is_in_the_ledger_as_the_engine_wrote_it(ledger_of, tmp_path):
-    """Three tiers in one record, the only one that is settled."""
+    """One record, the only settled one, holds three tiers."""
     items = tuple(
         ResidencyItem(
             digest="d" * 64, object_key=f"adapters/ten_1/{'d' * 64}", adapter_id="ada_1", version=3,
@@ -391,7 +391,7 @@ def test_a_wrong_amount_is_the_difference_to_the_nanodollar(ledger_of):
 
 
 def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
-    """A change of each kind; SQLite's has them all."""
+    """The test makes one change of each kind; the tests on SQLite make all changes."""
     fill_ledger(postgres_database, ENDS)
     audited = Audited(postgres_database, write_engine_dir(tmp_path / "engine", ENDS))
     assert shown(audited.audit()) == []
@@ -409,7 +409,7 @@ def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
 
 
 def test_what_the_settler_knew_to_be_strange_is_on_record_and_no_finding(ledger_of):
-    """The hold of an engine that was wrong, and one that was voided too early."""
+    """One hold names the wrong engine, and another was voided too early."""
     database = ledger_of.database
     price = make_price(database)
     insert_holds(database, make_hold(price, "x1", engine_id="other"), make_hold(price, "x2"))
@@ -425,7 +425,7 @@ def test_what_the_settler_knew_to_be_strange_is_on_record_and_no_finding(ledger_
 
 
 def test_a_hold_that_nothing_can_use_any_more_is_named_and_others_are_not(ledger_of):
-    """Its engine's journal is settled far past its expiry; another engine's is not."""
+    """A hold is named once its engine's journal is settled past its expiry, or a day after it."""
     database, price = ledger_of.database, make_price(ledger_of.database)
     now = now_ms()
     old = {"created_at_ms": NOW_MS, "expires_at_ms": now - 3_600_000}
@@ -460,11 +460,11 @@ def test_a_journal_that_cannot_be_read_is_a_finding(ledger_of):
 
 
 def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
-    """The meter is an engine's that was killed; then one that computed less than it counted."""
+    """The meter is that of a killed engine, and then of one that computed less than it counted."""
     path, last = ledger_of.engine_dir / "meter", ENDS[-1]
     TokenMeter(path).count(30, 4)
     report = change(ledger_of, sa.update(holds).values(state=holds.c.state))
-    assert shown(report) == [], "at most the last step"
+    assert shown(report) == [], "a killed engine may have computed a step more"
     TokenMeter(path).count(1, 1)
     report = ledger_of.audit()
     assert shown(report) == []
@@ -479,7 +479,7 @@ def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
 
 
 class Settler:
-    """Does `first` while it is waited for."""
+    """A settler that calls `first` when the auditor waits for it."""
 
     def __init__(self, first: Callable[[], object]) -> None:
         self.lags: dict[str, object] = {}
@@ -538,7 +538,7 @@ def test_the_gateways_audit_is_of_sums_and_its_findings_become_incidents_once(le
 
 
 def test_a_sum_that_is_off_is_found_by_the_gateway_too(ledger_of):
-    """Those of the last two days; all of them are old here, but for what is not by the hour."""
+    """The gateway checks roll-ups of two days only, which this ledger lacks, and all other sums."""
     for query, check in [
         (sa.update(journal_positions).values(num_ends=5), "journals"),
         (sa.delete(entries).where(entries.c.entry_id == 4), "entry ids"),

@@ -1,4 +1,4 @@
-"""Budgets against a model of plain sums, through everything that happens to holds and entries."""
+"""Compares budgets with a model of plain sums over random sequences of holds and entries."""
 
 import shutil
 import threading
@@ -33,14 +33,15 @@ _TOKENS = st.one_of(st.integers(1, 9), st.sampled_from([255, 256, 257, 600]))
 
 
 class _Crash(Exception):
-    """The process died before its transaction was committed."""
+    """Stands for the death of the process before its transaction is committed."""
 
 
 class BudgetMachine(RuleBasedStateMachine):
-    """`url`, a function that gives an empty database, and `folder` are set by the test.
+    """Runs a tenant's budgets against BudgetModel.
 
-    The engine's clock is true; a gateway's may differ from it by the slack. Limits are only raised,
-    or what was spent before would be over them.
+    The test sets `url`, a function that returns an empty database, and `folder`. The engine's clock
+    is true; a gateway's may differ from it by the slack. Limits are only raised, since money spent
+    before might exceed a lower limit.
     """
 
     @initialize(
@@ -148,7 +149,7 @@ class BudgetMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), share=st.floats(0, 1), is_failure=st.booleans(), settles=st.booleans())
     def end(self, data, share, is_failure, settles):
-        """In the engine's journal; the ledger hears of it now or later."""
+        """End a request in the engine's journal; the ledger settles it now or later."""
         cause = "engine_failure" if is_failure else "eos"
         request_id = self._one_of(data, self.running)
         hold = self.model.held[request_id]
@@ -205,7 +206,7 @@ class BudgetMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.correctable))
     @rule(data=st.data(), failed=st.booleans())
     def correct(self, data, failed):
-        """By the gateway, which answered with an error, or by the operator."""
+        """Reverse a charge, as the gateway does after an error answer or as the operator does."""
         request_id = self._one_of(data, self.correctable)
         with self.database.begin() as conn:
             if failed:
@@ -304,7 +305,7 @@ def test_budgets_are_what_the_model_says_for_long(new_sqlite, tmp_path):
 
 
 def test_four_gateways_at_once_never_go_over_a_tiny_budget(postgres_database, tmp_path):
-    """200 requests of 4 gateways: each covers, extends until nothing is left, and ends."""
+    """Each of 4 gateways runs 50 requests that cover, extend until nothing is left, and end."""
     price = make_price(postgres_database)
     tenant_id, limit = new_tenant(postgres_database).tenant_id, 1_000_003
     budget = Budget(tenant_id=tenant_id, kind="monthly", enforcement="hard", amount_nanousd=limit)

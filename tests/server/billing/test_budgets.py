@@ -164,7 +164,7 @@ def test_an_extension_is_the_same_for_every_answer_and_a_share_of_what_is_left(d
     assert extend(database, 2000, num_answers=2) == 26
     give(database, tenant, 10**12)
     assert extend(database, 2000, num_answers=2) == 26 + 2 * LEASE_TOKENS
-    assert extend(database, 20) == 26 + 2 * LEASE_TOKENS  # never less
+    assert extend(database, 20) == 26 + 2 * LEASE_TOKENS  # a lease never shrinks
 
 
 def test_without_a_hard_budget_an_extension_is_all_that_is_wanted(database):
@@ -219,7 +219,8 @@ def test_two_gateways_that_lock_the_same_tenants_in_another_order_do_not_deadloc
     for tenant in tenants:
         give(first, tenant, 10**9)
     other = Database(first.url.render_as_string(False), data_dir=tmp_path)
-    # Each group waits with its first lock for the other to have one too: in one order, in vain.
+    # Each group keeps its first lock until the other has one too, for at most 0.3 s. The wait times
+    # out if both lock in the same order.
     both_locked = threading.Barrier(2)
     runs = []
 

@@ -1,4 +1,4 @@
-"""What is posted by hand moves a balance once, and a balance is what its entries say."""
+"""Credits and corrections move a balance once, and a balance is the sum of its entries."""
 
 import contextlib
 import shutil
@@ -32,7 +32,7 @@ def correct(conn, entry_id, key, memo=None):
 
 
 def use(conn, price, number, **fields):
-    """A request of 7 prompt and 5 completion tokens, posted; its entry's id."""
+    """Post a request of 7 prompt and 5 completion tokens; return its entry's id."""
     hold = make_hold(price, f"r{number}")
     holds.insert_hold(conn, hold)
     record = make_end(number, f"r{number}", **fields)
@@ -65,7 +65,7 @@ def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database,
                 case "fail":
                     ledger.mark_failed(conn, SIGNER, f"r{chosen}", NOW_MS)
                 case "correct":
-                    with contextlib.suppress(Fault):  # of what cannot be corrected
+                    with contextlib.suppress(Fault):  # some entries cannot be corrected
                         correct(conn, chosen, f"key{number}")
                 case "hold":
                     hold = make_hold(price, f"open{number}")
@@ -127,7 +127,7 @@ def test_an_entry_is_corrected_once(database):
         with pytest.raises(Fault) as refused:
             database.write_sync(lambda c, entry_id=entry_id: correct(c, entry_id, "other"))
         assert from_fault(refused.value).status == status
-    # A failure that is heard of late finds it undone.
+    # A failure that is reported late finds the entry reversed already.
     assert database.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r1", NOW_MS)) is None
 
 

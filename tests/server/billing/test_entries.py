@@ -46,7 +46,7 @@ def post(database, *drafts, now_ms=NOW_MS):
 
 
 def read(database):
-    """All receipts, tenant by tenant."""
+    """All receipts, ordered by tenant."""
     return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
 
 
@@ -78,7 +78,7 @@ def test_a_receipt_has_every_field_and_its_hash_all_that_have_a_value():
     assert len(names) == len(FIELDS)
     assert not names & set(SEAL)
     row = dict.fromkeys(names, None) | {"tenant_id": "t", "kind": "usage", "memo": "\u00e9"}
-    # Nothing is a value, too; only what has no meaning is left out.
+    # Zero and false are values; only fields without a meaning are left out.
     row |= {"prompt_tokens": 0, "is_failed": False}
     assert canonical(row) == (
         b'{"is_failed":false,"kind":"usage","memo":"\xc3\xa9","prompt_tokens":0,'
@@ -131,7 +131,7 @@ def test_chains_balances_and_rollups_follow_from_the_entries(sqlite_database, gr
 def test_posters_at_the_same_time_leave_numbers_without_gaps_and_whole_chains(
     database_url, tmp_path
 ):
-    """Two gateways, each with a writer and the transactions of worker threads."""
+    """Two gateways post at once, each from its writer and from worker threads."""
     databases = [Database(database_url, data_dir=tmp_path, exclusive=False) for _ in range(2)]
 
     def work(database, number):

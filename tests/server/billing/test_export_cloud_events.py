@@ -1,4 +1,4 @@
-"""CloudEvents 1.0: a line is an event by the rules of the specification and of its JSON format.
+"""CloudEvents 1.0: a line is an event that follows the specification and its JSON format.
 
 https://github.com/cloudevents/spec, tag v1.0.2: spec.md, formats/json-format.md, cloudevents.json.
 """
@@ -13,7 +13,7 @@ from tests.server.receipt_makers import make_rows, seal
 RECEIPTS = seal(make_rows(seed=5, count=30))
 EVENTS = [json.loads(line) for line in cloud_events.encode(RECEIPTS).splitlines()]
 
-# Of the JSON schema: what has to be there, and that each is a text of at least one character.
+# The JSON schema's required attributes, and its attributes that are non-empty strings.
 REQUIRED = {"id", "source", "specversion", "type"}
 TEXTS = REQUIRED | {"datacontenttype", "dataschema", "subject", "time", "data_base64"}
 

@@ -1,4 +1,4 @@
-"""FOCUS 1.2: columns, types, nulls and rules, against what the specification says of them."""
+"""FOCUS 1.2: columns, types, nulls and rules follow the specification."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ NANO = Decimal(1).scaleb(-9)
 
 @pytest.fixture(scope="module")
 def receipts():
-    """Of every kind: half of them reversed, in their own month and after it was issued."""
+    """Receipts of every kind; half are reversed, in their month or after it was issued."""
     rows = make_rows(seed=11, count=60)
     for i, receipt in enumerate(seal(rows)):
         if i % 2 and receipt["amount_nanousd"]:
@@ -30,7 +30,7 @@ def receipts():
 
 @pytest.fixture(scope="module")
 def rows(receipts):
-    """As a reader of the file has them; null is None."""
+    """Rows as a reader of the file sees them; null is None."""
     text = (focus.header() + focus.encode(receipts)).decode()
     found = csv.DictReader(io.StringIO(text, newline=""))
     return [{name: parse_cell(cell) for name, cell in row.items()} for row in found]
@@ -89,7 +89,7 @@ def test_unit_price_times_quantity_is_the_cost_to_the_nano_dollar(rows):
             if row[price] is not None:
                 assert Decimal(row[price]) >= 0
                 product = Decimal(row[price]) * Decimal(row["PricingQuantity"])
-                # Tokens to the digit; a GB-hour's cost is rounded once, in the receipt.
+                # The cost of tokens is exact; a GB-hour's cost is rounded once, in the receipt.
                 most = NANO * Decimal("0.500000001") if row["PricingUnit"] == "GB-Hours" else 0
                 assert abs(product - Decimal(row[cost])) <= most
         if row["ContractedUnitPrice"] is None:

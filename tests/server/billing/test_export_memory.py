@@ -1,4 +1,4 @@
-"""An export is never whole in memory: what it needs is the same for ten times as many receipts."""
+"""An export is never whole in memory: ten times as many receipts need no more memory."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ FOREVER = Range.clamped(None, 0, 2**62, 2**62)
 
 
 def multiply(path: Path, count: int) -> None:
-    """So many entries and events, each a copy of the first: they would take minutes to post."""
+    """Copy the first entry and event until there are `count`; posting them would take minutes."""
     with sqlite3.connect(path) as conn:
         for table, key, others in (
             (
@@ -65,7 +65,7 @@ async def count_bytes(database: Database, format: str, page_size: int) -> int:
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_ten_times_as_many_receipts_take_no_more_memory(migrated_sqlite, tmp_path, format):
-    """Of the rows' formats all are streamed alike; of Parquet arrow's own memory is not traced."""
+    """Row formats are all streamed as JSON lines are; arrow's memory for Parquet is not traced."""
     peaks = []
     for count in (200, 2000):
         database = Database(data_dir=make(tmp_path / str(count), migrated_sqlite, count))
@@ -78,7 +78,7 @@ def test_ten_times_as_many_receipts_take_no_more_memory(migrated_sqlite, tmp_pat
             tracemalloc.stop()
             database.close()
         assert size_bytes > count * 20
-    # All of it would be 2.5 MB more.
+    # A whole export in memory would add 2.5 MB.
     assert peaks[1] < peaks[0] + MB, [peak / MB for peak in peaks]
 
 
@@ -86,7 +86,7 @@ def test_ten_times_as_many_receipts_take_no_more_memory(migrated_sqlite, tmp_pat
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_million_events_are_exported_in_constant_memory(a_million, format):
-    """By a process of its own: the peak of all that it held, next to its first hundred thousand."""
+    """A separate process reports its memory peak, and the peak at its first 100,000 receipts."""
     command = [sys.executable, "-m", "tests.server.export_child", a_million, format]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     rows, begun_mb, peak_mb = (float(word) for word in run.stdout.split())

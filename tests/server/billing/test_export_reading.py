@@ -1,4 +1,4 @@
-"""What is read back from a file is what was written, or the line where it is not is named."""
+"""A file reads back as it was written, or the line that differs is named."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def written(format, receipts):
 
 
 def pieces(format, receipts):
-    """The file's beginning, what each receipt makes of it, and its end."""
+    """The file's beginning, the bytes of each receipt, and the file's end."""
     encoder = open_encoder(format)
     return [encoder.begin(), *[encoder.add([receipt]) for receipt in receipts], encoder.end()]
 
@@ -45,7 +45,7 @@ def read(content):
 
 
 def receipts_or_line(content):
-    """What is read, or the line that cannot be."""
+    """The receipts that are read, or the number of the line that cannot be read."""
     try:
         return read(content)
     except ExportUnreadable as error:
@@ -94,7 +94,7 @@ def test_another_digit_or_letter_anywhere_is_another_receipt_or_a_line_that_is_n
     found = receipts_or_line(changed)
     assert found != read(content)
     if isinstance(found, int):
-        # A line of that receipt, or where the next one begins if it would make more rows now.
+        # The line is of that receipt, or the next one if the changed receipt would have more rows.
         ends = list(accumulate(part.count(b"\n") for part in parts))
         number = bisect_right(list(accumulate(map(len, parts))), place)
         assert (ends[number - 1] if number else 0) < found <= ends[number] + 1

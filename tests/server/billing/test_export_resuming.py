@@ -1,4 +1,4 @@
-"""An export that broke off goes on: at whatever byte, what is there in the end is the same."""
+"""An export that broke off at any byte is continued to the same file."""
 
 import io
 import json
@@ -27,7 +27,7 @@ RESUMABLE = [format for format in FORMATS if format != "parquet"]
 
 @pytest.fixture(scope="module")
 def wholes(migrated_sqlite, tmp_path_factory):
-    """Exports of one ledger, and the ledger."""
+    """A ledger, and its exports by format."""
     folder = tmp_path_factory.mktemp("ledger")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     database = Database(data_dir=folder)
@@ -50,7 +50,7 @@ def test_a_file_cut_at_any_byte_goes_on_to_the_same_bytes(wholes, format, share)
 
 @pytest.mark.parametrize(("format", "most"), [("csv", 1), ("jsonl", 1), ("focus", 2)])
 def test_no_more_is_fetched_again_than_what_broke_off(wholes, format, most):
-    """Of FOCUS the entry before it as well: its rows may not have been all."""
+    """FOCUS fetches the entry before it as well, whose rows may not have been complete."""
     database, files = wholes
     whole = whole_part(io.BytesIO(files[format][:-1]), format)
     rest = b"".join(exported(database, format, after=whole.entry_id, through=2**40))
@@ -71,7 +71,7 @@ def test_a_file_that_is_no_export_is_not_continued(format, content):
 
 
 class Server(httpx.BaseTransport):
-    """Answers as the API does, and breaks off behind so many bytes, in turn; None: it does not."""
+    """Answers as the API does, but breaks off after each number of bytes in `cuts`, unless None."""
 
     def __init__(self, database, cuts):
         self.database = database
@@ -173,7 +173,7 @@ def test_a_start_that_was_not_given_stays_the_one_of_the_first_try(wholes, tmp_p
 
 
 def test_patience_is_for_a_server_that_gets_nowhere(wholes, tmp_path):
-    """Six breaks, each behind something new: more than it has patience for in a row."""
+    """Six breaks exceed the patience for failures in a row, but each comes after new receipts."""
     database, _ = wholes
     server = Server(database, [4000] * 6)
     assert len(download(server, "jsonl", tmp_path / "usage.jsonl")) == 6
@@ -244,7 +244,7 @@ def test_an_answer_says_through_where_it_goes_and_is_continued_behind_an_entry(p
     [
         ("format=csv&after=1", "through"),
         ("format=csv&after=99&through=9", "after"),
-        ("format=csv&after=2&through=9", "after"),  # another's
+        ("format=csv&after=2&through=9", "after"),  # another tenant's entry
         ("format=parquet&after=1&through=9", "after"),
         ("format=xml", "format"),
         ("start=never", "start"),

@@ -1,4 +1,4 @@
-"""Scheduled exports: every receipt in one object, in order, whatever fails in between."""
+"""Scheduled exports put every receipt into one object, in order, whatever fails in between."""
 
 import asyncio
 import io
@@ -32,11 +32,11 @@ HOUR_MS = 3_600_000
 
 
 class Killed(Exception):
-    """The process is gone."""
+    """Stands for the end of the process."""
 
 
 class KilledAfter(LocalStorage):
-    """A folder whose process is killed behind so many puts."""
+    """A folder as store whose process is killed after `puts` puts."""
 
     def __init__(self, root, puts):
         super().__init__(root)
@@ -74,7 +74,7 @@ def now():
 
 @pytest.fixture
 def run(sqlite_database, tmp_path, now, monkeypatch):
-    """A turn, at the time in `now`, with at most ten rows an object and three a read."""
+    """A function that runs a turn at the time in `now`, with 10 rows per object and 3 per read."""
     monkeypatch.setattr(schedules, "PAGE_SIZE", 3)
     work_dir = tmp_path / "work"
     work_dir.mkdir()
@@ -119,7 +119,7 @@ def names(storage, prefix="exports/ten_1/jsonl/"):
 
 
 def seqs(storage, prefix="exports/ten_1/jsonl/"):
-    """Of the receipts of all objects, one after the other."""
+    """Sequence numbers of the receipts of all objects, in order."""
     found = []
     for each in storage.list(prefix):
         content = io.BytesIO(b"".join(storage.read(each.key)))
@@ -138,12 +138,12 @@ def test_what_follows_goes_into_the_next_object(database, run, now, kind, reques
     assert only(database).next_at_ms == (now[0] // HOUR_MS + 1) * HOUR_MS
     use(database, count=2)
     run(storage)
-    assert len(names(storage)) == 1, "it is not due yet"
+    assert len(names(storage)) == 1, "the next object is not due yet"
     now[0] += HOUR_MS
     run(storage)
     assert names(storage)[1:] == ["000000000008-000000000009.jsonl"]
     now[0] += HOUR_MS
-    run(storage)  # nothing is no object
+    run(storage)  # without new receipts no object is written
     assert seqs(storage) == list(range(1, 10))
     assert only(database).exported_seq == 9
     assert names(storage, "exports/ten_2/") == []
@@ -171,7 +171,7 @@ def test_every_format_is_written_and_an_object_has_so_many_rows_at_most(
 def test_killed_between_object_and_row_it_goes_on_behind_the_object(
     database, run, folder, tmp_path, puts
 ):
-    """Also when there is more by then: an object that is there stays as it is."""
+    """An object that exists stays as it is, even if there are more receipts by then."""
     schedule(database)
     use(database, count=14)
     with pytest.raises(Killed):

@@ -1,4 +1,4 @@
-"""What an export has in it: every entry of its time, once, the same in five formats."""
+"""An export has every entry of its time once, the same in five formats."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ def read(chunks):
 
 
 def ledger_of(database, *where):
-    """What an export should have, by one plain query."""
+    """The receipts that an export must have, by one plain query."""
     query = select_receipts().where(*where)
     query = query.order_by(entries.c.tenant_id, entries.c.receipt_seq)
     return database.read_sync(
@@ -80,7 +80,7 @@ def is_paid(receipt):
 
 
 def charges(chunks):
-    """As `sums_of`, from the cells of FOCUS alone."""
+    """Sums as in `sums_of`, from the cells of FOCUS alone."""
     import csv
 
     rows = list(csv.DictReader(io.StringIO(b"".join(chunks).decode(), newline="")))
@@ -104,7 +104,7 @@ def test_all_tenants_follow_one_another_each_in_its_own_order(database):
 @pytest.mark.parametrize("page_size", [1, 3, 500])
 def test_a_time_includes_its_start_and_not_its_end(sqlite_database, page_size):
     database = sqlite_database
-    for number in range(12):  # not in the order of their times
+    for number in range(12):  # posted in another order than their times
         use(database, f"ten_{number % 3}", at_ms=NOW_MS + number * 7 % 12)
     for start, end in itertools.combinations(range(0, 13, 3), 2):
         start_ms, end_ms = NOW_MS + start, NOW_MS + end
@@ -144,7 +144,7 @@ def test_an_export_of_nothing_is_a_header(database):
 
 
 def test_a_page_is_one_short_read_of_a_stretch_however_little_is_in_it(sqlite_database):
-    """Two entries of the time, with two hundred others between: no read walks through them."""
+    """Two entries of the time lie around two hundred others, which no read walks through."""
     database = sqlite_database
     for at_ms, count in ((1000, 1), (NOW_MS, 200), (1000, 1)):
         use(database, count=count, at_ms=at_ms)
@@ -186,7 +186,7 @@ def test_many_tenants_without_anything_take_several_reads(sqlite_database, monke
 
 
 def test_every_query_of_a_page_is_answered_by_an_index_and_no_sort(sqlite_database):
-    """So a day of a long history is found as quickly as one of a short."""
+    """Indexes make a day of a long history as quick to find as one of a short history."""
     plans = []
 
     def explain(conn, cursor, statement, parameters, context, many):
@@ -201,7 +201,7 @@ def test_every_query_of_a_page_is_answered_by_an_index_and_no_sort(sqlite_databa
     within = Range.clamped("ten_1", NOW_MS, NOW_MS + 9, 2**62)
     assert len(sqlite_database.read_sync(lambda c: read_page(c, within, Place())).receipts) == 3
     by_time, by_seq = plans
-    # The times' index has all that is asked: no entry is read to find the first.
+    # The index of times covers the query, so that no entry is read to find the first.
     assert by_time == [
         "SEARCH entries USING COVERING INDEX ix_entries_tenant_at"
         " (tenant_id=? AND at_ms>? AND at_ms<?)"

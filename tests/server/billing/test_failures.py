@@ -71,7 +71,7 @@ def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held):
 
 
 def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(database):
-    """As its client was told: 5xx is ours, 400 is not."""
+    """A request is failed if its client got a 5xx, but not if it got a 400."""
     price, told = make_price(database), []
     for seq, (cause, num_tokens) in enumerate(product(get_args(StopCause), (0, 5)), 1):
         reason = "error" if cause in BROKEN or cause == "first_token_timeout" else "length"

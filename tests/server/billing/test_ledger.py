@@ -63,7 +63,7 @@ def void(database, as_of_ms, still_open=(), engine_id=ENGINE):
 
 
 def contents(database):
-    """Everything that a replay must leave as it is."""
+    """All rows that a replay must leave unchanged."""
     tables = (holds, usage_events, journal_positions, incidents)
     return database.read_sync(
         lambda c: [tuple(row) for table in tables for row in c.execute(sa.select(table))]
@@ -403,7 +403,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def engine_dies(self):
-        """Its journal ends every open request when it starts again."""
+        """The engine dies; its journal ends every open request when it starts again."""
         for request_id in sorted(self.running):
             self._end(request_id, "engine_failure")
 
@@ -427,7 +427,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(back=st.integers(1, 5), limit=st.integers(1, 9))
     def replay(self, back, limit):
-        """The answer to an earlier post was lost, so the settler reads from before it."""
+        """Post records again: the answer to an earlier post was lost, so the settler repeats it."""
         begin = max(self.num_posted - back, 0)
         self._post(self.journal[begin : begin + limit])
 
@@ -460,7 +460,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(wait_ms=st.sampled_from([1, 50, 101]))
     def void(self, wait_ms):
-        """As the settler does it: only after a complete read, as of a moment before the read."""
+        """Void expired holds as the settler does: after a complete read, as of a time before it."""
         self.now_ms += wait_ms
         as_of_ms = self.now_ms
         self._post(self.journal[self.num_posted :])

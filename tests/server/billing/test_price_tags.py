@@ -1,4 +1,4 @@
-"""What the base model costs, remembered; the wall's clock is handed in."""
+"""The remembered price of the base model, with a wall clock that the tests set."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def add(database: Database, scope: Scope, scope_id: str, at_ms: int, until_ms: i
 
 
 def versions(tags: PriceTags, clock: Clock, tenant_id: str, times: list[int]) -> list[int]:
-    """Which price applies at each of these times, asked one after the other."""
+    """Price versions that apply at these times, asked one after the other."""
 
     async def ask() -> list[int]:
         found = []
@@ -64,6 +64,6 @@ def test_a_new_price_applies_here_once_it_is_made(
     tags = PriceTags(sqlite_database, now_ms=clock)
     assert versions(tags, clock, tenant_id, [NOW_MS]) == [1]
     newer = add(sqlite_database, "tenant", tenant_id, NOW_MS).price_version
-    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1], "remembered"
+    assert versions(tags, clock, tenant_id, [NOW_MS]) == [1], "the old price is remembered"
     tags.forget()
     assert versions(tags, clock, tenant_id, [NOW_MS]) == [newer]

@@ -111,7 +111,7 @@ ADAPTER_FAILURES = [cause for cause in get_args(StopCause) if cause.startswith("
 
 @pytest.mark.parametrize("cause", ADAPTER_FAILURES)
 def test_an_adapter_that_cannot_be_served_costs_nothing(cause):
-    for completion_tokens in (0, 5):  # after a preemption some may have been generated
+    for completion_tokens in (0, 5):  # some tokens may have been generated before a preemption
         ended = rated_amounts("error", cause, 7, 2, completion_tokens, DEFAULT_PRICES)
         assert ended.total == 0
 
@@ -136,7 +136,7 @@ def test_a_price_takes_effect_at_its_time_and_older_versions_stay(database):
     assert (new.pinned_nanousd, new.storage_nanousd) == (7, old.storage_nanousd)
 
 
-# ---- which price counts ----
+# ---- the price that applies ----
 
 TENANTS = {"t1": "gold", "t2": "gold", "t3": "iron"}
 ADAPTERS = ("a1", "a2")
@@ -145,7 +145,7 @@ IDS = {"default": [""], "plan": ["gold", "iron"], "tenant": list(TENANTS), "adap
 
 @st.composite
 def versions(draw):
-    """(scope, scope_id, from, until): times are small, so that many are the same."""
+    """(scope, scope_id, from, until); times are small, so that many are equal."""
     scope = draw(st.sampled_from(SCOPES))
     at = draw(st.integers(0, 9))
     until = draw(st.none() | st.integers(at + 1, 11)) if scope != "default" else None
@@ -153,7 +153,7 @@ def versions(draw):
 
 
 def model_price(book, at, tenant_id, adapter_id):
-    """The words of the price list: narrowest scope first, in it the newest, unless that is over."""
+    """Number of the version that applies: the newest of the narrowest scope, unless it is over."""
     owners = ("adapter", adapter_id), ("tenant", tenant_id), ("plan", TENANTS.get(tenant_id))
     for owner in (*owners, ("default", "")):
         begun = [(v[2], number, v[3]) for number, v in enumerate(book) if v[:2] == owner]
@@ -236,7 +236,7 @@ def test_what_is_kept_costs_its_share_of_a_gb_to_the_nearest_nanodollar(size_byt
 
 
 def test_the_default_prices_are_those_of_public_lists():
-    """A GB: ten cents for 30 days in the store, four for an hour on a device."""
+    """A GB costs ten cents for 30 days in the store and four cents for an hour on a device."""
     assert monthly_storage_nanousd(10**9, DEFAULT_PRICES) == pytest.approx(10**8, rel=0.001)
     assert hourly_pin_nanousd(10**9, DEFAULT_PRICES) == 4 * 10**7
 
@@ -307,7 +307,7 @@ def test_a_scope_has_prices_of_its_own_until_they_end(product):
     assert own.status_code == 201
     own = own.json()
     assert (own["scope"], own["scope_id"], own["until"]) == ("tenant", acme.tenant_id, until)
-    # What was not named is what the plan costs.
+    # Prices that were not named are the plan's.
     assert (own["prompt_nanousd"], own["storage_nanousd"]) == (5, 7)
 
     def prompt_price(user, at_s):

@@ -1,11 +1,11 @@
-"""A second implementation of the price list, in Decimal dollars and from its words, says the same.
+"""A second implementation of the price list, in Decimal dollars and from its text, agrees.
 
-The words: prices are dollars for a million tokens, and dollars for a GB (10^9 bytes) and hour. A
+The text: prices are dollars for a million tokens, and dollars for a GB (10^9 bytes) and hour. A
 prompt's tokens are either cached or not, and are paid at one price or the other. Generated tokens
-have a third. A request that ended in an error of the server is counted and free, whatever it
-generated, and so is one that its gateway answered with an error; who hangs up, or runs into a
-deadline, pays for what was generated, but nothing if that is nothing because of the deadline.
-What is kept is paid to the nearest nano-dollar, half of one counting as one.
+have a third price. A request that ended in an error of the server is counted and free, whatever it
+generated, and so is a request that its gateway answered with an error. A client that hangs up, or
+runs into a deadline, pays for the generated tokens, but a request that generated none because of
+its deadline is free. Kept bytes are paid to the nearest nano-dollar, half of one counting as one.
 """
 
 import random
@@ -22,7 +22,7 @@ from tests.server.factories import make_end
 MILLION = Decimal(10**6)
 NANO = Decimal(1).scaleb(-9)
 
-# Said by hand, one by one: a new cause has to be thought about here as well.
+# Causes are listed by hand, so that a new cause has to be considered here as well.
 PAID = {
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget", "aborted",
 }  # fmt: skip
@@ -38,10 +38,10 @@ def dollars_a_million(nanousd_a_token):
 
 
 def bill(reason, cause, prompt, cached, completion, price, is_failed):
-    """(prompt, cached, completion), in dollars."""
+    """Amounts for (prompt, cached, completion) in dollars."""
     is_free = is_failed or cause in BROKEN
     is_free = is_free or (cause in LATE and completion == 0)
-    # An end that is an error, other than by the deadline, is an error event to the client.
+    # The client gets an error event for each end with an error, except by the deadline.
     is_free = is_free or (reason == "error" and cause != "deadline")
     if is_free:
         return Decimal(0), Decimal(0), Decimal(0)
@@ -54,13 +54,13 @@ def bill(reason, cause, prompt, cached, completion, price, is_failed):
 
 
 def some(rng, limit):
-    """Zero often, one often, else of any magnitude."""
+    """A random number below the limit: often 0, often 1, else of any magnitude."""
     return rng.choice((0, 1, rng.randrange(limit), rng.randrange(1 + rng.randrange(limit))))
 
 
 def check_tokens(rng):
     cause = rng.choice(get_args(StopCause))
-    # An adapter that cannot be served is never anything but an error.
+    # Requests of an adapter that cannot be served always end with an error.
     is_error = cause.startswith("adapter_")
     reason = "error" if is_error else rng.choice(get_args(FinishReason))
     prompt = some(rng, 2_000_000)
@@ -76,7 +76,7 @@ def check_tokens(rng):
         asked
     )
     assert Decimal(format_usd(ours.total)) == sum(theirs), asked
-    # Another division of the same prompt moves tokens from one price to the other, and no more.
+    # One token less in the cache moves it from one price to the other and changes nothing else.
     if sum(theirs) and cached:
         less = rated_amounts(reason, cause, prompt, cached - 1, completion, price).total
         assert ours.total - less == price.cached_nanousd - price.prompt_nanousd, asked
@@ -112,13 +112,13 @@ def test_twenty_thousand_random_usages_cost_what_the_words_say():
 @pytest.mark.timeout(600)
 def test_a_million_random_usages_cost_what_the_words_say():
     seed = random.SystemRandom().randrange(2**32)
-    sys.stdout.write(f"seed {seed}\n")  # shown where it fails
+    sys.stdout.write(f"seed {seed}\n")  # shown if the test fails
     sweep(seed, 1_000_000)
 
 
 @pytest.mark.parametrize(("half", "expected"), [(1, 1), (3, 2), (5, 3)])
 def test_half_a_nanodollar_is_a_whole_one(half, expected):
-    """Half a GB for an hour at 1, 3, 5 nano-dollars."""
+    """The amounts are for half a GB for an hour at 1, 3 and 5 nano-dollars."""
     assert kept_amount(5 * 10**8, 3_600_000, half) == expected
 
 

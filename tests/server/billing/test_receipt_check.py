@@ -27,7 +27,7 @@ def check(receipts, *, first_row=1, keys=KEYS, **options):
 
 
 def findings(receipts, **options):
-    """(row, field) of each."""
+    """(row, field) of each finding."""
     return [(f.row, f.field) for f in check(receipts, **options).findings]
 
 
@@ -79,7 +79,7 @@ def test_another_ones_signature_counts_for_nothing():
 
 
 def test_a_signature_that_reads_as_the_same_bytes_is_another_signature():
-    """The last digit of base64 has four bits that say nothing."""
+    """The last base64 digit of a signature has four unused bits."""
     [receipt] = seal([make_usage()])
     body, last = receipt["signature"][:-3], receipt["signature"][-3]
     assert last in "AQgw"
@@ -87,7 +87,7 @@ def test_a_signature_that_reads_as_the_same_bytes_is_another_signature():
     assert findings([{**receipt, "signature": changed}]) == [(1, "signature")]
 
 
-# ---- what is signed, but not true ----
+# ---- signed receipts that are wrong ----
 
 CHARGED_FAILURE = {"finish_reason": "error", "stop_cause": "engine_failure", "amount_nanousd": 3900}
 

@@ -22,7 +22,7 @@ from tests.server.factories import (
 
 
 class FakeEngine:
-    """A journal that answers as the engine's does. failures: raised first, one a read."""
+    """A journal that answers as an engine's does. failures: raised by the first reads, in turn."""
 
     def __init__(self, engine_id=ENGINE):
         self.engine_id = engine_id
@@ -110,7 +110,7 @@ def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(post
         num_reads = len(engine.reads)
         engine.end("another")
         await second.settle()
-        assert len(engine.reads) == num_reads, "what it acknowledged would be deleted"
+        assert len(engine.reads) == num_reads, "a read would acknowledge records"
         await first.settle()
 
     asyncio.run(run())
@@ -135,7 +135,7 @@ def test_a_dead_engine_is_waited_for(database, failure):
     engine.failures = [failure, failure]
     settler = make_settler(database, engine)
     results = [settle(settler) for _ in range(5)]
-    # Failed, sat one pass out, failed, sat two out.
+    # The settler fails, skips one pass, fails, and skips two.
     assert results == [False] * 5
     assert len(engine.reads) == 2
     assert settler.lags[ENGINE].num_failures == 2

@@ -1,4 +1,4 @@
-"""Under the prices that were a simulation is the bill; under others, what the export makes."""
+"""A simulation under the actual prices equals the bill; under others, the export re-rated."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ from tests.server.in_process import InProcess
 FIELDS = tuple(Prices.__dataclass_fields__)
 ENDS = [("stop", "eos"), ("abort", "aborted"), ("error", "engine_failure"), ("abort", "deadline")]
 USES = [(None, 0, 5), ("ad_1", 3, 0), ("ad_1", 1, 5), ("ad_1", 9, 1)]
-"""(adapter_id, cached, completion), of prompts of 7 tokens: the last cannot be."""
+"""(adapter_id, cached, completion) for prompts of 7 tokens; the last is impossible."""
 END_MS = NOW_MS + 10**9
 
 
 def fill(conn):
-    """Two tenants and a canary; all kinds of entries, under two prices; {tenant_id: plan}."""
+    """Post all kinds of entries of two tenants and a canary at two prices; {tenant_id: plan}."""
     plans = {}
     for name, plan in (("acme", "gold"), ("globex", "standard")):
         plans[create_tenant(conn, name, now_ms=NOW_MS, plan=plan).tenant_id] = plan
@@ -90,7 +90,7 @@ def make_stretch(kind, source_id, tenant_id, size_bytes, **fields):
 
 @pytest.fixture(scope="module")
 def filled(migrated_sqlite, tmp_path_factory):
-    """(database, its plans, its receipts), for many questions."""
+    """(database, its plans, its receipts), shared by tests that do not change them."""
     folder = tmp_path_factory.mktemp("simulate")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     database = Database(data_dir=folder)
@@ -126,7 +126,7 @@ def by_line(receipts, amount_of):
 
 
 def rerate(receipt, receipts, plans, book):
-    """An export's row under a book, as one would with a pocket calculator."""
+    """Amount of an export's row under a price book, by plain arithmetic."""
     if receipt["kind"] == "correction":
         [undone] = [r for r in receipts if r["entry_id"] == receipt["reverses_entry_id"]]
         return -rerate(undone, receipts, plans, book)
@@ -220,7 +220,7 @@ def test_what_failed_while_it_was_free_stays_free(sqlite_database):
         for number in (1, 2):
             insert_hold(conn, make_hold(price, f"r{number}"))
             ledger.post(conn, SIGNER, ENGINE, [make_end(number, f"r{number}")], NOW_MS)
-        assert ledger.mark_failed(conn, SIGNER, "r2", NOW_MS) is None  # there is nothing to undo
+        assert ledger.mark_failed(conn, SIGNER, "r2", NOW_MS) is None  # it was free
 
     database.write_sync(use)
     book = {("default", ""): {"prompt_nanousd": 1}}

@@ -43,7 +43,7 @@ def at(text):
 
 
 class Book:
-    """A ledger at a time that the test sets: `now_ms`."""
+    """A ledger whose time, `now_ms`, the test sets."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -65,7 +65,7 @@ class Book:
         return request_id
 
     def use(self, at_ms=None, tenant_id="ten_1", **fields):
-        """A request that ended then, settled now."""
+        """Settle a request now that ended at `at_ms`."""
         at_ms, request_id = at_ms or self.now_ms, self.hold(tenant_id)
         end = make_end(
             int(request_id[1:]), request_id, tenant_id=tenant_id, at=at_ms / 1000, **fields
@@ -73,7 +73,7 @@ class Book:
         self.write(lambda conn: ledger.post(conn, SIGNER, ENGINE, [end], self.now_ms))
 
     def keep(self, at_ms=None, tenant_id="ten_1"):
-        """An adapter that was stored for an hour."""
+        """Charge the storage of an adapter for an hour."""
         at_ms, unit = at_ms or self.now_ms, self.price.storage_nanousd
         event = EVENT | {"started_at_ms": at_ms - EVENT["duration_ms"]}
         draft = Draft.charge(
@@ -111,7 +111,7 @@ class Book:
         return self.read(statements.open_periods, tenant_id)
 
     def findings(self, statement):
-        """Of a statement by itself, and against the receipts of the whole ledger."""
+        """Findings of a statement alone, and against the receipts of the whole ledger."""
         check = ReceiptCheck(KEYS, is_complete=True, statement=statement.values)
         sealed = statement.values, statement.sha256, statement.signature
         for fault in statement_faults(*sealed, KEYS):
@@ -212,7 +212,7 @@ def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
     book.use()
     running = book.hold()
     book.now_ms = end_of("2026-11") + GRACE_MS
-    book.hold()  # of the new month: nobody waits for it
+    book.hold()  # a hold of the new month does not delay the old one's statement
     assert book.statements.issue_due() == 0
     book.write(lambda conn: holds.void_refused(conn, running, book.now_ms))
     book.now_ms -= 1
@@ -350,7 +350,7 @@ def test_a_receipt_that_is_not_there_is_not_on_the_statement(sqlite_book):
 
 
 def test_a_copy_of_the_figures_is_added_to_alone():
-    """A write may run twice: the second begins where the first one did."""
+    """A write may run twice, and its second run must begin with the same figures."""
     receipts, figures = seal(make_rows(2, 40, ["ten_1"])), StatementFigures()
     for receipt in receipts[:20]:
         figures.add(receipt)
@@ -420,7 +420,7 @@ STEPS = st.lists(
 
 
 def run(book, steps):
-    """One history: what is late is late by up to four months."""
+    """Run one history; entries are late by up to four months."""
     for what, days, tenant_id in steps:
         before = book.now_ms - days * DAY_MS
         if what == "wait":
@@ -454,7 +454,7 @@ def assert_everything_is_on_one_statement(book):
 
 
 def check_histories(book, max_examples):
-    """Each begins with an empty ledger."""
+    """Check random histories, each on an empty ledger."""
 
     @settings(max_examples=max_examples, deadline=None)
     @given(steps=STEPS)
@@ -470,7 +470,7 @@ def check_histories(book, max_examples):
 
 
 def test_statements_and_what_is_open_are_all_that_was_posted(sqlite_book):
-    """Over random histories; and every statement is what its receipts come to, offline."""
+    """Random histories also check every statement offline against its receipts."""
     check_histories(sqlite_book, max_examples=8)
 
 

@@ -1,4 +1,4 @@
-"""Every day of storage and pins is posted once, when it is over; so is what an engine kept."""
+"""Each day of storage and pins is posted once, when it is over; residency is posted as well."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ from tests.server.factories import (
 )
 
 DAY = NOW_MS // DAY_MS
-"""The first one that is posted."""
+"""First day that is posted."""
 START = DAY * DAY_MS
 HOUR_MS = 3_600_000
 GB = 10**9
@@ -51,7 +51,7 @@ def clock():
 
 
 def turn(database, clock):
-    """How many entries a turn posted."""
+    """Run a turn; return the number of entries that it posted."""
     return asyncio.run(Kept(database, SIGNER, now_ms=clock).turn())
 
 
@@ -61,7 +61,7 @@ def begin(database, clock):
 
 
 def store(database, name="pirate", tenant_id="ten_1", *, start=0, end=None, digest=None):
-    """A version of 1 GB that was there from `start` until `end`, hours after the first day's."""
+    """Insert a version of 1 GB that existed from `start` until `end`, in hours after START."""
 
     def write(conn):
         adapter_id = add_version(conn, tenant_id, name, size_bytes=GB)
@@ -95,7 +95,7 @@ def receipts_of(database):
 
 
 def hours_of(database):
-    """{(kind, day after the first): hours} of all there is."""
+    """{(kind, day after the first): hours} of all kept events."""
     found = {}
     for row in database.read_sync(lambda c: c.execute(sa.select(kept_events)).all()):
         day = (row.started_at_ms - START) // DAY_MS
@@ -108,7 +108,7 @@ def test_a_day_is_posted_once_when_it_is_over(database, clock):
     store(database, start=-100)
     begin(database, clock)
     assert turn(database, clock) == 0
-    clock.now_ms = START + DAY_MS + 59_999  # what it changed last may not be committed yet
+    clock.now_ms = START + DAY_MS + 59_999  # the day's last changes may not be committed yet
     assert turn(database, clock) == 0
     clock.now_ms += 1
     assert turn(database, clock) == 1
@@ -117,7 +117,7 @@ def test_a_day_is_posted_once_when_it_is_over(database, clock):
     assert (receipt["kind"], receipt["tier"], receipt["size_bytes"]) == ("storage", "store", GB)
     assert receipt["duration_ms"] == DAY_MS
     assert receipt["amount_nanousd"] == 24 * DEFAULT_PRICES.storage_nanousd
-    # Of the day and month that it was kept in.
+    # The entry is dated in the day and month in which the adapter was stored.
     assert receipt["ended_at"] == "2026-02-02T23:59:59.999Z"
     assert sha256_of(receipt) == receipt["sha256"]
 
@@ -154,7 +154,7 @@ def test_what_was_deleted_before_the_day_is_not_in_it(sqlite_database, clock):
     database = sqlite_database
     adapter_id = store(database, start=-9, end=-1)
     pin(database, "p1", adapter_id, -9, -1)
-    pin(database, "p2", adapter_id, 3, 3)  # for no time at all
+    pin(database, "p2", adapter_id, 3, 3)  # pinned for 0 hours
     begin(database, clock)
     clock.pass_days(2)
     assert turn(database, clock) == 0
@@ -172,7 +172,7 @@ def test_a_turn_that_was_cut_off_is_taken_up_by_the_next(sqlite_database, clock)
     assert (posted, place is None) == (2, False)
     assert asyncio.run(keeper.turn()) == 3 + 5
     assert turn(database, clock) == 0
-    # A second keeper that began the day as well finds it done.
+    # A second keeper that began the same day finds it posted.
     assert database.write_sync(lambda c: keeper._post_page(c, "pins", DAY, "")) == (0, None)
     sources = database.read_sync(lambda c: c.execute(sa.select(kept_events.c.source_id)).all())
     assert len(set(sources)) == len(sources) == 10
@@ -206,7 +206,7 @@ lifetimes = st.lists(
 )
 @given(lifetimes=lifetimes)
 def test_storage_is_the_union_of_lifetimes_hour_by_hour(sqlite_database, lifetimes):
-    """Against a model that asks every hour of four days whether any version was there."""
+    """The model asks for every hour of four days whether any version existed."""
     with sqlite_database.engine.execution_options(chorale_writes=True).connect() as conn:
         for number, (start, length) in enumerate(lifetimes):
             adapter_id = add_version(conn, "ten_1", f"a{number}", size_bytes=GB)
@@ -265,7 +265,7 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
         make_item(digest),
         make_item(digest, is_pinned=True),
         make_item(digest, tier="disk", slabs=0),
-        make_item("f" * 64, "ten_2"),  # proved, and no version's
+        make_item("f" * 64, "ten_2"),  # proved, but not of a version
     )
     for _ in range(2):  # a replay changes nothing
         database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS))

@@ -1,4 +1,4 @@
-"""Sums of usage: equal to adding up every entry, for any time, group and filter."""
+"""Sums of usage equal those of all entries added up, for any time, group and filter."""
 
 import random
 from collections import defaultdict
@@ -36,7 +36,7 @@ KEYS = ("key1", "key2", "key3")
 MODELS = ("base", "pirate", "pirate@3", "pirate@beta", "pirates", "owner/pirate", "%")
 DIGESTS = (None, "c" * 64, "d" * 64)
 KINDS = ("usage", "storage", "pinned", "resident", "credit", "payment", "correction")
-# Where an hour begins, and right beside it.
+# Beginnings of hours, and moments right beside them.
 MOMENTS = sorted(
     BEGIN_MS + hour * HOUR_MS + beside
     for hour in (0, 1, 2, 3, 23, 24, 25, 48)
@@ -97,7 +97,7 @@ def post_payment(database, kind, tenant_id, at_ms, amount=1000):
 
 
 def fill(database, seed=7):
-    """Some of everything: what is free, what is reversed, what is kept, what is paid."""
+    """Post entries of all kinds: free, reversed, kept and paid."""
     chance, price = random.Random(seed), make_price(database)
 
     def make_request():
@@ -130,7 +130,7 @@ def fill(database, seed=7):
 
 
 def read_entries(database):
-    """Every receipt with its moment: what there is to add up."""
+    """Every receipt with its time, (at_ms, receipt)."""
     receipts = database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
     query = sa.select(entries.c.entry_id, entries.c.at_ms)
     moments = dict(database.read_sync(lambda c: [tuple(row) for row in c.execute(query)]))
@@ -152,7 +152,7 @@ def is_which(receipt, which):
 
 
 def add_up(posted, start_ms, end_ms, group_by, which):
-    """The same sums in plain words."""
+    """The same sums, by plain addition."""
     groups = defaultdict(lambda: defaultdict(int))
     if not group_by:
         groups[()] = defaultdict(int)
@@ -305,7 +305,7 @@ def test_a_sum_of_some_hours_does_not_read_the_whole_ledger(database, tenant_id,
 
 
 def insert_month(database, num_tenants=20):
-    """An entry and a sum an hour for each of some tenants: enough for planners to care."""
+    """Insert an entry and a sum per hour and tenant, so many that query planners use indexes."""
     entry = dict.fromkeys((column.name for column in entries.c), "x") | {
         "kind": "usage", "amount_nanousd": 1, "posted_at_ms": NOW_MS, "price_version": None,
         "reverses_entry_id": None, "idempotency_key": None, "period": "2026-02",
@@ -336,7 +336,7 @@ def insert_month(database, num_tenants=20):
 
 
 def explain(database, tenant_id, unit):
-    """What the database does for the sum of some hours, line by line."""
+    """Lines of the database's query plan for the sum of some hours."""
     plan = []
 
     def note(conn, cursor, statement, parameters, context, executemany):

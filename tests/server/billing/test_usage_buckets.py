@@ -1,4 +1,4 @@
-"""Buckets of time and what is in them, apart from any database."""
+"""Buckets of time and their contents, without a database."""
 
 import base64
 import struct
@@ -51,7 +51,7 @@ def test_the_first_and_the_last_bucket_end_where_the_query_does():
 
 
 def test_a_cursor_keeps_the_end_that_its_query_had():
-    """Without an end_time it is now, and now goes on."""
+    """The default end_time is the current time, which moves on between pages."""
     first = cut_page("1h", MIDNIGHT, MIDNIGHT + 7300, 2, None)
     second = cut_page("1h", MIDNIGHT, MIDNIGHT + 99_999, 2, first.next_page)
     assert second.buckets == ((MIDNIGHT + 7200, MIDNIGHT + 7300),)

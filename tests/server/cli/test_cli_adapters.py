@@ -70,7 +70,7 @@ def run(api, monkeypatch, tmp_path):
 
 
 def facts_of(result):
-    """What stands behind each name in the tables."""
+    """Value of each name in the printed tables."""
     lines = [line for line in result.stdout.splitlines() if line.strip()]
     return dict(line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2)
 

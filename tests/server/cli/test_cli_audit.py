@@ -1,4 +1,4 @@
-"""`chorale audit` on a data directory, as an operator calls it."""
+"""`chorale audit` on a data directory, called as an operator does."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.server.in_process import InProcess
 
 @pytest.fixture
 def data_dir(sqlite_database: Database, tmp_path: Path) -> Path:
-    """Of a gateway that is running: it has the file's lock."""
+    """Data directory of a running gateway, which holds the database file's lock."""
     ends = make_ends(12, seed=2)
     fill_ledger(sqlite_database, ends)
     write_engine_dir(tmp_path / "engine", ends)
@@ -84,7 +84,7 @@ def test_a_wrong_call_is_one_line(tmp_path):
     exit_code, _, err = run("--data-dir", tmp_path)
     assert exit_code == 2
     assert f"There is no {tmp_path / 'chorale.db'}" in err.replace("\n", "")
-    assert not list(tmp_path.iterdir()), "nothing is made by looking"
+    assert not list(tmp_path.iterdir()), "an audit makes no files"
     assert run("--data-dir", tmp_path, "--since", "soon")[0] == 2
     (tmp_path / "chorale.db").touch()
     exit_code, _, err = run("--data-dir", tmp_path)
@@ -92,7 +92,7 @@ def test_a_wrong_call_is_one_line(tmp_path):
 
 
 def test_the_operator_reads_the_gateways_last_audit(sqlite_database, tmp_path, monkeypatch):
-    monkeypatch.setattr(auditor, "_SETTLE_WAIT_S", 0)  # no engine is there to be waited for
+    monkeypatch.setattr(auditor, "_SETTLE_WAIT_S", 0)  # there is no engine to wait for
     url = sqlite_database.url.render_as_string()
     sqlite_database.close()
     product = InProcess.build(tmp_path, url)

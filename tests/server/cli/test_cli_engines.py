@@ -1,4 +1,4 @@
-"""`chorale engines`, as an operator calls it."""
+"""`chorale engines`, called as an operator does."""
 
 import json
 

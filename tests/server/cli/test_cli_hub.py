@@ -1,7 +1,7 @@
-"""Adapters from a hub: a small local one, spoken to by huggingface_hub in processes of their own.
+"""Adapters from a hub, a small local one, which huggingface_hub calls in separate processes.
 
-It reads its environment when it is imported, so what a test asks of it runs in another process:
-one with a hub and one that is told to be offline, for all tests of this file.
+huggingface_hub reads its environment when it is imported, so all pushes of this file's tests run in
+two other processes: one with a hub, and one that is told to be offline.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.server.fake_uploads import FakeUploads
 
 COMMIT, OLDER = "c" * 40, "0" * 40
 WEIGHTS = bytes(range(256)) * 8
-# huggingface_hub writes down what came in steps of 10 MiB.
+# huggingface_hub saves a download in steps of 10 MiB.
 MANY_WEIGHTS, BROKEN_OFF = bytes(12 << 20), 11 << 20
 
 RUN_ALL = """
@@ -36,7 +36,7 @@ json.dump({" ".join(arguments): run(arguments) for arguments in json.loads(sys.a
 
 
 class FakeHub:
-    """As much of a hub as a download asks for: HEAD and GET of files, with errors by header."""
+    """A hub that serves downloads only: HEAD and GET of files, with errors by header."""
 
     def __init__(self):
         files = {CONFIG_FILE: b"{}", WEIGHTS_FILE: WEIGHTS}
@@ -83,7 +83,7 @@ class FakeHub:
 
 
 def run_all(folder, hub_url, server_url, commands, **environment):
-    """{the arguments: exit code and stderr} of pushes one after another in one process."""
+    """Run pushes in one process, one after another; {arguments: (exit code, stderr)}."""
     kept = {n: v for n, v in os.environ.items() if not n.startswith(("HF_", "CHORALE_"))}
     own = {
         "HF_ENDPOINT": hub_url,
@@ -96,14 +96,14 @@ def run_all(folder, hub_url, server_url, commands, **environment):
     arguments = [sys.executable, "-c", RUN_ALL, json.dumps(commands)]
     done = subprocess.run(arguments, env=kept | own | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    # Nothing but what the command says, from no library either.
+    # No library writes to stderr; the commands' own output was captured.
     assert done.stderr == ""
     return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """What became of every push, and what the hub and the server saw of them."""
+    """The hub, the server, and the results of the pushes online and offline."""
     folder, hub, server = tmp_path_factory.mktemp("hub"), FakeHub(), FakeUploads(16 << 20)
     hub_api, server_api = Api(hub), Api(server)
     online = [

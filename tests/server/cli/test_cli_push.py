@@ -27,7 +27,7 @@ def run(api, monkeypatch, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Of three adapters, a file and a folder that is none."""
+    """A folder with three adapters, a file, and a folder that is no adapter."""
     folder = tmp_path / "all"
     folder.mkdir()
     for name in ("alpha", "beta", "gamma"):
@@ -38,7 +38,7 @@ def folder(tmp_path):
 
 
 def refuse_for(name):
-    """A completion that fails for this adapter alone."""
+    """A completion that fails for this adapter only."""
 
     def complete(server, request):
         upload = server.uploads[request.url.path.split("/")[3]]
@@ -199,7 +199,7 @@ def test_an_import_run_again_sends_only_what_is_missing(run, folder, server):
     assert again.exit_code == 0
     assert outcomes(again)["alpha"] == (1, "was there already")
     assert outcomes(again)["beta"] == outcomes(again)["gamma"] == (1, "published")
-    assert server.num_calls("POST", "beta/uploads") == 0, "it was open and is gone on with"
+    assert server.num_calls("POST", "beta/uploads") == 0, "beta's open upload is continued"
     assert server.num_calls("PUT", "") == 2, "both files of gamma"
 
 

@@ -1,4 +1,4 @@
-"""`chorale receipts verify`, with nothing but files."""
+"""`chorale receipts verify` needs only files."""
 
 import json
 import re
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def encode(format, receipts):
-    """(the file, for each receipt the bytes that are its own)"""
+    """(the file, the range of each receipt's bytes in it)"""
     encoder = open_encoder(format)
     content, places = encoder.begin(), []
     for receipt in receipts:
@@ -36,12 +36,12 @@ def encode(format, receipts):
 
 
 def without_payments(receipts):
-    """What FOCUS has: payments are no charges there."""
+    """The receipts that FOCUS has; it does not count payments as charges."""
     return [receipt for receipt in receipts if receipt["kind"] != "payment"]
 
 
 def make_statement(receipts, opening_balance_nanousd=5):
-    """As /v1/statements/2026-02 answers."""
+    """An answer of /v1/statements/2026-02."""
     figures = StatementFigures()
     for receipt in receipts:
         figures.add(receipt)
@@ -67,7 +67,7 @@ def make_statement(receipts, opening_balance_nanousd=5):
 
 
 def make_answer(is_reversed=False):
-    """As /v1/receipts/{request_id} answers."""
+    """An answer of /v1/receipts/{request_id}."""
     first = make_usage(model="né", memo="x")
     rows = [first, reverse(seal([first])[0])] if is_reversed else [first]
     receipt, *corrections = seal(rows)
@@ -80,7 +80,7 @@ def make_answer(is_reversed=False):
 
 
 def to_json(document):
-    """As the API writes it."""
+    """Encode a document as the API does."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -113,7 +113,7 @@ def test_every_export_is_verified(tmp_path, format):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """(folder, {name: (content, the bytes of each receipt)})"""
+    """(folder, {name: (content, the range of each receipt's bytes)})"""
     receipts = seal(make_rows(12, 4))
     made = {format: encode(format, receipts) for format in TEXTS}
     made["receipt"] = to_json(make_answer()), []
@@ -123,7 +123,7 @@ def files(tmp_path_factory):
 
 
 def flipped(content, position, digit):
-    """The digit or letter at or after a position is another one."""
+    """Replace the digit or letter at or after a position: (content, position), or (None, 0)."""
     text = content.decode("latin-1")
     at = re.compile("[0-9A-Za-z]").search(text, position)
     if at is None or digit == at[0]:
@@ -156,7 +156,7 @@ def check_flips(files, name, max_examples):
 
 
 def is_named(result, at, content, places):
-    """Whether what is said tells the row; a header and a document have none."""
+    """Whether the output names the row; headers and documents have no rows."""
     rows = [place for place in places if place]
     row = next((row for row, place in enumerate(rows, start=1) if at in place), None)
     if row is None:
@@ -180,7 +180,7 @@ def test_a_digit_or_letter_that_is_another_is_found_wherever_it_is(files, name):
 
 
 def test_a_byte_of_a_parquet_file_is_found_unless_it_says_nothing_of_a_receipt(tmp_path):
-    """A third of a small one is statistics and the like, which nobody reads."""
+    """A third of a small Parquet file is statistics and the like, which readers ignore."""
     receipts = seal(make_rows(12, 4))
     content, _ = encode("parquet", receipts)
     path = tmp_path / "export.parquet"
@@ -232,7 +232,7 @@ def test_a_file_and_the_public_key_are_all_it_takes(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-# ---- what else it is told ----
+# ---- keys, statements, wrong files ----
 
 
 def write(folder, **documents):

@@ -1,4 +1,4 @@
-"""`chorale demo` for real: three processes, two tenants, four adapters."""
+"""`chorale demo` with its real three processes, two tenants and four adapters."""
 
 import contextlib
 import json
@@ -16,18 +16,18 @@ import pytest
 from bench.ports import free_port
 
 START_TIMEOUT_S = 60.0
-# What begins at the left: indented are the URLs, the commands and the program to paste.
+# First words of the lines that are not indented; URLs, commands and the program are indented.
 OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "Ctrl-C", "Stopping;"]
 
 
 @contextlib.contextmanager
 def demo_running(data_dir, port):
-    """The process and what it wrote to demo.json; Ctrl-C at the end."""
+    """Run the demo; yield its process and the content of demo.json, and send Ctrl-C at the end."""
     announced, log = data_dir / "demo.json", data_dir.with_suffix(".log")
     before = announced.stat().st_mtime_ns if announced.exists() else None
     command = (sys.executable, "-m", "server.cli.main", "demo")
     options = ("--data-dir", str(data_dir), "--port", str(port))
-    # HOME: unfinished pushes are remembered there.
+    # HOME is set since unfinished pushes are remembered there.
     environment = {**os.environ, "CHORALE_THREADS": "1", "HOME": str(data_dir.parent)}
     with (
         log.open("w") as output,

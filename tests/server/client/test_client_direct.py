@@ -9,7 +9,7 @@ from server.client.progress import Watcher
 from server.client.uploads import UploadMemory
 from tests.server.fake_uploads import Clock, FakeUploads, break_off, make_adapter, make_uploader
 
-NUM_PARTS = 5  # four of the weights, one of the config
+NUM_PARTS = 5  # four parts of the weights, one of the config
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_rounds_that_bring_nothing_are_bounded(server, folder, fault, sentence):
     with pytest.raises(StoreRefused, match=sentence) as raised:
         make_uploader(server, clock).push("mine", folder, direct=True)
     assert clock.pauses == [1.0, 2.0, 4.0, 8.0, 10.0]
-    assert "epoch" not in str(raised.value), "the URL is a key"
+    assert "epoch" not in str(raised.value), "a presigned URL is a secret"
 
 
 def test_as_long_as_every_round_brings_something_it_goes_on(server, folder):
@@ -102,7 +102,7 @@ def test_as_long_as_every_round_brings_something_it_goes_on(server, folder):
 
 def test_a_file_that_cannot_be_read_is_not_the_stores_fault(server, folder):
     server.store.faults = [lambda *_: (folder / WEIGHTS_FILE).unlink()]
-    # More parts than are under way when the file goes.
+    # There are more parts than can be under way when the file is deleted.
     make_adapter(folder, bytes(200))
     with pytest.raises(Unreadable, match="No such file"):
         make_uploader(server).push("mine", folder, direct=True)

@@ -207,7 +207,7 @@ def test_a_memory_that_cannot_be_written_keeps_nobody_from_pushing(server, folde
     assert make_uploader(server).push("mine", folder, memory=memory).upload["version"]
 
 
-# ---- its end ----
+# ---- the end of an upload ----
 
 
 def test_a_proof_is_waited_for_as_long_as_the_server_asks(server, folder):
@@ -280,7 +280,7 @@ def test_a_quota_is_waited_for_up_to_a_limit(server, folder):
     "answer",
     [
         refusal(429, "quota_exceeded", **{"x-should-retry": "false"}),
-        # It may have made an upload all the same: a second one would count, too.
+        # The server may have made an upload nevertheless, and a second one would count, too.
         refusal(503, "storage_unavailable", **{"retry-after": "2"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an engine is given on a node of a cluster, and what a node must have; without Ray."""
+"""An engine's files and environment on a cluster node, and a node's requirements; without Ray."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def settings(tmp_path, model):
 
 @pytest.fixture
 def config(settings, monkeypatch):
-    """The placer's, as `plan.prepare` writes it."""
+    """The placer's config, as `plan.prepare` writes it."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setenv("CHORALE_PEPPER", "1" * 64)
     monkeypatch.setenv("CHORALE_RECEIPT_SIGNING_KEY", "2" * 64)
@@ -59,7 +59,7 @@ def config(settings, monkeypatch):
 
 @pytest.fixture
 def node(settings, config, tmp_path):
-    """With what the placer publishes."""
+    """A node on which the placer has published the engine template."""
     config.engine_template.publish(settings.data_dir)
     local = tmp_path / "chorale-1" / "engine-2"
     for folder in (local.parent, local, settings.data_dir / "engine-2"):
@@ -97,13 +97,13 @@ def test_an_engine_listens_on_its_node_for_the_holders_of_the_pools_key(settings
     assert written.model_dir == str(model)
     assert (written.threads, written.tensor_parallel_size) == (3, 2)
     assert read_vocabulary(Path(written.vocabulary_path))[-1]
-    # On the node: sockets and caches are no good on a folder that others share.
+    # Sockets and caches lie on the node, since they do not work in a shared folder.
     assert Path(written.fetcher_socket).parent == Path(written.adapter_cache_dir).parent
     assert Path(written.fetcher_socket).parent == node.local
     assert str(node.local / "fetch.sock") in fetcher.command
     assert engine.command[2:] == ("engine", str(settings.data_dir / "engine-2.json"))
     assert engine.stop_timeout_s > settings.leave_timeout_s
-    assert engine.stage > fetcher.stage, "the engine leaves while its fetcher is there"
+    assert engine.stage > fetcher.stage, "the engine stops before its fetcher"
     assert "a-secret" in fetcher.environment.values()
     assert "a-secret" not in engine.environment.values()
     assert not {"a-token"} & {*engine.environment.values(), *fetcher.environment.values()}
@@ -119,7 +119,7 @@ def test_what_is_left_of_an_engine_needs_neither_model_nor_store(settings, node,
     (retired,) = prepare(dataclasses.replace(node, kind="retired"), of_another)
     assert retired.command[2] == "engine.retired"
     written = json.loads((settings.data_dir / "engine-2.json").read_text())
-    assert written["base_revision"] == template_of(node).base_revision, "what it ran on"
+    assert written["base_revision"] == template_of(node).base_revision, "the base that it ran on"
 
 
 def test_a_node_without_the_model_says_so(node, model):
@@ -171,7 +171,7 @@ def test_gateways_of_one_pool_keep_their_journals_in_one_place(config):
     for change in ({"pool_dir": "/elsewhere"}, {"base_revision": "another"}):
         (name,) = change
         assert name in pool.refusal(dataclasses.replace(pool, **change))
-    # How many cores an engine takes may change while its pool runs.
+    # The number of cores of an engine may change while its pool runs.
     assert pool.refusal(dataclasses.replace(pool, num_cpus=1)) is None
 
 

@@ -6,7 +6,7 @@ from server.database.leases import Leases
 
 
 class _Job:
-    """Counts its turns, and fails by what it is given."""
+    """A job that counts its turns and raises the given failures in turn."""
 
     def __init__(self, *failures: Exception | None) -> None:
         self.turns = 0
@@ -36,7 +36,7 @@ def test_a_chore_is_done_at_once_and_then_an_interval_after_its_last_turn(sqlite
         chores = Chores(Leases(sqlite_database), [("a", job, 60.0)], clock=clock)
         await look(chores)
         assert job.turns == 1
-        await look(chores)  # hears that it ended, at 0
+        await look(chores)  # notices that it ended, at 0
         clock.now = 59.0
         await look(chores)
         assert job.turns == 1

@@ -217,7 +217,7 @@ def test_a_full_disk_is_unavailable_and_heals(sqlite_database):
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_replaced):
-    """SQLite itself would write on, into a file that nobody will ever open again."""
+    """SQLite itself would go on writing to a file that is never opened again."""
     path = Path(str(sqlite_database.url.database))
     sqlite_database.write_sync(note("before"))
     path.rename(path.with_name("moved"))
@@ -229,7 +229,7 @@ def test_a_file_that_was_moved_away_takes_no_more_writes(sqlite_database, is_rep
         with pytest.raises(LedgerUnavailable), sqlite_database.begin() as conn:
             note("lost")(conn)
     if not is_replaced:
-        assert not path.exists(), "nobody made an empty one there"
+        assert not path.exists(), "no empty file was made there"
     path.with_name("moved").rename(path)
     sqlite_database.write_sync(note("after"))
     assert sqlite_database.read_sync(targets) == ["before", "after"]

@@ -12,7 +12,7 @@ def test_a_lease_is_ones_until_it_runs_out(postgres_database):
 
     assert take("a")
     assert not take("b")
-    assert take("a"), "who has it keeps it"
+    assert take("a"), "a holder keeps its lease"
     assert postgres_database.write_sync(lambda c: acquire(c, "settler/e2", "b", 60_000))
     postgres_database.write_sync(lambda c: c.execute(sa.update(leases).values(expires_at_ms=0)))
     assert take("b")

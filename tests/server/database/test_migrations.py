@@ -147,7 +147,7 @@ def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgre
         "user": ["adapters:read", "adapters:write", "inference", "usage:read"],
         "boss": ["admin", "inference"],
     }
-    # A payment is no spend; the correction lowers the month that it corrects.
+    # A payment does not count as spend; the correction lowers the month that it corrects.
     assert spend == {("t1", "2026-02"): 70, ("t1", "2026-01"): 5}
     assert audited == {"t1": "t1", "user": "t1"}
     with database.engine.execution_options(chorale_writes=True).begin() as conn:

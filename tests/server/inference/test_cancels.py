@@ -1,4 +1,4 @@
-"""A request is cancelled at any gateway, by its own tenant, as long as it runs."""
+"""A running request can be cancelled at any gateway, but only by its own tenant."""
 
 import asyncio
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
 
     asyncio.run(run())
     assert (asked.engines.aborted, idle.engines.aborted) == ([], [])
-    assert runs.engines.aborted == ["r1", "r1"], "until its hold is closed"
+    assert runs.engines.aborted == ["r1", "r1"], "aborted at each look until its hold ends"
     for product in gateways:
         product.close()
 
@@ -72,5 +72,5 @@ def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_pa
     assert not asyncio.run(product.gateway.cancels.cancel("ten_1", "r2"))
     assert product.engines.aborted == ["r1"]
     asyncio.run(product.gateway.cancels.look())
-    assert product.engines.aborted == ["r1", "r1"], "the engine may not have had it the first time"
+    assert product.engines.aborted == ["r1", "r1"], "the first abort may have come too early"
     product.close()

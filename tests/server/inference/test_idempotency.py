@@ -1,4 +1,4 @@
-"""Idempotency-Keys: one claim at a time, none that stays, the same answer to the same request."""
+"""Idempotency keys: one claim at a time, which always ends; a repeat gets the same answer."""
 
 import asyncio
 import itertools
@@ -64,7 +64,7 @@ def test_a_key_is_claimed_once_until_it_is_let_go(database: Database) -> None:
     first, second = make_claim(), make_claim()
     assert take(database, first) is None
     assert take(database, second).status is None
-    assert not database.write_sync(lambda conn: release_key(conn, second)), "it is not its own"
+    assert not database.write_sync(lambda conn: release_key(conn, second)), "the claim is another's"
     assert database.write_sync(lambda conn: release_key(conn, first))
     assert take(database, second) is None
 
@@ -110,7 +110,7 @@ def test_a_key_whose_day_is_over_is_free_before_it_is_pruned(
     monkeypatch.setattr(idempotency, "KEPT_MS", -1)
     database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
     assert take(database, new) is None
-    assert take(database, old).status is None, "what was answered then is forgotten"
+    assert take(database, old).status is None, "the old answer is forgotten"
     assert database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
 
 
@@ -166,7 +166,7 @@ def test_a_body_is_replayed_in_pieces_and_whole(size: int) -> None:
 def test_whatever_gateways_do_in_any_order_no_key_is_stuck_and_none_runs_twice(
     sqlite_database: Database, steps: list[tuple[str, int, bytes]]
 ) -> None:
-    """Against a model: who holds the key, what it was answered, and nothing else."""
+    """The model has the key's claim and its answer, and nothing else."""
     database = sqlite_database
     database.write_sync(lambda conn: conn.execute(sa.delete(idempotency_keys)).rowcount)
     claims: dict[int, Claim] = {}
@@ -200,10 +200,10 @@ def test_whatever_gateways_do_in_any_order_no_key_is_stuck_and_none_runs_twice(
             if kept:
                 owner, answered = None, mine
         elif action == "die":
-            claims.pop(gateway, None)  # whatever it held, it will say nothing more
+            claims.pop(gateway, None)  # a dead gateway does nothing more with its claim
         elif action == "age":
             run_out()
-            # Until another takes it, a late gateway may still end what it began.
+            # A late gateway may still end its claim until another gateway takes the key.
             if answered is not None:
                 owner = answered = None
                 database.write_sync(prune_keys)
@@ -223,9 +223,10 @@ KEY = "Idempotency-Key"
 
 @dataclass
 class SteppedEngines(FakeEngines):
-    """Three tokens, one by one; `ending` is the last output's, or raised instead of it.
+    """Engines that answer with tokens one by one.
 
-    gate: waited for before the last token, where there is one.
+    ending: fields of the last output, or an exception raised in its place.
+    gate: awaited before the last token, if set.
     """
 
     ending: dict[str, Any] | Exception = field(
@@ -270,7 +271,7 @@ def shared_product(migrated_sqlite: Path, tmp_path_factory) -> Iterator[InProces
 
 @pytest.fixture
 def product(shared_product: InProcess, monkeypatch) -> InProcess:
-    """The same gateway for all, with an engine of its own."""
+    """A gateway shared by all tests, with new engines for each."""
     engines = SteppedEngines(welcome=make_welcome())
     shared_product.use(engines)
     return shared_product
@@ -338,7 +339,7 @@ def test_what_fails_before_it_is_paid_for_lets_go_of_the_key(
 ) -> None:
     assert send(user, TEXT | change).status_code == status
     assert not _has_key(user)
-    assert send(user, TEXT).status_code == 200, "with another body, too: nothing was stored"
+    assert send(user, TEXT).status_code == 200, "another body is accepted: nothing was stored"
 
 
 def test_an_engine_that_is_away_lets_go_of_the_key(user: User) -> None:
@@ -412,7 +413,7 @@ def test_an_answer_that_is_too_long_is_not_kept_and_its_receipt_is_named(
 
 def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) -> None:
     database = product.gateway.database
-    # 2 or 3 of the prompt and 9 of the answer: enough for one.
+    # A request needs 2 or 3 tokens of the prompt and 9 of the answer, so that one fits.
     tenant = make_tenant(database, "limited", requests_per_minute=2, tokens_per_minute=14)
     pepper = product.gateway.pepper
     _, api_key = database.write_sync(
@@ -422,12 +423,12 @@ def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) ->
     assert [send(user, TEXT).status_code for _ in range(3)] == [200, 200, 429]
 
 
-# ---- clients that leave, and others that come meanwhile ----
+# ---- clients that leave, and concurrent repeats ----
 
 
 @dataclass
 class Caller:
-    """A client on the application itself, which leaves after `leave_after` pieces of the body."""
+    """A client that calls the application and leaves after `leave_after` pieces of the body."""
 
     user: User
     body: dict[str, Any]
@@ -463,7 +464,7 @@ class Caller:
             self.got.set()
             if self.leave_after is not None and 0 <= self.leave_after <= len(self.received):
                 leaving.set()
-                await asyncio.Event().wait()  # nothing is taken any more
+                await asyncio.Event().wait()  # the client takes nothing more
 
         await self.user.product.app(scope, receive, hear)
 
@@ -478,7 +479,7 @@ async def until_idle(product: InProcess) -> None:
 def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
     user: User, body: dict[str, Any], leave_after: int
 ) -> None:
-    """-1: before there is an answer.   0: at its status.   Else after so many events."""
+    """leave_after: -1 is before there is an answer, 0 at its status, else after so many pieces."""
 
     async def run() -> None:
         engines = user.product.engines
@@ -487,7 +488,7 @@ def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
         calling = asyncio.create_task(caller.call())
         if leave_after == -1 or body is STREAM:
             await asyncio.wait([calling], timeout=10)
-            assert calling.done(), "the client is let go before the request has ended"
+            assert calling.done(), "the client's call ends before the request"
         engines.gate.set()
         await asyncio.wait([calling], timeout=10)
         await until_idle(user.product)
@@ -535,7 +536,7 @@ def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
         await calling
         third = Caller(user, STREAM)
         await third.call()
-        assert third.received, "who has all of it can have it again at once"
+        assert third.received, "a complete answer is replayed at once"
         assert b"".join(third.received) == b"".join(first.received)
 
     asyncio.run(run())
@@ -576,7 +577,7 @@ def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
 
 @dataclass
 class FakeKeys:
-    """A store that is away for its first `num_outages` writes."""
+    """A store of keys whose first `num_outages` writes fail."""
 
     claim_ms: int = CLAIM_MS
     num_outages: int = 0
@@ -649,7 +650,7 @@ def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> Non
         assert num_put == recordings.MAX_BUFFERED + 1
         await body.aclose()
         await asyncio.wait_for(filling, 10)
-        assert num_put == 500, "and once it has left, the request runs on"
+        assert num_put == 500, "the request runs on once the reader left"
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Who waits here, and who is told at once that there is no room."""
+"""Load shedding: requests that may wait, and requests that are refused at once."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ class Clock:
 
 
 class World:
-    """A load on a clock that is moved by hand."""
+    """A load shedder whose clock the tests move."""
 
     def __init__(self, **options: float) -> None:
         self.clock = Clock()
@@ -46,7 +46,7 @@ class World:
         return request
 
     def serve(self, request: RunningRequest, after_s: float) -> None:
-        """Its first token, and its end."""
+        """Give a request its first token after `after_s` and end it."""
         self.clock.now += after_s
         self.load.begin(request, 0)
         self.load.remove(request)
@@ -143,7 +143,7 @@ def test_a_tenant_has_a_share_of_the_queue_and_others_the_rest() -> None:
     assert (told.status, told.headers["x-ratelimit-scope"]) == (429, "queue;tenant")
     assert world.refusal(Caller("ten_2", 0.25)) is None
     world.load.begin(begun, 0)
-    assert world.refusal(share) is None, "who has begun waits no more"
+    assert world.refusal(share) is None, "a request that has begun no longer waits"
 
 
 def test_the_smallest_share_is_one_request() -> None:
@@ -156,7 +156,7 @@ def test_the_smallest_share_is_one_request() -> None:
 def test_a_list_of_prompts_takes_as_much_of_a_share_as_it_has_answers() -> None:
     world = World(max_queued=8)
     share = Caller(max_queue_share=0.5)
-    assert world.refusal(share, num_answers=20) is None, "nobody is refused for ever"
+    assert world.refusal(share, num_answers=20) is None, "an idle queue takes any request"
     request = RunningRequest("list", "ten_1", 3, 10, is_cold=False)
     world.load.add(request)
     assert world.refusal(share) is None
@@ -218,7 +218,7 @@ def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
     running.add(other)
     assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
     running.begin(one, 0)
-    assert running.num_at("a") == 3, "it is still there"
+    assert running.num_at("a") == 3, "the request still runs"
     running.remove(one)
     running.remove(one)
     assert (running.num_at("a"), running.num_at("b")) == (0, 1)

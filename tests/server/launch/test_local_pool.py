@@ -1,4 +1,4 @@
-"""Who should run on one machine, and what gateways are told of it."""
+"""The engines that should run on one machine, and the members file for gateways."""
 
 import pytest
 from hypothesis import given
@@ -115,7 +115,7 @@ def test_the_members_are_written_only_when_they_change(tmp_path):
     assert changed_at(members_path(tmp_path)) == written_at
     members_path(tmp_path).unlink()
     make_pool(tmp_path, least=2)()
-    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor says it again"
+    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor writes the file"
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -131,7 +131,7 @@ def test_the_members_are_written_only_when_they_change(tmp_path):
     ),
 )
 def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, most, steps):
-    """Whatever happens, in whichever order: members, plan and journals agree."""
+    """Members, plan and journals agree after any sequence of steps."""
     data_dir = tmp_path_factory.mktemp("data")
     pool = make_pool(data_dir, least=1, most=most)
     for what, number in steps:
@@ -164,7 +164,7 @@ def test_the_folders_of_all_engines_are_found_by_number(tmp_path):
     assert engine_folders(tmp_path / "nowhere") == []
     for name in ("engine-10", "engine", "engine-2", "engines", "engine-03", "engine-4"):
         (tmp_path / name).mkdir()
-        if name != "engine-4":  # nothing has run there yet
+        if name != "engine-4":  # no engine has run in engine-4 yet
             (tmp_path / name / "identity").touch()
     names = [path.name for path in engine_folders(tmp_path)]
     assert names == ["engine", "engine-2", "engine-10"]

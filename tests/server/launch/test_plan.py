@@ -42,7 +42,7 @@ def prepare_all(tmp_path, **values):
 
 
 def give_secrets(monkeypatch):
-    """Their names."""
+    """Set the shared secrets in the environment; return their names."""
     names = ("CHORALE_PEPPER", "CHORALE_RECEIPT_SIGNING_KEY")
     for name in names:
         monkeypatch.setenv(name, "0" * 64)
@@ -65,7 +65,7 @@ def is_ready(settings):
 def run_until(supervisor, condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
-    assert condition(), "it never came true"
+    assert condition(), "the condition never came true"
 
 
 def kill_and_wait_for_the_next(supervisor, name):
@@ -100,7 +100,7 @@ def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
     own = {"data_dir"}  # each process has a folder of its own
     for name in {field.name for field in dataclasses.fields(EngineConfig)} - own:
         if name in Settings.model_fields:
-            # A list comes back for a tuple.
+            # JSON turns tuples into lists.
             assert written[name] == json.loads(json.dumps(getattr(settings, name)))
 
 
@@ -204,7 +204,7 @@ def test_each_engine_has_a_folder_a_configuration_and_a_name_of_its_own(tmp_path
         configs[name] = EngineConfig(**json.loads(path.read_text()))
         assert configs[name].data_dir == str(settings.data_dir / name)
     first, *others = (dataclasses.replace(c, data_dir="") for c in configs.values())
-    assert others == [first, first], "everything else is the same"
+    assert others == [first, first], "all other fields are the same"
     members = read_members(members_path(settings.data_dir))
     assert [member.name for member in members] == list(configs)
 

@@ -48,21 +48,21 @@ def is_alive(pid):
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A dead child of someone else is a zombie until it is waited for.
+    # A dead child of another process is a zombie until that process waits for it.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_until(condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.01)
 
 
 def run_until(supervisor, condition, timeout_s=20.0):
     deadline = time.monotonic() + timeout_s
     supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
-    assert condition(), "it never came true"
+    assert condition(), "the condition never came true"
 
 
 def test_a_killed_child_comes_back_and_its_neighbour_stays():
@@ -131,7 +131,7 @@ def test_children_stop_by_stages_the_highest_first(tmp_path):
 
 
 def test_those_of_one_stage_stop_together(tmp_path):
-    """Each goes when the other has been told, so one after the other they would never."""
+    """Each child ends once the other has its signal, so stopping them in turn would never end."""
     code = """
 import pathlib, signal, sys, time
 mine, others = map(pathlib.Path, sys.argv[1:])
@@ -173,7 +173,7 @@ def test_who_is_planned_no_more_is_asked_to_go_and_not_started_again(tmp_path):
         first = supervisor.pids
         del plan[1]
         run_until(supervisor, lambda: "b" not in supervisor.pids)
-        assert log.read_text() == "b", "it was asked once"
+        assert log.read_text() == "b", "b got one signal"
         assert not is_alive(first["b"])
         for _ in range(20):
             supervisor.tend()
@@ -188,7 +188,7 @@ def test_who_does_not_go_is_killed_when_its_time_is_up_and_nobody_waits_for_it(t
         pid = supervisor.pids["stubborn"]
         del plan[0]
         supervisor.tend()
-        assert is_alive(pid), "it has its time"
+        assert is_alive(pid), "its time is not up yet"
         os.kill(supervisor.pids["other"], signal.SIGKILL)
         run_until(supervisor, lambda: "stubborn" not in supervisor.pids)
         assert not is_alive(pid)

@@ -1,4 +1,4 @@
-"""Several gateways in one process, on a real Redis that fails as the tests say."""
+"""Several gateways in one process, on a real Redis whose failures the tests choose."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ LIFETIME_MS = 120_000
 
 
 class OneConnection:
-    """A database as `Database` is, in memory."""
+    """A database in memory with the methods of `Database`."""
 
     def __init__(self):
         engine = sa.create_engine("sqlite://", poolclass=sa.pool.StaticPool)
@@ -44,7 +44,7 @@ class OneConnection:
 
 
 class FailingRedis:
-    """One gateway's way to Redis. fault: None, "unheard" (it never came), "unanswered"."""
+    """One gateway's Redis. fault: None, "unheard" (calls do not arrive) or "unanswered"."""
 
     def __init__(self, fleet):
         self.fleet = fleet
@@ -85,7 +85,7 @@ class Request:
 
 
 class Fleet:
-    """Gateways, what they were granted, and what became of it."""
+    """Gateways, their grants, and the requests made of these."""
 
     def __init__(self, redis, num_gateways):
         self.redis = redis
@@ -126,7 +126,7 @@ class Fleet:
         return Epoch(row.epoch, row.mode, row.num_gateways, row.since_ms)
 
     def acquire(self, which, tokens=1, limits=LIMITS, lifetime_ms=LIFETIME_MS):
-        """Raises RateLimited."""
+        """Acquire a grant at a gateway. Raises RateLimited."""
         limiter, _ = self.gateways[which]
         coming = limiter.acquire(
             f"request-{next(self.numbers)}", limits, tokens=tokens, lifetime_ms=lifetime_ms
@@ -138,7 +138,7 @@ class Fleet:
         return request
 
     def hold(self, request):
-        """What a grant is for. Raises StaleEpoch."""
+        """Write the hold of a grant, which makes it a request. Raises StaleEpoch."""
         self.granted.remove(request)
         limiter, _ = self.gateways[request.gateway]
 
@@ -160,7 +160,7 @@ class Fleet:
         self.open.append(request)
 
     def admit(self, which, tokens=1, limits=LIMITS):
-        """As a gateway does: once more after StaleEpoch. Raises RateLimited."""
+        """Acquire and hold as a gateway does, again after StaleEpoch. Raises RateLimited."""
         request = self.acquire(which, tokens, limits)
         try:
             self.hold(request)
@@ -180,11 +180,11 @@ class Fleet:
     def release(self, which):
         limiter, redis = self.gateways[which]
         if redis.fault is None:
-            # It tries again and again, which nobody here waits for.
+            # The limiter would retry for ever if Redis fails, so it flushes only without a fault.
             self.run(limiter.flush())
 
     def kill(self, which):
-        """Its requests run on until their time is over; another gateway takes its place."""
+        """Replace a gateway by a new one; the old one's requests run until their time is over."""
         self.granted = [request for request in self.granted if request.gateway != which]
         for request in self.open:
             if request.gateway == which:
@@ -251,7 +251,8 @@ def test_seats_of_requests_under_way_count_when_the_way_of_counting_changes(make
     first = [fleet.admit(0, 1, [SEATS]) for _ in range(2)]
     for _, redis in fleet.gateways:
         redis.fault = "unheard"
-    # Two of four are taken; each of two gateways has one more, but the first to ask sees no other.
+    # Two of four seats are taken, so each of two gateways has one more; but the second reads the
+    # open holds after the first took its seat, and gets none.
     fleet.admit(0, 1, [SEATS])
     with pytest.raises(RateLimited):
         fleet.admit(0, 1, [SEATS])
@@ -277,7 +278,7 @@ def test_a_wiped_redis_starts_empty_with_the_seats_of_the_open_holds(make_fleet)
     with pytest.raises(RateLimited) as caught:
         fleet.admit(1, 0, [SEATS])
     assert caught.value.limit == SEATS
-    # One that was admitted before the wipe leaves its seat where it was carried to.
+    # A request that was admitted before the wipe frees its seat in the new epoch, which carried it.
     fleet.end(held[0], 100)
     fleet.release(0)
     fleet.admit(1, 0, [SEATS])
@@ -292,7 +293,7 @@ def test_what_was_charged_before_the_way_of_counting_changed_cannot_become_a_req
     fleet.now += 60_000
     with pytest.raises(StaleEpoch):
         fleet.hold(late)
-    # It asks again, in the epoch of now.
+    # The gateway acquires again, in the current epoch.
     fleet.hold(fleet.acquire(0, 600))
 
 
@@ -309,7 +310,7 @@ def test_three_answers_of_redis_bring_it_back_empty(make_fleet):
         assert fleet.epoch.mode == "local"
     fleet.run(limiter.probe())
     assert fleet.epoch.mode == "redis"
-    assert limiter.is_degraded, "before anybody has asked"
+    assert limiter.is_degraded, "no request has asked Redis yet"
     with pytest.raises(RateLimited):
         fleet.admit(0)
     assert limiter.is_degraded
@@ -327,7 +328,7 @@ def test_a_gateway_that_was_not_counted_takes_no_share(make_fleet):
     fleet.now += 5000
     fleet.gateways.append(fleet.make_gateway())
     assert (fleet.epoch.mode, fleet.epoch.num_gateways) == ("local", 2)
-    # Nor does one that was away for longer than the others waited for it.
+    # A gateway that was away for longer than ALIVE_MS does not count either.
     fleet.now += ALIVE_MS
     fleet.gateways.append(fleet.make_gateway())
     assert fleet.epoch.num_gateways == 1

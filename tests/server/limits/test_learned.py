@@ -1,4 +1,4 @@
-"""What a tenant's requests come to, learned from those that ended."""
+"""Expected tokens of a tenant's requests, learned from requests that ended."""
 
 from hypothesis import given
 from hypothesis import strategies as st

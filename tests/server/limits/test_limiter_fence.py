@@ -1,4 +1,4 @@
-"""The row that says how limits are counted, on real databases."""
+"""The row that says how limits are counted, tested on real databases."""
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ def test_the_epoch_cannot_move_under_a_hold_that_is_being_written(empty_postgres
     moved = threading.Thread(target=lambda: asyncio.run(epochs.begin(Epoch(2, "redis", 1, 0))))
     with database.begin() as holding, database.begin() as holding_too:
         check(holding, 1)
-        # Nor do holds wait for one another.
+        # Holds do not wait for one another.
         check(holding_too, 1)
         moved.start()
         moved.join(0.1)

@@ -44,7 +44,7 @@ def test_a_charge_expires_with_its_lease():
 
 
 class Caller:
-    """One gateway's calls, at times that the test hands in."""
+    """Calls of one gateway at times that the test sets."""
 
     def __init__(self, **options):
         self.now = 1_000_000

@@ -1,4 +1,4 @@
-"""Calls of a real Redis that answers, does not, or has forgotten."""
+"""Calls of a real Redis that answers, does not answer, or has lost its data."""
 
 import asyncio
 import threading
@@ -67,5 +67,5 @@ def test_gateways_that_race_for_one_limit_get_exactly_that(redis_server):
         thread.start()
     for thread in threads:
         thread.join()
-    # It refills by 10 a second, and the race takes less than that.
+    # The limit refills by 10 a second, and the race takes less than a second.
     assert 600 // 7 <= len(admitted) <= 600 // 7 + 10

@@ -1,4 +1,4 @@
-"""The script on a real Redis, at times that the tests hand in."""
+"""The limits script on a real Redis, at times that the tests set."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ PREFIX = "chorale:{test}:1"
 
 
 class ScriptStates:
-    """Answers as `States` does."""
+    """The script with the methods of `States`."""
 
     def __init__(self, client):
         self.client = client

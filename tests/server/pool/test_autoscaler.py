@@ -1,4 +1,4 @@
-"""How many engines a pool needs, shown on a pool whose engines take their time to start."""
+"""The autoscaler's number of engines, on a simulated pool whose engines start slowly."""
 
 import asyncio
 import math
@@ -31,9 +31,9 @@ def make_autoscaler(least=1, most=10, wanted=None):
 
 
 class Pool:
-    """Engines that come `start_s` after they were wanted, and go at once; time passes by steps.
+    """Engines that are ready `start_s` after they are wanted and go at once; time passes in steps.
 
-    speed: requests of one engine beyond which first tokens come late, whatever seats there are.
+    speed: requests per engine above which first tokens are late, whatever the number of seats.
     """
 
     def __init__(self, autoscaler, start_s=20.0, speed=SEATS):
@@ -72,7 +72,7 @@ class Pool:
 
     @property
     def changes(self):
-        """Every decision that changed something: +1, +3, -1."""
+        """Differences of the decisions that changed the number, such as +1, +3, -1."""
         pairs = zip(self.history, self.history[1:], strict=False)
         return [after - before for before, after in pairs if after != before]
 
@@ -88,7 +88,7 @@ class Pool:
 def test_a_queue_that_lasts_gets_all_the_engines_that_it_needs_at_once():
     pool = Pool(make_autoscaler(), speed=1000)
     pool.pass_time(WAIT_S, 30)
-    assert pool.changes == [], "it may be gone in a moment"
+    assert pool.changes == [], "the queue may be short-lived"
     pool.pass_time(1, 30)
     assert pool.changes == [3]
 
@@ -112,7 +112,7 @@ def test_an_engine_on_its_way_is_counted_once(start_s, num_requests):
 def test_first_tokens_that_are_late_get_one_engine_after_the_other():
     pool = Pool(make_autoscaler(), start_s=10.0, speed=2)
     pool.pass_time(600, 7)
-    assert pool.changes == [1, 1, 1], "four engines of two at once"
+    assert pool.changes == [1, 1, 1], "7 requests need 4 engines of 2"
 
 
 def test_late_first_tokens_of_requests_that_had_engines_for_themselves_change_nothing():
@@ -159,7 +159,7 @@ def test_what_was_too_few_is_not_tried_again_for_as_many():
     pool.pass_time(4 * 3600, 7)
     assert pool.changes == [1, 1, 1]
     pool.pass_time(2 * SPARE_S, 3)
-    assert pool.history[-1] < 4, "for fewer it is"
+    assert pool.history[-1] < 4, "fewer engines are tried for fewer requests"
 
 
 def test_what_was_too_few_says_nothing_of_larger_numbers():
@@ -218,7 +218,7 @@ def test_a_constant_load_gets_what_it_needs_and_then_nothing_changes(
     pool = Pool(make_autoscaler(most=most, wanted=wanted), start_s, speed)
     pool.pass_time(3 * 3600, num_requests)
     needed = max(1, math.ceil(num_requests / speed))
-    # Requests that have engines for themselves are late for another reason.
+    # If each request has an engine for itself, it is late for another reason.
     assert pool.autoscaler.wanted >= min(needed, most, max(1, num_requests))
     assert pool.num_turns <= 1, pool.changes
     num_changes = len(pool.changes)
@@ -237,14 +237,14 @@ def test_nobody_goes_who_was_needed_in_the_last_minutes(loads, start_s):
     for duration_s, num_requests in loads:
         pool.pass_time(duration_s, num_requests)
         requests += [num_requests] * duration_s
-        # The history is one decision for each second, the requests that it saw beside it.
+        # pool.history has a decision for each second; `requests` has the load that it saw.
     for i, (before, after) in enumerate(zip(pool.history, pool.history[1:], strict=False)):
         if after < before:
             seen = requests[max(0, i + 1 - int(SPARE_S)) : i + 2]
             assert max(seen) <= SPARE_SHARE * after * SEATS
 
 
-# ---- what the gateway has ----
+# ---- the gateway's figures ----
 
 
 def make_engine(state="ready", running=0, waiting=0, seats=SEATS, **stats):

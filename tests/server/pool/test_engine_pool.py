@@ -1,4 +1,4 @@
-"""The pool as a gateway sees it, with real engine processes around fake runners."""
+"""A gateway's engine pool, with real engine processes around fake runners."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ READY_S = 60.0
 
 
 class Pool:
-    """EnginePool by name, and a gateway's view of them."""
+    """Engine processes by name, and a gateway's EnginePool of them."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -47,7 +47,7 @@ class Pool:
         self.processes[name].wait()
 
     async def ask(self, message):
-        """Where it went, and its tokens."""
+        """Run a request; return the name of its engine and its tokens."""
         name = self.engines.route(message)
         asked = RunningRequest(message.request_id, message.tenant_id, 1, 1, False, name)
         self.running.add(asked)
@@ -131,7 +131,7 @@ def test_a_long_prompt_goes_where_its_beginning_was_computed(pool):
                 prompt = (*prompts[number], turn + 1)
                 return (await pool.ask(replace(message, prompt_token_ids=prompt)))[0]
 
-            # At once, so that they are spread; then one by one.
+            # The first turns are sent at once, so that they are spread; later ones one by one.
             homes = await asyncio.gather(*(ask(0, number) for number in range(len(prompts))))
             assert set(homes) == {"a", "b"}
             for turn in (1, 2):
@@ -216,7 +216,7 @@ def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(
                 assert {engines.route(make_message(f"n{i}"), gone) for i in range(9)} == {other}
             pool.kill("a")
             await pool.wait(lambda: pool.states()["a"] != "ready")
-            for _ in range(3):  # two deaths would be its quarantine
+            for _ in range(3):  # two deaths would quarantine the request
                 with pytest.raises(EngineAwayError):
                     await anext(engines.generate(message, "a"))
             with pytest.raises(EngineAwayError):
@@ -285,7 +285,7 @@ def test_an_engine_of_another_model_gets_no_requests(pool):
             await pool.wait(lambda: pool.states()["c"] == "of another model")
             assert {engines.route(make_message(f"r{i}")) for i in range(30)} == {"a", "b"}
             assert len(engines.welcomes) == 2
-            assert engines.max_model_len == 512, "nor does it limit those of this model"
+            assert engines.max_model_len == 512, "the other model's limit does not count"
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""What the placer and the gateway tell each other."""
+"""Files by which the placer and the gateway tell each other of engines."""
 
 import json
 import threading

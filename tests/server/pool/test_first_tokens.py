@@ -1,4 +1,4 @@
-"""Waits for first tokens, as the autoscaler sees them."""
+"""Waits for first tokens, which the autoscaler uses."""
 
 from server.pool.first_tokens import WINDOW_S, FirstTokens
 

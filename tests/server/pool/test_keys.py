@@ -1,4 +1,4 @@
-"""What the gateways of one installation agree on without speaking to each other."""
+"""Keys that the gateways of one installation derive without communicating."""
 
 import zmq
 from hypothesis import given

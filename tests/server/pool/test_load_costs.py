@@ -1,4 +1,4 @@
-"""What loads are expected to take, by what engines tell."""
+"""Expected times of adapter loads, by the figures of engines."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.server.api.test_metrics import make_stats
 
 
 def stats(**loads):
-    """tier=(bytes, seconds), since the engine's start."""
+    """An engine's figures. loads: tier=(bytes, seconds) since its start."""
     tiers = tuple(
         TierStats(tier=tier, load_bytes=size, load_seconds=seconds)
         for tier, (size, seconds) in loads.items()
@@ -28,7 +28,7 @@ def test_what_engines_saw_is_believed_all_of_them_together():
     costs = LoadCosts()
     costs.note(None, stats(device=(1000, 2.0), host=(1000, 0.0), disk=(1000, 0.0)))
     assert costs.load_s("host", 100) == pytest.approx(0.2)
-    costs.note(None, stats(device=(1000, 4.0)))  # another engine
+    costs.note(None, stats(device=(1000, 4.0)))  # figures of another engine
     assert costs.load_s("host", 100) == pytest.approx(0.3, rel=0.02)
 
 

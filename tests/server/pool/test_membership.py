@@ -1,4 +1,4 @@
-"""What the gateway makes of the placer's file."""
+"""The gateway's view of the placer's members file."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_a_damaged_file_changes_nothing(membership, tmp_path, caplog):
     assert membership() == (one,)
     members_path(tmp_path).write_text("{")
     assert membership() == membership() == (one,)
-    assert len(caplog.records) == 1, "said once"
+    assert len(caplog.records) == 1, "the fault is logged once"
 
 
 def test_what_cannot_be_read_changes_nothing(membership, tmp_path, caplog):

@@ -1,4 +1,4 @@
-"""What the gateway remembers of prompts that it sent, and to which engine."""
+"""The gateway's memory of the prompts that it sent to each engine."""
 
 from dataclasses import replace
 

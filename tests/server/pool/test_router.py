@@ -1,4 +1,4 @@
-"""Where requests go: hand-made views of engines, and laws that hold for all of them."""
+"""The router's choice of engine, for views of engines made by hand and at random."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def test_a_crowded_engine_gives_up_its_hot_adapter_to_a_second_one():
     ]
     assert choices[0] == "home"
     assert choices[-1] == "empty"
-    assert sorted(choices, reverse=True) == choices, "once it is too crowded, it stays so"
+    assert sorted(choices, reverse=True) == choices, "home stays too crowded"
 
 
 def test_a_load_under_way_is_joined_and_not_begun_elsewhere():

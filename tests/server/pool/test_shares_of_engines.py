@@ -1,4 +1,4 @@
-"""A tenant's share holds over real engine processes, by what the gateway passes on between them."""
+"""A tenant's share holds over real engine processes, as the gateway exchanges their totals."""
 
 import asyncio
 import itertools
@@ -11,7 +11,7 @@ from tests.engine.fakes import make_message
 from tests.server.pool.test_engine_pool import Pool, gateway
 
 DEMANDS = (("spread", "a"), ("spread", "b"), ("near", "a"), ("far", "b"))
-"""Tenants, and at which engines their requests always wait."""
+"""(tenant, engine) pairs: the tenant always has requests waiting at the engine."""
 NUM_TOKENS = 2000
 
 
@@ -24,7 +24,7 @@ def pool(tmp_path):
 
 
 async def generate_all_the_time(engines):
-    """Until there are `NUM_TOKENS`; how many of them were each tenant's."""
+    """Run requests until `NUM_TOKENS` tokens are generated; return their number by tenant."""
     given, numbers = Counter(), itertools.count()
 
     async def ask_again_and_again(tenant, name):
@@ -42,7 +42,7 @@ async def generate_all_the_time(engines):
 
 
 def share_of_spread(pool):
-    """Its tokens, for one of who got more of the others."""
+    """Tokens of `spread`, divided by those of the other tenant that got more."""
     pool.start("a", "b", step_s=0.01, max_num_seqs=2)
 
     async def run():

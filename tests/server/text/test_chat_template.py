@@ -1,6 +1,6 @@
-"""Chats become the prompts that transformers makes of them, and nothing gets out of the sandbox.
+"""Chats become the same prompts as in transformers, and no template leaves the sandbox.
 
-The templates in chat_templates/ use the language as those of the families do.
+The templates in chat_templates/ use the features that the families' templates use.
 """
 
 import json
@@ -49,7 +49,7 @@ others = st.one_of(
 
 @st.composite
 def conversations(draw):
-    """Often one that every template likes: roles in turn, maybe after a system message."""
+    """A chat that most templates accept: alternating roles, maybe after a system message."""
     texts = draw(st.lists(contents, min_size=1, max_size=6))
     chat = [{"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)]
     if draw(st.booleans()):
@@ -72,7 +72,7 @@ def theirs(name):
 
 
 def rendered(render):
-    """The prompt, or None if it was refused."""
+    """The rendered prompt, or None if the template refused the chat."""
     try:
         return render()
     except Exception:
@@ -100,7 +100,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_chat(name, chat, tools):
 def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(name, chat):
     def reference():
         text = theirs(name).apply_chat_template(chat, tokenize=False, continue_final_message=True)
-        # A template that writes the message twice: theirs leaves its own mark there.
+        # transformers leaves its mark in the text of a template that writes the message twice.
         return None if "CONTINUE_FINAL_MESSAGE_TAG" in text else text
 
     assert rendered(lambda: ours(name).render_open(chat)) == rendered(reference)
@@ -159,7 +159,7 @@ def test_a_template_that_does_not_parse_says_where():
         of("{{ 1 }}\n{% if %}")
 
 
-# ---- where a model keeps its template ----
+# ---- files that hold a model's template ----
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,10 @@ def of(source):
 
 
 def write_model(folder, files):
-    """files: path -> template, or all templates by name. The tokenizer_config.json's content."""
+    """Write a model's tokenizer files; return the content of tokenizer_config.json.
+
+    files: template by path; tokenizer_config.json may have several, by name.
+    """
     make_tokenizer("llama2").save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, template in files.items():

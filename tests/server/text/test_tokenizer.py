@@ -1,4 +1,4 @@
-"""Text and tokens of every family: Hugging Face's ids, and bytes that come out as characters."""
+"""Tokenizers of every family: Hugging Face's ids, and streams of bytes decoded to characters."""
 
 import itertools
 import json
@@ -42,7 +42,7 @@ texts = st.one_of(
 
 @pytest.fixture(scope="module", params=["demo", *FAMILIES, *SCHEMES])
 def family(request, tmp_path_factory):
-    """Its name, ours, and Hugging Face's."""
+    """(name, tokenizer, Hugging Face's tokenizer) of a family."""
     if request.param == "demo":
         hf = HFTokenizer.from_file(str(DEMO / "tokenizer.json"))
     elif request.param in SCHEMES:
@@ -65,7 +65,7 @@ def load(folder, hf, **configs):
     return Tokenizer(folder)
 
 
-# ---- to tokens ----
+# ---- text to tokens ----
 
 
 def test_ids_are_hugging_faces(family):
@@ -119,11 +119,11 @@ def test_a_chat_begins_once_and_a_completion_begins_at_all(tmp_path):
     assert ours.encode("") == begin
 
 
-# ---- to text ----
+# ---- tokens to text ----
 
 
 def test_streamed_text_is_the_decoded_text_however_it_is_cut(family):
-    """Of text that is well-formed, in the context of a prompt."""
+    """Streams of well-formed text after a prompt decode as Hugging Face decodes the whole."""
     _, ours, hf = family
     prompt = hf.encode("Hi").ids
     words = [i for i, word in enumerate(ours.vocabulary) if is_text(word)]
@@ -166,7 +166,7 @@ def test_an_answer_keeps_the_space_between_it_and_its_prompt(name, prompt, tmp_p
     hf = make_tokenizer(name)
     ours = load(tmp_path, hf)
     ids = ours.encode("Hello, wörld 🧿", add_special_tokens=False)
-    # What vLLM does.
+    # This is vLLM's way of decoding.
     theirs = decoders.DecodeStream(ids=hf.encode(prompt).ids, skip_special_tokens=True)
     expected = "".join(theirs.step(hf, token_id) or "" for token_id in ids)
     assert "".join(stream(ours.vocabulary, ids, seed=0)) == expected == " Hello, wörld 🧿"
@@ -201,7 +201,7 @@ def test_bytes_of_a_stop_string_are_cut():
 
 
 def stream(vocabulary, ids, seed):
-    """Pieces of text, from pushes of one to three tokens."""
+    """Pieces of text from pushes of one to three tokens."""
     detokenizer, chance, pieces = Detokenizer(vocabulary), random.Random(seed), [""]
     while ids:
         size = chance.randint(1, 3)
@@ -217,7 +217,7 @@ def is_text(word):
         return False
 
 
-# ---- what ends an answer ----
+# ---- tokens that end an answer ----
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_every_id_that_ends_an_answer_is_found(
     assert ours.eos_token_ids == expected
 
 
-# ---- chats, and folders that are not served ----
+# ---- chats, and folders that are refused ----
 
 
 def test_a_chat_is_rendered_by_the_models_own_template(demo):

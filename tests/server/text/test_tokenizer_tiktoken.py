@@ -21,7 +21,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 WORDS = ["".join(w) for n in range(1, 10) for w in itertools.product("ab", repeat=n)]
 PROBES = ("a{c}\n1{c}\n!{c}\n'{c}b\n", "'l{c}b\n'r{c}b\n'v{c}b\n")
 EXACT = []
-"""Of the vocabularies that hypothesis found, whether tiktoken may serve them."""
+"""Whether tiktoken may serve each of the vocabularies that hypothesis generated."""
 
 
 def read(hf):
@@ -47,7 +47,7 @@ def byte_level(pattern, tokens=(), merges=(), ignore_merges=False):
 
 @st.composite
 def vocabularies(draw):
-    """Tokens of a and b, maybe in disorder: learned merges, or all there are (as of Llama 3)."""
+    """Tokens of a and b, maybe shuffled, with learned merges or all possible ones (as Llama 3)."""
     tokens, merges = ["a", "b"], []
     for _ in range(draw(st.integers(1, 8))):
         pair = draw(st.tuples(st.sampled_from(tokens), st.sampled_from(tokens)))
@@ -176,9 +176,9 @@ def test_both_sort_all_characters_alike(pattern):
 
 
 def check_characters(pattern, code_points):
-    """Every character beside others: what is one piece shows, as its bytes are merged.
+    """Check that both split text alike around every character: the bytes of one piece are merged.
 
-    A letter goes with a, a digit with 1, another sign with !, and blanks with none.
+    Letters join the piece of a, digits that of 1, other signs that of !, and blanks none of them.
     """
     merges = [(left, right) for left in "a1!" for right in ALPHABET]
     merges += [(left, "b") for left in ALPHABET if (left, "b") not in merges]

@@ -49,7 +49,7 @@ ANYWHERE = UrlRules(allow_http=True, allow_private=True)
 
 @dataclass
 class Receiver:
-    """A real server. answers: status and headers, one for each request; then 204."""
+    """A real server. answers: (status, headers) of the first requests; later ones get a 204."""
 
     answers: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     received: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
@@ -132,7 +132,7 @@ def test_an_event_is_delivered_once_signed_with_the_secret_that_was_shown(
     [(path, headers, body)] = receiver.received
     assert (path, headers["host"]) == ("/hook", f"localhost:{receiver.port}")
     assert json.loads(body)["type"] == "webhook.test"
-    # As a receiver would check it, by what Standard Webhooks says.
+    # The signature is checked as a receiver does by the rules of Standard Webhooks.
     key = base64.b64decode(events.secret_of(PEPPER, webhook.webhook_id).removeprefix("whsec_"))
     signed = b".".join((event.event_id.encode(), headers["webhook-timestamp"].encode(), body))
     signature = base64.b64encode(hmac.new(key, signed, "sha256").digest()).decode()
@@ -269,7 +269,7 @@ def test_what_is_no_https_url_of_a_host_is_refused(url):
 
 @dataclass
 class Told:
-    """A tenant with a webhook and budgets, and what it was told."""
+    """A tenant with a webhook and budgets, whose events are read back."""
 
     database: object
     at_ms: int = NOW_MS
@@ -286,7 +286,7 @@ class Told:
         self.database.write_sync(lambda c: budgets.set_budget(c, budget, now_ms=NOW_MS))
 
     def use(self):
-        """7 prompt and 5 completion tokens: 4,050 nano-dollars."""
+        """Post a request of 7 prompt and 5 completion tokens, which costs 4,050 nano-dollars."""
         self.seq += 1
         name = f"r{self.seq}"
 
@@ -307,7 +307,7 @@ class Told:
         )  # fmt: skip
 
     def look(self):
-        """Types of the events that this look, and a second one, made."""
+        """Check the budgets twice; return the types of the events that this made."""
         known = {event.event_id for event in events_of(self.database)}
         for _ in range(2):
             asyncio.run(BudgetWatch(self.database, clock=lambda: self.at_ms).turn())
