@@ -158,7 +158,7 @@ def _weights(logits, first, peak, scale, VOCAB: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def _amounts(weights, floor, COUNTED: tl.constexpr):
-    """Amount of each weight: 1 if COUNTED, else the weight in units; 0 for those under`floor`."""
+    """Amount of each weight: 1 if COUNTED, else the weight in units; 0 for those under `floor`."""
     if COUNTED:
         amounts = tl.full(weights.shape, 1, tl.int64)
     else:

@@ -101,7 +101,7 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 /* ---- attention ---- */
 
 /* A tile of rows, (token, query head) pairs of one sequence and kv head, from row `first` on.
- * token, position: of the sequence's first query.
+ * token, position: those of the sequence's first query.
  */
 typedef struct {
     const Shape *shape;
