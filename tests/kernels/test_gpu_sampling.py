@@ -194,7 +194,7 @@ def test_the_lowest_and_the_highest_number_draw_tokens_that_are_kept():
     ids=str,
 )
 def test_cuts_that_reach_past_the_likeliest_tokens_lists_are_exact(row):
-    """With logits that are nearly alike, the lanes' lists do not hold all tokens above the cut."""
+    """Logits are nearly alike, so the lanes' lists do not hold all tokens above the cut."""
     logits = make_logits(3, 9001, spread=0.1)
     rows = [{**row, "u": u} for u in (0.001, 0.4, 0.999)]
     assert torch.equal(sample(logits, make_work(rows)), reference.sample(logits, make_work(rows)))
