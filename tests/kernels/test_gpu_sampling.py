@@ -201,7 +201,7 @@ def test_cuts_that_reach_past_the_likeliest_tokens_lists_are_exact(row):
 
 
 def test_a_lane_with_many_of_the_likeliest_tokens_loses_none():
-    """All of them are in one lane, which keeps four; the cut lies among the others."""
+    """The likeliest tokens are all in one lane, which keeps four; the cut lies among the rest."""
     logits = make_logits(1, 14_400, spread=0.5)
     likeliest = torch.arange(12, 14_400, 2048)[:7]
     logits[0, likeliest] = torch.linspace(19, 20, 7)
