@@ -1,1 +1,1 @@
-"""Pure functions on tensors, each beside its plain-torch meaning. No configs, requests or state."""
+"""Pure functions on tensors, each with a plain-torch reference. No configs, requests or state."""

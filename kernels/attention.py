@@ -1,4 +1,4 @@
-"""Attention over paged KV: the plain-torch meaning, which is also the CPU path.
+"""Attention over paged KV in plain torch: the reference for other kernels, also the CPU path.
 
 A block is `[layer, k or v, kv head, token, head_dim]` and contiguous; a sequence is a list of
 blocks.
@@ -15,12 +15,12 @@ from kernels.elementwise import is_finite
 def store_kv(
     kv: torch.Tensor, layer: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor
 ) -> torch.Tensor:
-    """Write this step's keys and values where their positions live; [T] bool, which are finite.
+    """Write this step's keys and values to their slots; return which tokens are finite, [T] bool.
 
     kv: [blocks, layers, 2, kv heads, block_size, head_dim].   k, v: [T, kv heads, head_dim].
     slot_mapping: [T] int64, block * block_size + offset.
-    What is not finite is written as 0: under a mask 0 * NaN is NaN, for every later owner of the
-    block.
+    Values that are not finite are written as 0. A stored NaN would spoil the results of every later
+    owner of the block even under a mask, since 0 * NaN is NaN.
     """
     block_size = kv.shape[4]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
@@ -51,10 +51,10 @@ def decode_attention(
     seq_lens: torch.Tensor,
     window: int | None = None,
 ) -> torch.Tensor:
-    """One query a sequence, over its seq_lens[b] positions; the result is [B, heads, head_dim].
+    """Attend with one query per sequence to its seq_lens[b] positions; return [B, heads, head_dim].
 
-    q: [B, heads, head_dim].   blocks: [B, blocks] int64, any value past a sequence's end.
-    window: over the last `window` positions only, the query's own with them; None for all.
+    q: [B, heads, head_dim].   blocks: [B, blocks] int64, any block past a sequence's end.
+    window: only the last `window` positions are seen, including the query's own; None for all.
     """
     rows, heads, dim = q.shape
     k, v = gather(kv, layer, blocks)
@@ -74,9 +74,10 @@ def prefill_attention(
     start: int,
     window: int | None = None,
 ) -> torch.Tensor:
-    """A chunk of one sequence at positions [start, start + T), causal; the result is like q.
+    """Attend causally with a chunk of one sequence, positions [start, start + T).
 
     q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window: as for decodes.
+    Result: like q.
     """
     length, heads, dim = q.shape
     k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
@@ -94,6 +95,6 @@ def prefill_attention(
 
 
 def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Which positions of keys a position of a query sees; broadcast."""
+    """Whether a query at one position sees a key at another; the positions are broadcast."""
     causal = keys <= queries
     return causal if window is None else causal & (keys > queries - window)

@@ -1,4 +1,4 @@
-"""The blocks of a step's tokens as records, and how plain torch reads what they lead to."""
+"""Blocks of a step's tokens as records, and plain-torch reads of the tables that they point to."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -17,22 +17,22 @@ BLOCK = np.dtype(
         ("scales", "<i8"),
     ]
 )
-"""Neighbouring tokens of one adapter, with all that leads to its tiles: kernels read it at once.
+"""Adjacent tokens of one adapter and the addresses of its tables; a kernel loads it as a whole.
 
 tile_table: address of [layers, projections, depth] int32, a tile's place, -1 for none; a module's
 tiles come first.   scales: address of [layers, projections] float32.   depth: 0 for tokens of the
-base model, whose addresses are never read from.
+base model, whose addresses are never read.
 """
 
 
 def adapter_blocks(work: LoRAWork) -> list[np.void]:
-    """The blocks of a step that have an adapter, a BLOCK each."""
+    """Blocks of a step that have an adapter, as BLOCK records."""
     blocks = work.blocks[: int(work.counts[0])].cpu().numpy().view(BLOCK)[:, 0]
     return list(blocks[blocks["depth"] > 0])
 
 
 def places_of(work: LoRAWork, site: Site, block: np.void, number: int) -> list[int]:
-    """Where the tiles of the site's projection `number` lie; -1 behind the last one."""
+    """Places of the tiles of the site's projection `number`; -1 after the last tile."""
     depth = int(block["depth"])
     address = int(block["tile_table"]) + 4 * _line(site, number) * depth
     return _read(address, depth, np.dtype(np.int32), work.arena.device)

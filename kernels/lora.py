@@ -1,4 +1,4 @@
-"""LoRA on arena tiles: the plain-torch meaning, which is also the CPU path.
+"""LoRA on arena tiles in plain torch: the reference for other kernels, also the CPU path.
 
 Formula: Punica, arXiv 2310.18547, sec. 4: y += scale * (x @ A.T) @ B, per segment of tokens.
 """
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 
 Tile = tuple[torch.Tensor, torch.Tensor]
-"""Rank rows of A, [8, in], and of B, rank-major, [8, out]; those past the rank are zero."""
+"""Rank rows of A, [8, in], and of B, rank-major, [8, out]; rows past the rank are zero."""
 
 
 def add_lora(y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: float) -> None:
     """y += scale * sum over tiles of (x @ A_tile.T) @ B_tile, in place.
 
-    y: [T, out].   x: [T, in].   tiles: of one module, in the same dtype, views of the arena.
+    y: [T, out].   x: [T, in].   tiles: one module's, in the same dtype, as views of the arena.
     """
     for a, b in tiles:
         y.addmm_(x @ a.T, b, alpha=scale)
@@ -26,9 +26,10 @@ _ROWS = 16
 def add_lora_by_tiles(
     y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: float
 ) -> None:
-    """As `add_lora`, in products of _ROWS rows, so that a row's bits are its own.
+    """Compute `add_lora` in products of _ROWS rows, so that a row's bits depend on no other row.
 
-    They are filled up with zeros: a product of fewer rows, or more, sums in another order.
+    Products are padded with rows of zeros, since with another number of rows a product sums in
+    another order.
     """
     for first in range(0, len(x), _ROWS):
         part = y[first : first + _ROWS]

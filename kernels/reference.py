@@ -1,5 +1,7 @@
-"""The torch meaning of every kernel in `kernels.gpu`, under the same names: what tests compare
-with, and what runs where there is no GPU. Plain and slow; for tensors in host memory.
+"""Reference implementations, in torch, of every kernel in `kernels.gpu`, under the same names.
+
+Tests compare the kernels with them, and they run where there is no GPU. They are plain and slow,
+and take tensors in host memory.
 """
 
 import numpy as np
@@ -31,10 +33,11 @@ FP8_MAX = 448.0
 def embed(
     table: torch.Tensor, input_ids: torch.Tensor, sources: torch.Tensor, previous: torch.Tensor
 ) -> torch.Tensor:
-    """Rows of the embedding, [T, hidden]; where sources[t] >= 0, of the token previous[sources[t]].
+    """Rows of the embedding, [T, hidden]: of previous[sources[t]] if sources[t] >= 0, else of
+    input_ids[t].
 
     table: [vocab, hidden].   input_ids, sources: [T] int32.   previous: [..] int32, tokens of the
-    step before; negative ones, of rows that failed, count as 0.
+    step before; negative tokens, of rows that failed, count as 0.
     """
     chosen = previous[sources.clamp(min=0)]
     return table[torch.where(sources >= 0, chosen, input_ids).clamp(min=0)]
@@ -54,7 +57,7 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += x, in place; then rms_norm(residual).   residual, x: [T, dim].
 
-    finite: [T] int32, set to 0 where the sum is not finite, else left.
+    finite: [T] int32, set to 0 where the sum is not finite, else unchanged.
     """
     residual += x
     if finite is not None:
@@ -63,9 +66,9 @@ def add_rms_norm(
 
 
 def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """silu(gate) * up, [T, intermediate], in float32 and rounded once; `delta` is added before.
+    """silu(gate) * up, [T, intermediate], computed in float32 and rounded once.
 
-    gate_up: [T, 2 * intermediate], gate first.
+    gate_up: [T, 2 * intermediate], gate first.   delta: is added to gate_up first.
     """
     wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
     gate, up = wide.chunk(2, dim=-1)
@@ -83,7 +86,8 @@ def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 # ---- attention on paged KV ----
-# kv is one layer's: [slabs, 2, kv heads, block_size, head_dim], in the model's dtype or e4m3.
+# `kv` is the KV of one layer: [slabs, 2, kv heads, block_size, head_dim], in the model's dtype or
+# e4m3.
 
 
 def rope_store_kv(
@@ -97,14 +101,15 @@ def rope_store_kv(
     norms: HeadNorms | None = None,
     delta: Delta | None = None,
 ) -> None:
-    """Rotate q and k by their positions, write k and v where they live. In place.
+    """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
-    qkv: [T, (heads + 2 * kv heads) * head_dim]; of it q is left rotated, k and v are undefined
-    afterwards.   cos, sin: [positions, head_dim / 2] float32.   positions: [T] int32.
-    slots: [T] int32, block * block_size + offset; negative ones are written nowhere.
-    finite: [T] int32, set to 0 where k or v is not finite (stored as 0 then), else left.
-    `delta` is added to qkv first, then `norms` are applied to heads of q and k. In float32,
-    rounded where it is stored, and before and after `norms`.
+    qkv: [T, (heads + 2 * kv heads) * head_dim]; afterwards q is rotated, k and v are undefined.
+    cos, sin: [positions, head_dim / 2] float32.   positions: [T] int32.
+    slots: [T] int32, block * block_size + offset; tokens with a negative slot are not stored.
+    finite: [T] int32, set to 0 where k or v is not finite (such values are stored as 0), else
+    unchanged.
+    `delta` is added to qkv first, then `norms` are applied to the heads of q and k. Everything is
+    computed in float32, and rounded where it is stored, and before and after `norms`.
     """
     _, _, kv_heads, block_size, dim = kv.shape
     if delta is not None:
@@ -135,9 +140,9 @@ def decode_attention(
     work: AttentionWork,
     window: int | None = None,
 ) -> None:
-    """Of the rows that have one token; tokens of other rows are left alone.
+    """Attend for the rows that have one token; tokens of other rows are left unchanged in `out`.
 
-    out, q: [T, heads, head_dim].   window: over the last `window` positions only.
+    out, q: [T, heads, head_dim].   window: only the last `window` positions are seen.
     """
     for row, (first, end) in enumerate(work.decode_ranges.tolist()):
         if end > first:
@@ -148,7 +153,7 @@ def decode_attention(
 def prefill_queries(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Queries of a tile of `prefill_attention`, for AttentionWork; any number means the same."""
+    """Queries per tile of `prefill_attention`, for AttentionWork; any gives the same result."""
     return _PREFILL_QUERIES
 
 
@@ -159,7 +164,7 @@ def prefill_attention(
     work: AttentionWork,
     window: int | None = None,
 ) -> None:
-    """Of the rows that have more than one token, causal; other tokens are left alone."""
+    """Attend causally for the rows of more than one token; other tokens of `out` are unchanged."""
     items = work.prefill_items[: int(work.num_prefill_items)]
     for row in items[:, 0].unique().tolist():
         first, end = work.query_starts[row : row + 2].tolist()
@@ -175,7 +180,7 @@ def _attend(
     start: int,
     window: int | None,
 ) -> torch.Tensor:
-    """Queries of one row, at positions start, start + 1, ...; like q."""
+    """Attend with the queries of one row, at positions start, start + 1, ...; return like q."""
     num_blocks = -(-int(work.seq_lens[row]) // kv.shape[3])
     at = int(work.block_starts[row])
     blocks = work.blocks[at : at + num_blocks].tolist()
@@ -190,9 +195,9 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c], for every token t
     with an adapter, projection s of the site and rank row j of its tiles; the rest is undefined.
 
-    x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4, with the sum over chunks of
-    512 features left to the expand: each chunk in float32, and always the same ones. Kernels may
-    give one plane, the sum of all in order.
+    x: [T, in_features].   Formula: Punica, arXiv 2310.18547, sec. 4. The sum over chunks of 512
+    features is left to the expand; each chunk is summed in float32, and the chunks are always the
+    same. Kernels may return one plane, the sum of all chunks in order.
     """
     columns = len(site.projections) * work.max_rank
     planes = torch.full((site.num_chunks, len(x), columns), torch.nan, device=x.device)
@@ -212,14 +217,14 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
 def expand(y: torch.Tensor, delta: Delta) -> None:
     """y[t] += (sum over c of planes[c, t]) @ B in place, where t has an adapter.
 
-    y: [T, sum of out_features].   The sum is rounded to the adapters' dtype once, as in PEFT, and
-    its product with B, float32, is added to y before that is rounded.
+    y: [T, sum of out_features].   The sum is rounded to the adapters' dtype once, as in PEFT. Its
+    product with B is float32, and is added to y before y is rounded.
     """
     y.copy_((y.float() + _delta(delta, len(y))).to(y.dtype))
 
 
 def _delta(delta: Delta, num_tokens: int) -> torch.Tensor:
-    """[T, sum of out_features] float32, zeros where there is no adapter."""
+    """Expand a delta: [T, sum of out_features] float32, zeros for tokens without an adapter."""
     work, site = delta.work, delta.site
     total = torch.zeros(num_tokens, sum(site.out_features), device=work.arena.device)
     for block in adapter_blocks(work):
@@ -240,7 +245,7 @@ def _rows(block: np.void) -> slice:
 def _tiles(
     work: LoRAWork, site: Site, block: np.void, number: int
 ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(index, A rows [8, in], B rows [8, out]) of the site's projection `number`."""
+    """(index, A rows [8, in], B rows [8, out]) of each tile of the site's projection `number`."""
     in_features, out_features = site.in_features, site.out_features[number]
     elems = work.arena.view(-1)
     tiles = []
@@ -260,7 +265,7 @@ def _tiles(
 def copy_slabs(
     target: torch.Tensor, target_ids: torch.Tensor, source: torch.Tensor, source_ids: torch.Tensor
 ) -> None:
-    """target[target_ids[i]] = source[source_ids[i]], all at once.
+    """target[target_ids[i]] = source[source_ids[i]] for all i at once.
 
     target, source: [slabs, slab_bytes] uint8.   Ids: [n] int32, those of the target distinct.
     """
@@ -272,7 +277,7 @@ def copy_slabs(
 
 
 def adjust_logits(logits: torch.Tensor, work: PenaltyWork) -> None:
-    """Bias, then repetition, frequency and presence penalties, in place.
+    """Apply the bias, then repetition, frequency and presence penalties, in place.
 
     logits: [B, vocab] float32.   Formulas: `kernels.sampling`.
     """
@@ -292,10 +297,10 @@ def adjust_logits(logits: torch.Tensor, work: PenaltyWork) -> None:
 
 
 def sample(logits: torch.Tensor, work: SamplingWork) -> torch.Tensor:
-    """A token a row, [B] int32; -1 where a logit is not finite.
+    """Choose a token for each row, [B] int32; -1 where a logit of the row is not finite.
 
-    logits: [B, vocab] float32.   A row's choice depends on nothing but its own numbers.
-    Meaning: `probabilities`, `truncate` and `draw` of `kernels.sampling`, or `greedy`.
+    logits: [B, vocab] float32.   A row's choice depends on its own numbers only.
+    Formulas: `probabilities`, `truncate` and `draw` of `kernels.sampling`, or `greedy`.
     """
     finite = logits.isfinite().all(dim=-1)
     sane = logits.nan_to_num(0.0, 0.0, 0.0)

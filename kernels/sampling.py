@@ -1,23 +1,26 @@
-"""Choosing tokens from logits: the plain-torch meaning, which is also the CPU path.
+"""Sampling tokens from logits in plain torch: the reference for other kernels, also the CPU path.
 
     bias -> repetition -> frequency and presence -> restriction -> greedy, or
     temperature -> min_p -> top_k -> top_p -> one uniform number
 
-Each cut keeps the tokens whose probability is not below a floor, so equal tokens share their fate.
-Every row's numbers come from that row only, by operations whose order its neighbours do not change.
+Each cut keeps the tokens whose probability reaches a floor, so equally likely tokens are all kept
+or all cut. A row's numbers come from that row only, by operations whose order does not depend on
+other rows.
 """
 
 import torch
 from torch.nn.functional import pad
 
 _BANNED = -1e30
-"""The logit of a token that cannot be chosen: its weight is 0, and it is finite, as all must be."""
+"""Logit of a token that must not be chosen: finite, as all logits must be, but its weight is 0."""
 _GROUP = 128
 """How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
 `topk` over all of them takes 300.
 """
 _DEPTHS = (256, 4096)
-"""How many likeliest tokens are looked at before a whole vocabulary is sorted: bench/LOG.md."""
+"""How many of the likeliest tokens are tried before the whole vocabulary is sorted (bench/LOG.md
+has the timings).
+"""
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -25,7 +28,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1)
 
 
-# ---- logits that depend on the request, and on what it has said ----
+# ---- changes of logits by the request's options and by the tokens that it has seen ----
 # Positions are `row * vocab + token`: only the few logits that change are touched.
 
 
@@ -37,9 +40,9 @@ def add_bias(logits: torch.Tensor, positions: torch.Tensor, bias: torch.Tensor) 
 def penalize_repetition(
     logits: torch.Tensor, positions: torch.Tensor, penalty: torch.Tensor
 ) -> None:
-    """A seen token's logit is divided by the penalty, or multiplied where negative, in place.
+    """Divide a seen token's logit by the penalty, or multiply it if it is negative, in place.
 
-    logits: [B, vocab].   positions: [N] int64, once or often.   penalty: [B].
+    logits: [B, vocab].   positions: [N] int64, each once or more often.   penalty: [B].
     Formula: CTRL, arXiv 1909.05858, section 4.1.
     """
     seen = positions.unique()
@@ -55,7 +58,7 @@ def penalize_frequency(
 ) -> None:
     """logit -= count * frequency + (count > 0) * presence, in place: OpenAI's formula.
 
-    logits: [B, vocab].   positions: [N] int64, one for every time.   frequency, presence: [B].
+    logits: [B, vocab].   positions: [N] int64, one per occurrence.   frequency, presence: [B].
     """
     said, counts = positions.unique(return_counts=True)
     row = said // logits.shape[1]
@@ -65,10 +68,10 @@ def penalize_frequency(
 def restrict(
     logits: torch.Tensor, rows: torch.Tensor, allowed: torch.Tensor, banned: torch.Tensor
 ) -> None:
-    """Let `rows` choose allowed tokens only, and no row a banned one; `logits` change in place.
+    """Let `rows` choose allowed tokens only, and no row a banned token; change `logits` in place.
 
     logits: [B, vocab] float32.   rows: [..] int64.   allowed, banned: [..] int64, positions.
-    What is not finite stays so: it fails the row.
+    Logits that are not finite stay so, because they fail the row.
     """
     flat = logits.view(-1)
     kept = flat[allowed]
@@ -82,7 +85,7 @@ def restrict(
 
 def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """softmax(logits / temperature) in float32.   logits: [B, vocab].   temperature: [B] > 0."""
-    # The likeliest at 0 first: a large logit over a small temperature would overflow.
+    # The highest logit is shifted to 0 first: a large one over a small temperature would overflow.
     below = logits.float() - logits.amax(dim=-1, keepdim=True)
     return torch.softmax(below.div_(temperature[:, None]), dim=-1)
 
@@ -93,8 +96,9 @@ def truncate(
     """`probs` with 0 for tokens that are cut off; what remains is not scaled to sum to 1.
 
     probs: [B, vocab] float32.   min_p, top_p: [B] float64.   top_k: [B] int64, 0 is off.
-    min_p keeps tokens of at least that share of the likeliest's probability, top_k the likeliest k
-    of those, top_p those of these whose likelier ones together stay below that share of them all.
+    min_p keeps the tokens that have at least that share of the highest probability. Of these, top_k
+    keeps the k likeliest. Of these, top_p keeps each token for which the likelier ones add up to
+    less than that share of the total.
     """
     vocab = probs.shape[1]
     floor = torch.zeros_like(top_p)
@@ -109,13 +113,13 @@ def truncate(
 
 
 def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """One token a row, by inverting the cumulative distribution at `uniform`.
+    """Draw one token per row, by inverting the cumulative distribution at `uniform`.
 
     probs: [B, vocab], of any sum.   uniform: [B] float64 in [0, 1).   Result: [B] int64.
     """
     cumulative = probs.double().cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # Rounding must not reach the total, where no token begins.
+    # The rounded target must stay below the total, because no token begins there.
     target = torch.minimum(
         uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total))
     )
@@ -123,7 +127,7 @@ def draw(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k highest of each row, falling; of equal ones the lower token id first.
+    """The k highest logprobs of each row, descending; of equal ones the lower token id first.
 
     logprobs: [B, vocab], no NaN.   Result: logprobs and token ids, both [B, k].
     """
@@ -131,12 +135,12 @@ def likeliest(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     padded = pad(logprobs, (0, padding), value=-torch.inf) if padding else logprobs
     groups = padded.view(len(padded), -1, _GROUP)
     highest = groups.amax(dim=-1)
-    # As many tokens as there are groups reach the k-th highest of these: none below is named.
+    # k groups, so at least k tokens, reach the k-th highest group maximum: none below is returned.
     floor = highest.topk(min(k, highest.shape[1])).values[:, -1:]
     floor = floor if k <= highest.shape[1] else floor.fill_(-torch.inf)
     row, group = (highest >= floor).nonzero(as_tuple=True)
     values = groups[row, group]
-    # topk leaves open which of equal values it takes: take all that qualify, and sort these few.
+    # topk does not specify which of equal values it takes: take and sort all that qualify.
     number, place = (values >= floor[row]).nonzero(as_tuple=True)
     row, token, value = row[number], group[number] * _GROUP + place, values[number, place]
     order = value.argsort(descending=True, stable=True)
@@ -156,7 +160,7 @@ def _floor(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The lowest probability kept in each row, and whether `depth` tokens were enough to tell.
 
-    The answer does not depend on a depth that is enough: a longer prefix has the same beginning.
+    Every depth that is enough gives the same answer: a longer prefix has the same beginning.
     """
     top = probs.topk(depth).values.double()
     kth = top.gather(1, (top_k[:, None] - 1).clamp(0, depth - 1)).squeeze(1)

@@ -1,6 +1,6 @@
-"""What a step's kernels work on, as tensors on its device: who attends to what, whose adapter
-applies where. Numbers that differ from step to step lie in memory, so that a captured graph serves
-every step.
+"""Inputs of a step's kernels, as tensors on its device: which positions each row attends to, and
+which adapter applies to which tokens. Numbers that differ from step to step lie in memory, so that
+a captured graph serves every step.
 """
 
 from dataclasses import dataclass
@@ -10,36 +10,39 @@ import torch
 from kernels.tiles import RANK_ROWS
 
 SPLIT_KEYS = 256
-"""Positions of one split of a decode's keys. Fixed, so that no neighbour changes a row's bits. One
-row of 1,024 positions and 8 kv heads is 32 programs; with 128 positions the partial sums would be
-6 % of the bytes of K and V instead of 3 %, and a split would be two tiles of keys.
+"""Positions of one split of a decode's keys. The number is fixed, so that other rows do not change
+a row's bits. One row of 1,024 positions and 8 kv heads is 32 programs; with 128 positions the
+partial sums would be 6 % of the bytes of K and V instead of 3 %, and a split would be two tiles of
+keys.
 """
 
 MOST_DECODE_ITEMS = 1 << 14
-"""Splits whose partial sums are in memory at a time: 256 MiB with 32 heads of 128 dimensions."""
+"""Most splits with partial sums in memory at a time: 256 MiB with 32 heads of 128 dimensions."""
 
 CHUNK_FEATURES = 512
-"""Input features that one plane of a shrink sums over. Fixed for the same reason."""
+"""Input features that one plane of a shrink sums over; fixed for the same reason as SPLIT_KEYS."""
 
 PAIR_ROWS = 2 * RANK_ROWS
-"""Rank rows of the two tiles that one `tl.dot` takes: it wants 16 at least."""
+"""Rank rows of the two tiles that one `tl.dot` takes: it needs at least 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """Row b's tokens are [query_starts[b], query_starts[b + 1]), the last of its seq_lens[b]
-    positions, whose KV lies in the blocks from block_starts[b] on.
+    """Work of attention. Row b's tokens are [query_starts[b], query_starts[b + 1]), the last of its
+    seq_lens[b] positions, whose KV lies in the blocks from block_starts[b] on.
 
-    query_starts: [B + 1] int32.   seq_lens: [B] int32; 0 for padding rows, whose output is free.
-    block_starts: [B] int32, into blocks.   blocks: [..] int32.
-    decode_items: [.., 2] int32, (row, split) for every split of the rows that have one token;
-    a row's are neighbours, their splits rise by one. They are cut into parts of equal room, which
-    are computed one after the other; part p has rows from p * ceil(B / parts) on.
-    num_decode_items: [parts] int32, how many of a part's count.
-    decode_ranges: [B, 2] int32, (first, end) of a row's among its part's; (0, 0) for other rows.
+    query_starts: [B + 1] int32.   seq_lens: [B] int32; 0 for padding rows, whose output is not
+    defined.   block_starts: [B] int32, indices in `blocks`.   blocks: [..] int32.
+    decode_items: [.., 2] int32, (row, split) for every split of the rows that have one token; a
+    row's items are adjacent, and their splits rise by one. The items are divided into parts of
+    equal capacity, which are computed one after the other; part p has the rows from
+    p * ceil(B / parts) on.
+    num_decode_items: [parts] int32, how many items of each part are valid.
+    decode_ranges: [B, 2] int32, (first, end) of a row's items within its part; (0, 0) for rows that
+    have none.
     prefill_items: [.., 2] int32, (row, tile) for every tile of queries of the rows that have more
-    than one; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
-    num_prefill_items: [1] int32, how many of them count.
+    than one token; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
+    num_prefill_items: [1] int32, how many of these items are valid.
     """
 
     query_starts: torch.Tensor
@@ -56,15 +59,15 @@ class AttentionWork:
 
 @dataclass(frozen=True, slots=True)
 class LoRAWork:
-    """Which adapter applies to which tokens. Tokens of an adapter are neighbours.
+    """Work of LoRA: the adapter of each token. Tokens of one adapter are adjacent.
 
     arena: [slabs, elements] in the adapters' dtype, contiguous.
     blocks: [.., 8] int32, a `kernels.block.BLOCK` each; each token of the step is in one of them.
     pairs: [.., 2] int32, (block, pair) for all pairs of tiles of the blocks' adapters: pair p is
     rank rows [16 p, 16 p + 16).
-    counts: [2] int32, how many of `blocks` and of `pairs` count.
+    counts: [2] int32, how many of `blocks` and of `pairs` are valid.
     block_rows: most tokens of a block.   max_rank: columns of one projection in the planes.
-    `blocks` and `pairs` begin at multiples of 16 bytes: kernels read them by wide loads.
+    `blocks` and `pairs` begin at multiples of 16 bytes, because kernels read them by wide loads.
     """
 
     arena: torch.Tensor
@@ -79,8 +82,8 @@ class LoRAWork:
 class Site:
     """Projections of one layer that share their input, and lie side by side in their output.
 
-    projections: neighbours among the `num_projections` of the tile tables.
-    out_features: of each.   Where a model is sharded, features are those of this rank.
+    projections: adjacent ones among the `num_projections` of the tile tables.
+    out_features: one number per projection.   In a sharded model, features are those of this rank.
     """
 
     layer: int
@@ -96,9 +99,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What adapters add at a site: planes, from `shrink`, still to be expanded.
+    """Contribution of adapters at a site, as planes from `shrink` that are still to be expanded.
 
-    planes: [.., T, projections * max_rank] float32, to be summed: one a chunk, or their sum.
+    planes: [.., T, projections * max_rank] float32, to be summed: one per chunk, or one in all.
     """
 
     planes: torch.Tensor
@@ -117,15 +120,17 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class PenaltyWork:
-    """What changes the logits of rows, before a token is chosen.
+    """Biases and penalties that change the logits of rows before a token is chosen.
 
     entry_starts: [B + 1] int32; row b's entries are [entry_starts[b], entry_starts[b + 1]), one
-    for each distinct token that it has seen.   entry_tokens: [..] int32, all of the vocabulary.
-    entry_counts: [..] int32, how often the row has said it; 0 for tokens of the prompt only.
-    pending: [B] int32, which of `previous` the row has said last, though it is not among its
-    entries' counts; -1 for none.   previous: [..] int32, tokens of the step before.
+    for each distinct token that it has seen.   entry_tokens: [..] int32, all in the vocabulary.
+    entry_counts: [..] int32, how often the row has generated the token; 0 for tokens that are in
+    the prompt only.
+    pending: [B] int32, index in `previous` of the row's latest token, which its entries' counts do
+    not include yet; -1 for none.   previous: [..] int32, tokens of the step before.
     repetition, frequency, presence: [B] float32; 1, 0 and 0 are off.
-    bias_starts: [B + 1] int32, bias_tokens: [..] int32, bias: [..] float32, as the entries.
+    bias_starts: [B + 1] int32, bias_tokens: [..] int32, bias: [..] float32, laid out like the
+    entries.
     """
 
     entry_starts: torch.Tensor
@@ -143,7 +148,7 @@ class PenaltyWork:
 
 @dataclass(frozen=True, slots=True)
 class SamplingWork:
-    """How rows choose, [B] each.
+    """Sampling options of the rows, [B] each.
 
     temperature: float32, 0 is greedy.   min_p, top_p: float64.   top_k: int32, 0 is off.
     uniform: float64 in [0, 1), the one number that a row draws.

@@ -1,4 +1,4 @@
-"""The C kernels' functions, as Python calls them."""
+"""The library of C kernels, with the signatures of its functions."""
 
 import ctypes
 
@@ -21,13 +21,13 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 def load_library() -> ctypes.CDLL:
-    """Raises Unavailable."""
+    """Load the C kernels, built first if they have to be. Raises Unavailable."""
     try:
         library = ctypes.CDLL(str(build_library()))
     except OSError as error:
         raise Unavailable(f"the C kernels do not load: {error}") from error
     for name, arguments in _SIGNATURES.items():
-        if hasattr(library, name):  # some are for some processors only
+        if hasattr(library, name):  # some functions exist on some processors only
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
     return library

@@ -13,7 +13,7 @@ from kernels.cpu.errors import Unavailable
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared")
 _TIMEOUT_S = 120.0
-# Preferred first: without OpenMP there is one thread.
+# The first variant that compiles is used. Without OpenMP the kernels have one thread.
 _VARIANTS = (
     ("-march=native", "-fopenmp"),
     ("-mcpu=native", "-fopenmp"),
@@ -23,7 +23,7 @@ _VARIANTS = (
 
 
 def build_library() -> Path:
-    """Build it if it is not there for this source, compiler and processor; 2 s.
+    """Path of the library; builds it, in 2 s, unless it exists for this source, compiler and CPU.
 
     Raises Unavailable with the reason.
     """
@@ -40,7 +40,7 @@ def build_library() -> Path:
 def _build(compiler: str, library: Path) -> None:
     sources = sorted(str(path) for path in _SOURCES.glob("*.c"))
     reason = ""
-    # Its own name until it is whole: another engine may be looking for it now.
+    # The library gets its name when it is complete: another engine may be looking for it now.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         target = Path(folder) / library.name
         for variant in _VARIANTS:
@@ -60,7 +60,7 @@ def _build(compiler: str, library: Path) -> None:
 
 
 def _fingerprint(compiler: str) -> str:
-    """Of everything that the library depends on."""
+    """Hash of everything that the library depends on."""
     hasher = hashlib.sha256()
     for path in sorted(_SOURCES.iterdir()):
         hasher.update(path.read_bytes())
@@ -70,7 +70,7 @@ def _fingerprint(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """Its name and features: a cache folder may be shared by machines."""
+    """Name and features of the processor, because machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user can write: what lies in it is executed."""
+    """Folder of the library; only this user may write to it, because its files are executed."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "chorale"
     try:

@@ -1,5 +1,5 @@
-"""Why a way of computing cannot be used here."""
+"""The error of kernels that cannot be used."""
 
 
 class Unavailable(Exception):
-    """These kernels do not work on this machine, or for this model; the sentence says why."""
+    """Kernels do not work on this machine, or for this model; the message says why."""

@@ -1,4 +1,4 @@
-"""The operations of a step on a CPU. Whoever computes them, results agree to rounding."""
+"""The operations of a step on a CPU. The results of all implementations agree to rounding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Embedding = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class AttentionShape:
-    """What a model's attention is like in all layers.
+    """Shape of a model's attention, which is the same in all layers.
 
     cos, sin: [positions, head_dim / 2], in the dtype of the hidden states.
     block_size: tokens of a KV block.
@@ -34,18 +34,18 @@ class AttentionShape:
 
 
 class CpuKernels(Protocol):
-    """name: for the log."""
+    """One implementation of a step's operations.   name: for the log."""
 
     name: str
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """weight: [out, in], bias: [out]; not needed any more, once this returns."""
+        """Make a layer.   weight: [out, in], bias: [out]; the caller need not keep them."""
         ...
 
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
-        """weight: [vocab, hidden]; not needed any more, once this returns.
+        """Make an embedding.   weight: [vocab, hidden]; the caller need not keep it.
 
-        tied_head: the same weight as a `linear`, where it is the model's head, too.
+        tied_head: the `linear` of the same weight, if that is also the model's head.
         """
         ...
 
@@ -56,7 +56,7 @@ class CpuKernels(Protocol):
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """x += delta, in place; then the norm of x."""
+        """x += delta, in place; return the norm of the sum."""
         ...
 
     def attention(
@@ -67,12 +67,14 @@ class CpuKernels(Protocol):
         norms: HeadNorms | None = None,
         window: int | None = None,
     ) -> torch.Tensor:
-        """From projections to attended values: head norms, rotary embedding, KV written, attention.
+        """Compute attended values from projections: head norms, rotary embedding, KV writes,
+        attention.
 
-        qkv: [T, (heads + 2 * kv heads) * head_dim], which may be overwritten.   window: positions
-        that a token sees, its own with them; None for all.   Result: [T, heads * head_dim].
-        Of a token whose keys or values are not finite, zeros go to the cache and its result is NaN:
-        under a mask 0 * NaN is NaN, for every later owner of the block.
+        qkv: [T, (heads + 2 * kv heads) * head_dim], which may be overwritten.   window: how many
+        positions a token sees, including its own; None for all.   Result: [T, heads * head_dim].
+        For a token whose keys or values are not finite, zeros go to the cache and the result is
+        NaN. A stored NaN would spoil the results of every later owner of the block even under a
+        mask, since 0 * NaN is NaN.
         """
         ...
 
@@ -81,7 +83,7 @@ class CpuKernels(Protocol):
         ...
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
-        """y[t] += scale * B @ A @ x[t] of the site's projections, for the tokens of each run.
+        """y[t] += scale * B @ A @ x[t] for the site's projections and the tokens of each run.
 
         y: [T, sum of out], changed in place; other tokens' rows are not touched.   x: [T, in].
         """

@@ -1,8 +1,8 @@
-"""Linear layers by what torch brings along, each checked before it is trusted.
+"""Linear layers by the libraries that torch ships with, each checked before it is used.
 
-The packed forms are no documented interface, and no library promises the same bits for a row
-whatever the number of rows. So nothing is taken on trust: the first library of a list whose
-products are right, and where that is asked for invariant, makes all layers of a weight's shape.
+The packed forms are undocumented interfaces, and no library promises that a row has the same bits
+for any number of rows. So every library is tested. The first one of a list whose products are
+right, and invariant where that is asked for, makes all layers of a weight's shape.
 """
 
 import warnings
@@ -16,25 +16,31 @@ from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import Linear
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
-"""weight: [out, in], bias: [out] -> their linear layer, which keeps what it needs of them."""
+"""weight: [out, in], bias: [out] -> their linear layer, which keeps the parts that it needs."""
 
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128)
-"""Rows of an invariant product: other numbers of rows are cut, and filled up with zeros.
+"""Numbers of rows of invariant products: other numbers are split, and padded with zeros.
 
-All sizes are tried at start, so that no product is of a size that was not. So few: 0.5 s for a head
-of 49152 x 576 on one thread; every size up to 128 would take ten times as long.
+All sizes are tried at start, so that no product has an untried size. They are few because that
+takes time: 0.5 s for a head of 49152 x 576 on one thread; every size up to 128 would take ten times
+as long.
 """
 _LARGE_SIZES = (128, 64)
-"""What is cut off first, so that 70 rows are 64 and 8, not 128."""
+"""Sizes that are split off first, so that 70 rows are 64 and 8, not 128."""
 _MOST_FILLED = 32
-"""From how many rows on a library must be even: a decode is filled up to as many."""
+"""Number of rows from which on a library must be invariant at the latest: smaller products are
+padded up to where the library is.
+"""
 _TRIED_ROWS = (1, 33)
 _LEAST_OUTPUTS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """tolerance: how far its products may be from torch's, of their norm."""
+    """A way to make linear layers.
+
+    tolerance: how far the products may be from torch's, as a share of the norm of torch's.
+    """
 
     name: str
     make: MakeLinear
@@ -53,18 +59,18 @@ def _packed_by_onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear
 
 def _packed_by_mkl(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _SIZES[-1])
-    # The weight itself is read only where the number of rows is not the one that is named.
+    # MKL reads the unpacked weight only if the number of rows is not the one that is passed.
     stand_in = weight.new_zeros(1).expand(weight.shape)
     multiply = torch.ops.mkl._mkl_linear
     return lambda x: multiply(x, packed, stand_in, bias, len(x))
 
 
 def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """Weights of 8 bits, a scale for each output; rows of 8 bits, a scale for each row.
+    """Linear layer with weights of 8 bits, one scale per output, and rows of 8 bits, one per row.
 
-    The library has one scale for all rows of a product, so that an outlier of one tenant would
-    coarsen everybody's numbers. Every row is divided by its own largest value, and one more row
-    pins the range to [-1, 1]: the scale is the same whoever is there.
+    The library has one scale for all rows of a product, so an outlier of one tenant would coarsen
+    the numbers of all tenants. Therefore every row is divided by its own largest value, and one
+    more row pins the range to [-1, 1], so that the scale does not depend on the other rows.
     """
     packed, is_short = _packed_int8(weight), not holds_eight_bits()
     pin = torch.zeros(weight.shape[1])
@@ -75,7 +81,7 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         largest = x.abs().amax(dim=1, keepdim=True)
         rows = x.new_empty(len(x) + 1, x.shape[1])
         torch.div(x, largest.clamp(min=torch.finfo(x.dtype).tiny), out=rows[:-1])
-        # What is not finite must not become the range; its row is not finite again by `largest`.
+        # Values that are not finite must not set the range; `largest` spoils their row again below.
         rows[:-1].nan_to_num_(0.0, 0.0, 0.0)
         rows[-1] = pin
         y = multiply(rows, packed, is_short)[:-1].mul_(largest)
@@ -85,8 +91,8 @@ def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 
 FLOAT32 = (
-    # The fastest first: 72, 106 and 105 ms for the products of a 135M model at 32 rows, 31, 57 and
-    # 57 at 8 (one thread, an EPYC with AVX-512).
+    # The fastest is first: 72, 106 and 105 ms for the products of a 135M model at 32 rows, 31, 57
+    # and 57 at 8 (one thread, an EPYC with AVX-512).
     Library("oneDNN", _packed_by_onednn),
     Library("MKL", _packed_by_mkl),
     Library("torch", plain),
@@ -95,10 +101,10 @@ INT8 = (Library("torch int8", _int8, tolerance=0.1),)
 
 
 class LinearMaker:
-    """A `MakeLinear` of the first library that can be trusted; found once for every shape.
+    """A `MakeLinear` by the first library that passes the checks, chosen once for every shape.
 
-    is_invariant: a row's bits are the same whatever the number of rows, and its place among them.
-    names: of the libraries in use.
+    is_invariant: a row's bits depend neither on the number of rows nor on its place among them.
+    names: the libraries in use.
     """
 
     def __init__(self, libraries: Sequence[Library], *, is_invariant: bool) -> None:
@@ -108,7 +114,7 @@ class LinearMaker:
         self._trusted: dict[tuple[int, ...], tuple[Library, int]] = {}
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        """Raises Unavailable."""
+        """Make a linear layer. Raises Unavailable if no library passes the checks."""
         shape = (*weight.shape, bias is not None)
         if shape in self._trusted:
             library, least_rows = self._trusted[shape]
@@ -127,7 +133,7 @@ class LinearMaker:
                 _check_products(made, weight, bias, library.tolerance)
                 return library, made, _least_rows(made, weight) if self.is_invariant else 1
             except (AttributeError, RuntimeError, Unavailable) as error:
-                # torch names an operation that it was built without in either of the first two.
+                # torch raises one of the first two for an operation that it was built without.
                 reasons.append(f"{library.name}: {str(error).partition(chr(10))[0]}")
         sizes = " x ".join(map(str, weight.shape))
         raise Unavailable(f"linear layers of {sizes}: " + "; ".join(reasons))
@@ -136,20 +142,20 @@ class LinearMaker:
 def _check_products(
     made: Linear, weight: torch.Tensor, bias: torch.Tensor | None, tolerance: float
 ) -> None:
-    """Raises Unavailable where they are not torch's."""
+    """Raise Unavailable if the layer's products differ from torch's by more than the tolerance."""
     for num_rows in _TRIED_ROWS:
         x = _random(num_rows, weight.shape[1])
         expected, found = linear(x, weight, bias), made(x)
-        # Written so that NaN is not right either.
+        # `not <=` rather than `>`, because NaN must fail, too.
         if not (found - expected).norm() <= tolerance * expected.norm():
             raise Unavailable(f"wrong products of {num_rows} rows")
 
 
 def _least_rows(made: Linear, weight: torch.Tensor) -> int:
-    """From how many rows on every row has the same bits. Raises Unavailable.
+    """Least number of rows from which on every row has the same bits. Raises Unavailable.
 
-    One row, again and again: what it gives must be the same at every place of every size. Among
-    few outputs another order of sums might not show, so they get several.
+    A product of one repeated row must have the same result at every place, for every size. With few
+    outputs another order of sums might not show, so several rows are tried then.
     """
     least = _SIZES[0]
     for row in _random(-(-_LEAST_OUTPUTS // len(weight)), weight.shape[1]):
@@ -163,7 +169,7 @@ def _least_rows(made: Linear, weight: torch.Tensor) -> int:
 
 
 def _even(made: Linear, least_rows: int) -> Linear:
-    """The same in products of _SIZES only, of `least_rows` at least."""
+    """The same layer in products of _SIZES only, of at least `least_rows` rows."""
     sizes = [size for size in _SIZES if size >= least_rows]
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -182,26 +188,26 @@ def _cut(num_rows: int) -> list[int]:
 
 
 def _filled(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """With rows of zeros, up to the next size."""
+    """Rows padded with zeros up to the next size."""
     size = next(size for size in sizes if size >= len(x))
     return x if len(x) == size else pad(x, (0, 0, 0, size - len(x)))
 
 
 def _packed_int8(weight: torch.Tensor) -> torch.ScriptObject:
-    """scale = the output's largest value / 127, so that zero is zero."""
+    """Packed weight of 8 bits; an output's scale is its largest value / 127, so zero stays zero."""
     scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(weight.dtype).tiny) / 127
     zeros = torch.zeros(len(weight), dtype=torch.int64)
     with warnings.catch_warnings():
-        # torch means to remove this form, and has nothing as fast in its place.
+        # torch plans to remove this form, and has no replacement that is as fast.
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
         quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(quantized, None)
 
 
 def holds_eight_bits() -> bool:
-    """Whether two products of 8 bits can be added here: without VNNI the sum of 16 bits saturates.
+    """Whether two products of 8 bits can be added here: without VNNI their 16-bit sum saturates.
 
-    Where they cannot, rows have 7 bits: 2 * 127 * 127 fits.
+    If they cannot, rows have 7 bits, because 2 * 127 * 127 fits into 16 bits.
     """
     packed = _packed_int8(torch.ones(16, 64))
     found = torch.ops.quantized.linear_dynamic(torch.ones(2, 64), packed, False)

@@ -1,4 +1,4 @@
-"""The operations in C: see `csrc`. What is bit-identical there whatever the batch, is here too."""
+"""The operations in C, see `csrc`. A row's bits do not depend on the rest of the batch."""
 
 import ctypes
 
@@ -12,11 +12,11 @@ from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.work import HeadNorms, Site
 
 _LANES = 16
-"""What head_dim and block_size must be a multiple of."""
+"""Number that head_dim and block_size must be multiples of."""
 
 
 class _Shape(ctypes.Structure):
-    """`Shape` of attention.c."""
+    """The struct `Shape` of attention.c."""
 
     _fields_ = (
         ("num_heads", ctypes.c_int64),
@@ -30,7 +30,7 @@ class _Shape(ctypes.Structure):
 
 
 class _LoRAWork(ctypes.Structure):
-    """`Work` of lora.c."""
+    """The struct `Work` of lora.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("y", "x", "arena", "bounds", "tables", "scales")),
@@ -41,9 +41,9 @@ class _LoRAWork(ctypes.Structure):
 
 
 class NativeKernels:
-    """See `CpuKernels`; float32. Every row's bits depend on nothing but the row.
+    """`CpuKernels` in C, in float32. A row's bits depend on the row only.
 
-    threads: that every operation uses.   is_int8: products with int8 weights.
+    threads: how many every operation uses.   is_int8: linear layers have int8 weights.
     Raises Unavailable.
     """
 
@@ -53,7 +53,7 @@ class NativeKernels:
         if shape.cos.dtype != torch.float32:
             raise Unavailable("the C kernels compute in float32 only")
         if shape.head_dim % _LANES or shape.block_size % _LANES:
-            raise Unavailable(f"head_dim and block_size are no multiples of {_LANES}")
+            raise Unavailable(f"head_dim and block_size must be multiples of {_LANES}")
         self.shape = shape
         self.threads = threads
         self._library = load_library()
@@ -68,7 +68,7 @@ class NativeKernels:
         return self._make_linear(self._library, weight, bias, self.threads)
 
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
-        # From the head's panels: weights lie in memory once.
+        # Rows come from the tied head's panels, so that the weight is in memory only once.
         return tied_head.rows if isinstance(tied_head, NativeLinear) else weight.__getitem__
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -143,7 +143,7 @@ class NativeKernels:
         return y
 
     def _addresses(self, runs: AdapterRuns) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the runs' tables and scales, and the tables' depths; found once a step."""
+        """Addresses of the runs' tables and scales, and the tables' depths; found once per step."""
         if self._found is None or self._found[0] is not runs:
             tables = torch.tensor([table.data_ptr() for table in runs.tile_tables])
             scales = torch.tensor([scale.data_ptr() for scale in runs.scales])

@@ -1,15 +1,15 @@
-"""Linear layers in C, their weights packed: gemm.c and int8.c."""
+"""Linear layers in C with packed weights: gemm.c and int8.c."""
 
 import ctypes
 
 import torch
 
 _COLUMNS, _INT8_COLUMNS = 48, 32
-"""Outputs of a panel of packed weights."""
+"""Outputs per panel of packed weights, in float32 and in int8."""
 
 
 class NativeLinear:
-    """See `Linear`. Keeps the weight in panels of 48 outputs, and nothing else of it."""
+    """A `Linear` that keeps the weight only in panels of 48 outputs."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
@@ -43,7 +43,7 @@ class NativeLinear:
 
 
 class _Int8Weights(ctypes.Structure):
-    """`Weights` of int8.c."""
+    """The struct `Weights` of int8.c."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("panels", "totals", "scales", "bias")),
@@ -53,7 +53,7 @@ class _Int8Weights(ctypes.Structure):
 
 
 class NativeInt8Linear:
-    """See `Linear`, with weights and values rounded to int8: a scale an output, a scale a row."""
+    """A `Linear` with weights and values rounded to int8: one scale per output, one per row."""
 
     def __init__(
         self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int

@@ -17,19 +17,19 @@ from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.work import HeadNorms, Site
 
 _TILE_ROWS = 48
-"""Query rows of a kv head that go over the keys together."""
+"""Query rows of a kv head that share one pass over the keys."""
 
 _RUN_TOKENS = 64
 """Tokens of an adapter that one thread takes at a time."""
 
-# Parts of an operation that are worth waking a thread for, which takes 30 us.
+# How many parts of an operation justify waking a thread, which takes 30 us.
 _ROWS, _ITEMS = 64, 8
 
 
 class NumbaKernels:
-    """See `CpuKernels`; float32. Every row's bits depend on nothing but the row.
+    """`CpuKernels` compiled by numba, in float32. A row's bits depend on the row only.
 
-    linear: makes the products.   threads: that every other operation uses.
+    linear: makes the linear layers.   threads: how many every other operation uses.
     Raises Unavailable.
     """
 
@@ -39,7 +39,7 @@ class NumbaKernels:
         if shape.cos.dtype != torch.float32:
             raise Unavailable("numba's kernels compute in float32 only")
         if shape.head_dim % LANES or shape.block_size % LANES:
-            raise Unavailable(f"head_dim and block_size are no multiples of {LANES}")
+            raise Unavailable(f"head_dim and block_size must be multiples of {LANES}")
         self.shape = shape
         self.linear = linear
         self.threads = threads
@@ -113,9 +113,9 @@ class NumbaKernels:
         )  # fmt: skip
 
     def _share(self, grain: int, kernel: Any, count: int, *arguments: Any) -> None:
-        """`count` parts of work, by this thread and others.
+        """Run `count` parts of a kernel on this thread and others.
 
-        grain: parts that are worth waking one more thread for.
+        grain: how many parts justify waking one more thread.
         """
         threads = min(self.threads, 1 + count // grain)
         others = [
@@ -131,7 +131,7 @@ class NumbaKernels:
         return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, slab)
 
     def _tiles_of(self, work: StepWork) -> torch.Tensor:
-        """The items of `attend`; all layers of a step have the same."""
+        """The items of `attend`, which all layers of a step share."""
         if self._tiles is None or self._tiles[0] is not work:
             starts, ends = work.query_starts[:-1].tolist(), work.query_starts[1:].tolist()
             lens, blocks = work.seq_lens.tolist(), work.block_starts[:-1].tolist()
@@ -145,7 +145,7 @@ class NumbaKernels:
         return self._tiles[1]
 
     def _items_of(self, runs: AdapterRuns) -> torch.Tensor:
-        """The items of `add_lora`; all sites of a step have the same."""
+        """The items of `add_lora`, which all sites of a step share."""
         if self._runs is None or self._runs[0] is not runs:
             bounds = runs.bounds.tolist()
             items = [

@@ -1,4 +1,4 @@
-"""The operations in plain torch: what the others mean, and what runs where nothing else can."""
+"""The operations in plain torch: the reference for the other kernels, and the last fallback."""
 
 from dataclasses import dataclass
 
@@ -16,18 +16,18 @@ from kernels.lora import add_lora, add_lora_by_tiles
 from kernels.work import HeadNorms, Site
 
 _DECODE_GROUP = 8
-"""Decodes that share one padded gather: sorted by length, so little is padded.
+"""Decodes that share one padded gather. They are sorted by length, so there is little padding.
 
-8: best pure-torch variant of those tried, 157 ms against 247 unsorted (135M shape, 32 rows, one
-thread).
+Groups of 8 are the best pure-torch variant of those tried: 157 ms against 247 unsorted (135M shape,
+32 rows, one thread).
 """
 
 
 class PlainKernels:
-    """See `CpuKernels`.   A KV block is [layer, k or v, kv head, token, head_dim].
+    """`CpuKernels` in plain torch. A KV block is [layer, k or v, kv head, token, head_dim].
 
-    linear: makes the products.   is_invariant: a row's bits depend on nothing but the row, if the
-    products' do.
+    linear: makes the linear layers.   is_invariant: a row's bits depend on the row only, if the
+    bits of the linear layers do.
     """
 
     name = "torch"
@@ -85,8 +85,8 @@ class PlainKernels:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_up.chunk(2, dim=1)
-        # torch's silu takes another exp for what is left over of a vector, and where that is
-        # depends on how many rows there are, and threads. Its exp does not.
+        # torch's silu uses another exp for the elements after the last whole vector, and which
+        # ones these are depends on the numbers of rows and threads. torch.exp has no such case.
         return gate / (1 + torch.exp(-gate)) * up if self.is_invariant else silu_mul(gate, up)
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
@@ -98,7 +98,7 @@ class PlainKernels:
                     self._add_lora(output[first:end], x[first:end], tiles, scales[projection])
 
     def _kv(self, work: StepWork) -> torch.Tensor:
-        """[blocks, layers, 2, kv heads, block_size, head_dim]."""
+        """The arena as KV: [blocks, layers, 2, kv heads, block_size, head_dim]."""
         shape = self.shape
         block = (-1, 2, shape.num_kv_heads, shape.block_size, shape.head_dim)
         return work.kv.unflatten(1, block)
@@ -111,7 +111,7 @@ class PlainKernels:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """tokens: [B] int64.   blocks: [B, blocks] int64.   seq_lens: [B] int64."""
+    """Decodes of one gather.   tokens, seq_lens: [B] int64.   blocks: [B, blocks] int64."""
 
     tokens: torch.Tensor
     blocks: torch.Tensor
@@ -130,7 +130,7 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all layers of a step share.   cos, sin: [T, head_dim / 2], of its tokens."""
+    """Data that all layers of a step share.   cos, sin: [T, head_dim / 2], of the step's tokens."""
 
     decodes: list[_Decodes]
     prefills: list[_Prefill]
@@ -156,7 +156,7 @@ class _Plan:
 
 def _group(rows: list[_Prefill]) -> _Decodes:
     depth = max(len(row.blocks) for row in rows)
-    # Padded with a row's own last block: a row reads nobody else's memory, masked or not.
+    # A row is padded with its own last block, so that it reads no other row's memory, even masked.
     blocks = [(row.blocks + row.blocks[-1:] * depth)[:depth] for row in rows]
     return _Decodes(
         tokens=torch.tensor([row.first for row in rows]),

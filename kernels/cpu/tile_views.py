@@ -10,13 +10,13 @@ from kernels.work import Site
 
 
 class TileViews:
-    """They are made once, and go when the tables go that say where they are."""
+    """Views of tiles, made once per tile table and module, and dropped with the table."""
 
     def __init__(self) -> None:
         self._known: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
     def of(self, runs: AdapterRuns, number: int, site: Site, projection: int) -> tuple[Tile, ...]:
-        """Of one module of a run's adapter: A's rows, [8, in], and B's, [8, out]."""
+        """Tiles of one module of a run's adapter: A's rows, [8, in], and B's, [8, out]."""
         table = runs.tile_tables[number]
         known: dict[tuple[int, int], tuple[Tile, ...]] = self._known.setdefault(table, {})
         place = (site.layer, projection)

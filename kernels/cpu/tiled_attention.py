@@ -1,12 +1,12 @@
-"""Attention over paged KV in torch, for which the rows and chunks of a step make no difference.
+"""Batch-invariant attention over paged KV in torch: a step's rows and chunks do not change bits.
 
-Every token is a query of its own, a decode as well as one of a chunk, and meets its keys in tiles
-of KEY_TILE positions in order; a softmax is kept up to date from tile to tile. A tile takes two
-batched products whose matrices are always of one shape, so a token's bits are its own. SDPA's are
-not: it has one order of sums for a query, and another for many. The tokens behind a tile it is not
-for keep what they have, to the bit: their weights are 0 and their sums are scaled by 1.
+Every token, of a decode or of a chunk, is a query of its own. It takes its keys in order, in tiles
+of KEY_TILE positions, with an online softmax. A tile takes two batched products whose matrices
+always have the same shape, so a token's bits do not depend on other tokens. SDPA is not invariant:
+it sums in one order for one query, and in another order for many. A tile that a token does not see
+leaves the token's state unchanged to the bit: its weights are 0 and the sums are scaled by 1.
 
-The functions are those of `kernels.attention`, which says what their arguments are.
+The functions are those of `kernels.attention`, which documents their arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +16,12 @@ import torch
 from kernels.attention import gather
 
 KEY_TILE = 64
-"""Positions, or a block's where that is more; 32 and 128 take as long (100 to 400 positions)."""
+"""Positions of a tile, or of a block if that has more; 32 and 128 take as long (100 to 400
+positions).
+"""
 
 _Fetch = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
-"""tile, first -> its keys and values for the queries from `first` on, both [.., tile, dim]."""
+"""(tile, first) -> the tile's keys and values for queries from `first` on, both [.., tile, dim]."""
 
 
 def decode_attention(
@@ -30,7 +32,7 @@ def decode_attention(
     seq_lens: torch.Tensor,
     window: int | None = None,
 ) -> torch.Tensor:
-    """seq_lens: rising."""
+    """Attend like `kernels.attention`.   seq_lens: must rise."""
     rows, heads, dim = q.shape
     kv_heads, block_size = kv.shape[3:5]
     size, blocks = _whole_tiles(blocks, block_size)
@@ -60,7 +62,7 @@ def prefill_attention(
     positions = torch.arange(start, start + length)
 
     def fetch_of(head: int) -> _Fetch:
-        # The same keys for every token, not copied.
+        # All tokens share the keys, which are expanded and not copied.
         def fetch(number: int, first: int) -> tuple[torch.Tensor, torch.Tensor]:
             k, v = pairs[:, head, number].unsqueeze(1).expand(-1, length - first, -1, -1)
             return k, v
@@ -73,7 +75,7 @@ def prefill_attention(
 
 
 def _whole_tiles(blocks: torch.Tensor, block_size: int) -> tuple[int, torch.Tensor]:
-    """Blocks of a tile, and the sequences' with as many of their last one as fill up a tile.
+    """Blocks per tile, and the sequences' blocks, padded with their last ones to whole tiles.
 
     blocks: [B, blocks].
     """
@@ -85,14 +87,17 @@ def _whole_tiles(blocks: torch.Tensor, block_size: int) -> tuple[int, torch.Tens
 def _attend(
     q: torch.Tensor, fetch: _Fetch, positions: torch.Tensor, tile: int, window: int | None
 ) -> torch.Tensor:
-    """q: [N, M, dim], M heads of a token.   positions: [N], rising.   tile: positions."""
+    """Attended values, like q.
+
+    q: [N, M, dim], M heads of a token.   positions: [N], rising.   tile: positions of a tile.
+    """
     q = q * q.shape[2] ** -0.5
     out = torch.zeros_like(q)
     total = q.new_zeros(*q.shape[:2], 1)
     highest = torch.full_like(total, torch.finfo(q.dtype).min)
     first_seen = 0 if window is None else max(0, int(positions[0]) - window + 1)
     numbers = range(first_seen // tile, int(positions[-1]) // tile + 1)
-    # Positions rise: whom a tile concerns are the last ones.
+    # Positions rise, so the tokens that see a tile's first position are the last ones.
     firsts = torch.searchsorted(positions, torch.tensor(numbers) * tile).tolist()
     for number, first in zip(numbers, firsts, strict=True):
         keys, values = fetch(number, first)
@@ -108,14 +113,14 @@ def _attend(
 
 
 def _hidden(start: int, tile: int, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Which of the positions [start, start + tile) a query does not see, [N, tile]."""
+    """Mask of the positions in [start, start + tile) that a query does not see, [N, tile]."""
     keys, queries = torch.arange(start, start + tile), queries[:, None]
     later = keys > queries
     return later if window is None else later | (keys <= queries - window)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """torch.bmm of two products at least: threads share a single one, in another order of sums."""
+    """torch.bmm of at least two products: threads split a single one, in another order of sums."""
     return (
         torch.bmm(a, b) if len(a) > 1 else torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
     )

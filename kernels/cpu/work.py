@@ -1,4 +1,4 @@
-"""What a step's CPU kernels work on: who attends to what, whose adapter applies where."""
+"""Inputs of a step's CPU kernels: which positions rows attend to, and the adapters of tokens."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class AdapterRuns:
-    """Which adapter applies to which tokens of a step.
+    """Runs of a step's tokens that share an adapter.
 
     arena: [slabs, elements] in the adapters' dtype.
-    bounds: [S, 2] int32, run s is tokens [first, end); runs rise and do not overlap. Tokens in
-    none of them are on the base model.
+    bounds: [S, 2] int32, run s is tokens [first, end); runs rise and do not overlap. Tokens outside
+    all runs are on the base model.
     tile_tables: S of [layers, projections, depth] int32, a tile's place in the arena in units of
     ADDRESS_UNIT_BYTES, -1 for none; a module's tiles come first.
-    scales: S of [layers, projections] float32.   Both contiguous.
+    scales: S of [layers, projections] float32.   Tables and scales are contiguous.
     """
 
     arena: torch.Tensor
@@ -30,7 +30,7 @@ class StepWork:
 
     positions, slots: [T] int64; a slot is block * block_size + offset, where a token's KV goes.
     query_starts, block_starts: [B + 1] int32.   seq_lens: [B] int32.   blocks: [..] int32.
-    kv: [slabs, elements], the arena as KV; how a block is laid out in it is the kernels' own.
+    kv: [slabs, elements], the arena as KV; each implementation has its own layout of a block.
     """
 
     positions: torch.Tensor

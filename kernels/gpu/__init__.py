@@ -1,3 +1,3 @@
-"""Triton kernels, each with the host function that launches it. What they mean is written in torch,
-under the same names, in `kernels.reference`. No configs, requests or state.
+"""Triton kernels, each with the host function that launches it. `kernels.reference` has their
+references in torch, under the same names. No configs, requests or state.
 """

@@ -1,4 +1,4 @@
-"""The gated activation, with the LoRA expand of its inputs. Meaning: `kernels.reference`."""
+"""The gated activation, with the LoRA expand of its inputs. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -64,14 +64,14 @@ def _silu_mul_expand(
     TILES: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
         columns = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = row_mask[:, None] & (columns < WIDTH)[None, :]
         at = gate_up + rows[:, None] * row_stride + columns[None, :]
-        # On their way before the adapter is looked up.
+        # These loads are issued before the adapter is looked up.
         gate = tl.load(at, mask=mask, other=0.0)
         up = tl.load(at + WIDTH, mask=mask, other=0.0)
         zeros = tl.zeros((ROWS, BLOCK_N), tl.float32)
@@ -114,12 +114,12 @@ def _silu_mul_expand(
 
 
 def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
-    """silu(gate) * up, [T, intermediate]; `delta` is added before, without a pass of its own.
+    """silu(gate) * up, [T, intermediate]; `delta` is added to gate_up first, in the same pass.
 
     gate_up: [T, 2 * intermediate], gate first.
-    A program for (token, 1024 columns); with `delta` persistent over (block of tokens, 128 columns
-    of gate and of up). Bound by bytes: gate_up's, the result's, and B's for every block of tokens.
-    Meaning: `kernels.reference`.
+    Grid: a program per (token, 1024 columns); with `delta` persistent over (block of tokens, 128
+    columns of gate and of up). Bound by bytes: gate_up's, the result's, and B's for every block of
+    tokens. Reference: `kernels.reference`.
     """
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, width))

@@ -1,8 +1,8 @@
-"""Attention of decodes: a row's keys are split, and its splits are weighed by a second kernel.
+"""Attention of decodes: a row's keys are split, and a second kernel combines its splits.
 
-The heads of one kv head are rows of the same tile, so that K and V are read once for all of them.
-Splits and tiles of keys begin at absolute positions: a row's result does not depend on who else is
-there.
+The query heads of one kv head are rows of the same tile, so that K and V are read once for all of
+them. Splits and tiles of keys begin at absolute positions, so that a row's result does not depend
+on other rows.
 """
 
 import math
@@ -24,7 +24,9 @@ _REDUCED_ITEMS = 16
 def _decode_tiles(
     head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> Tiles:
-    """Stages: 3 are one tile of K and V on its way while another is used, 5 are two."""
+    """Tiles for a device. With 3 stages one tile of K and V is loaded while another is used, with
+    5 two are.
+    """
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))
     if dtype == torch.float32:
@@ -97,7 +99,7 @@ def _decode_kernel(
             KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, False, False, UPCAST,
         )
         # fmt: on
-        # A split that sees nothing weighs nothing: its lse is -inf, its mean 0 and not NaN.
+        # A split that sees no key has no weight: its lse is -inf, its mean 0 and not NaN.
         total = tl.where(total == 0.0, 1.0, total)
         to = (item.to(tl.int64) * KV_HEADS * GROUP + heads) * DIM
         tl.store(partial + to[:, None] + dims[None, :], acc / total[:, None], mask=mask)
@@ -157,9 +159,9 @@ def decode_attention(
 
     out, q: [T, heads, head_dim], strided.   kv: one layer's [slabs, 2, kv heads, block_size,
     head_dim], strided by slab, in q's dtype or e4m3.
-    Programs go through (item, kv head); a second kernel, of (row, head), weighs a row's splits.
-    Both are launched for each part of the items, which share the memory of the partial sums.
-    Bound by the bytes of K and V.
+    Persistent over (item, kv head); a second kernel, with a program per (row, head), combines a
+    row's splits. Both are launched for each part of the items; the parts share the memory of the
+    partial sums. Bound by the bytes of K and V.
     """
     num_parts, (_, heads, dim) = len(work.num_decode_items), q.shape
     capacity, num_rows = len(work.decode_items) // num_parts, -(-len(work.seq_lens) // num_parts)

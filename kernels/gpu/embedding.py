@@ -1,4 +1,4 @@
-"""The embedding of tokens that the host may not know yet. Meaning: `kernels.reference`."""
+"""The embedding of tokens that the host may not know yet. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ import triton.language as tl
 from kernels.gpu.rows import row_tile
 
 
-# Ids lie in what a step packs, at any address.
+# Ids lie in a step's packed input, at any address.
 @triton.jit(do_not_specialize_on_alignment=["input_ids", "sources", "previous"])
 def _embed_kernel(
     out, table, input_ids, sources, previous, table_stride, DIM: tl.constexpr, TILE: tl.constexpr
@@ -26,10 +26,11 @@ def _embed_kernel(
 def embed(
     table: torch.Tensor, input_ids: torch.Tensor, sources: torch.Tensor, previous: torch.Tensor
 ) -> torch.Tensor:
-    """Rows of the embedding, [T, hidden], by token, or by the token that `previous` holds for it.
+    """Rows of the embedding, [T, hidden]: of previous[sources[t]] if sources[t] >= 0, else of
+    input_ids[t].
 
     table: [vocab, hidden], rows contiguous.   input_ids, sources: [T] int32.   previous: [..]
-    int32.   Grid: a program per token.   Bound by bytes, at few tokens by two loads in a row.
+    int32.   Grid: a program per token.   Bound by bytes, at few tokens by two dependent loads.
     """
     assert table.stride(1) == 1
     hidden = table.shape[1]

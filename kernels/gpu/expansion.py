@@ -1,6 +1,6 @@
-"""What kernels need that expand on the way: tiles of the arena by their places, planes times B.
+"""Parts of kernels that expand LoRA: they look up tiles of the arena, and multiply planes by B.
 
-All of it is inlined into `kernels.gpu.lora`, `rope` and `activation`.
+All of them are inlined into `kernels.gpu.lora`, `rope` and `activation`.
 """
 
 import torch
@@ -27,17 +27,17 @@ _UNIT_BITS = tl.constexpr(8 * ADDRESS_UNIT_BYTES)
 
 
 def first_line(site: Site) -> int:
-    """Of the site's in a tile table, or in the scales."""
+    """First line of the site in a tile table, and in the scales."""
     return site.layer * site.num_projections + site.projections[0]
 
 
 def b_start(site: Site) -> int:
-    """Elements of a tile before its rows of B: those of A."""
+    """Elements of a tile before its rows of B, which are its rows of A."""
     return RANK_ROWS * site.in_features
 
 
 def num_fused_programs(device: torch.device, block_rows: int) -> int:
-    """Of a kernel that expands on the way, as many as registers hold at once: see the configs."""
+    """Number of programs of a kernel with a fused expand: as many as registers hold at once."""
     if block_rows > ROWS_OF_SMALL_BLOCK:
         return launch.num_programs(device, 3)
     return launch.num_programs(device, 4 if launch.capability(device) < 90 else 5)
@@ -59,7 +59,7 @@ def block_of(blocks, index):
 
 @triton.jit
 def rows_of(blocks, tile, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
-    """(first token, tokens, depth, tile table) of a tile of rows; a block has BLOCK_ROWS / ROWS."""
+    """(first token, tokens, depth, tile table) of a tile of ROWS rows of a block of BLOCK_ROWS."""
     TILES: tl.constexpr = BLOCK_ROWS // ROWS
     first, count, depth, table, _ = block_of(blocks, tile // TILES)
     skipped = tile % TILES * ROWS
@@ -69,7 +69,7 @@ def rows_of(blocks, tile, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def by_number(number, zeroth, first, second):
-    """One of three, by a projection's number among its site's."""
+    """One of three values, by a projection's number among those of its site."""
     return tl.where(number == 0, zeroth, tl.where(number == 1, first, second))
 
 
@@ -81,20 +81,20 @@ def pair_of(pairs, index):
 
 @triton.jit
 def tile_line(table, depth, line):
-    """Where a line of `depth` places begins in a tile table."""
+    """Start of a line of `depth` places in a tile table."""
     return table.to(tl.pointer_type(tl.int32)) + tl.cast(line, tl.int64) * depth
 
 
 @triton.jit
 def places_of(line, depth, pair):
-    """Tiles 2 * pair and 2 * pair + 1 of a line, -1 past its end."""
+    """Places of the tiles 2 * pair and 2 * pair + 1 of a line, -1 past its end."""
     place_0 = tl.load(line + 2 * pair, mask=2 * pair < depth, other=-1)
     return place_0, tl.load(line + 2 * pair + 1, mask=2 * pair + 1 < depth, other=-1)
 
 
 @triton.jit
 def pair_offsets(arena, place_0, place_1, row_elems):
-    """Elements from the arena's first to each row of two tiles, [16] int64."""
+    """Elements from the arena's start to each row of two tiles, [16] int64."""
     row = tl.arange(0, _PAIR_ROWS)
     place = tl.where(row < _RANK_ROWS, place_0, place_1).to(tl.int64)
     unit: tl.constexpr = _UNIT_BITS // arena.dtype.element_ty.primitive_bitwidth
@@ -103,7 +103,7 @@ def pair_offsets(arena, place_0, place_1, row_elems):
 
 @triton.jit
 def pair_mask(place_1):
-    """Which rows of a pair are there, [16]: the second tile may be none."""
+    """Mask of the rows of a pair that exist, [16]: the second tile may be missing."""
     return (tl.arange(0, _PAIR_ROWS) < _RANK_ROWS) | (place_1 >= 0)
 
 
@@ -149,7 +149,7 @@ def add_expanded(
 ):
     """acc + (sum of planes) @ B of the line's tiles, for columns [..] of its projection.
 
-    acc: [rows, out_columns] float32.   column: the projection's first in the planes.
+    acc: [rows, out_columns] float32.   column: the projection's first column in the planes.
     B_START: see `b_start`.
     """
     column_mask = out_columns < out_features
@@ -167,7 +167,7 @@ def add_expanded(
         first = column + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
         pair += 1
-        # The next places come while the product still waits for its operands.
+        # The next places are loaded while the product still waits for its operands.
         place_0, place_1 = places_of(line, depth, pair)
         acc = dot(h.to(b.dtype), b, acc, UPCAST)
     return acc

@@ -1,4 +1,4 @@
-"""Activations in e4m3, each token with its own scale. Meaning: `kernels.reference`."""
+"""Activations in e4m3, each token with its own scale. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _load(x, columns, DIM: tl.constexpr):
 @triton.jit
 def _store(out, columns, value, scale, DIM: tl.constexpr):
     scaled = value / scale
-    # Division rounds, and may pass the limit. A NaN is neither above nor below: it stays one.
+    # Division rounds, and may exceed the limit. Both comparisons are false for NaN, so NaN stays.
     scaled = tl.where(scaled > _FP8_MAX, _FP8_MAX, scaled)
     scaled = tl.where(scaled < -_FP8_MAX, -_FP8_MAX, scaled)
     tl.store(out + columns, scaled.to(out.dtype.element_ty), mask=columns < DIM)

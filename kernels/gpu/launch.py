@@ -1,4 +1,4 @@
-"""What a launch has to know of the device, and what differs in Triton's interpreter."""
+"""Properties of the device that launches need, and the differences of Triton's interpreter."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,18 +8,18 @@ import torch
 import triton
 
 INTERPRETED: bool = triton.knobs.runtime.interpret
-"""Kernels run in Python, without a GPU. Operands are cast to float32 first: the interpreter
-computes bfloat16 as integers.
+"""Whether kernels run in Triton's interpreter, in Python and without a GPU. Their operands are cast
+to float32 first, because the interpreter computes bfloat16 as integers.
 """
 
 _INTERPRETED_PROGRAMS = 3
-"""As few persistent programs as make each of them loop."""
+"""Persistent programs of a kernel in the interpreter: so few that each of them loops."""
 
 _assumed: list[int] = []
 
 
 def capability(device: torch.device) -> int:
-    """The compute capability, 90 for 9.0; without a GPU the assumed one."""
+    """The compute capability, 90 for 9.0; without a GPU the assumed one, or else 90."""
     if device.type == "cuda":
         major, minor = _capability(device)
         return 10 * major + minor
@@ -28,7 +28,7 @@ def capability(device: torch.device) -> int:
 
 @contextmanager
 def assume_capability(value: int) -> Iterator[None]:
-    """Launches on tensors in host memory choose their configs as on such a device."""
+    """Make launches on tensors in host memory choose their configs as for this capability."""
     _assumed.append(value)
     try:
         yield
@@ -37,7 +37,7 @@ def assume_capability(value: int) -> Iterator[None]:
 
 
 def num_programs(device: torch.device, per_multiprocessor: int) -> int:
-    """Of a persistent kernel, enough to fill the device."""
+    """Number of programs of a persistent kernel that fill the device."""
     if device.type == "cuda":
         return per_multiprocessor * _num_multiprocessors(device)
     return _INTERPRETED_PROGRAMS

@@ -1,4 +1,4 @@
-"""LoRA on arena tiles: shrink into planes, expand from them. Meaning: `kernels.reference`."""
+"""LoRA on arena tiles: shrink into planes, expand from them. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -27,12 +27,13 @@ from kernels.work import CHUNK_FEATURES, PAIR_ROWS, Delta, LoRAWork, Site
 _PAIR_ROWS = tl.constexpr(PAIR_ROWS)
 _CHUNK = tl.constexpr(CHUNK_FEATURES)
 
-# (features of a step, warps, stages) by most tokens of a block. 16: a chunk is on its way at once.
+# (features of a step, warps, stages) by most tokens of a block. With 16 tokens all loads of a chunk
+# are in flight at once.
 _SHRINK = {16: (128, 4, 4), 64: (128, 4, 3)}
 SHRINK_PROGRAMS = 6
 
 # Programs of a multiprocessor, by most tokens of a block: no more than its registers hold at once,
-# or the last ones would run when all others are through.
+# or the last ones would start only when all others have ended.
 _EXPAND_PROGRAMS = {16: 6, 64: 4}
 _EXPAND_COLUMNS = 128
 _EXPAND_WARPS = 4
@@ -66,7 +67,7 @@ def _shrink(
     COLUMNS: tl.constexpr = PROJECTIONS * MAX_RANK
     num_items = tl.load(counts + 1) * (PROJECTIONS * CHUNKS)
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         chunk = item % CHUNKS
         number = item // CHUNKS % PROJECTIONS
         block, pair = pair_of(pairs, item // (CHUNKS * PROJECTIONS))
@@ -118,7 +119,7 @@ def _sum_planes(
     COLUMNS: tl.constexpr = PROJECTIONS * MAX_RANK
     num_items = tl.load(counts + 1) * PROJECTIONS
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         number = item % PROJECTIONS
         block, pair = pair_of(pairs, item // PROJECTIONS)
         first, count, depth, table, _ = block_of(blocks, block)
@@ -136,10 +137,10 @@ def _sum_planes(
 def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     """planes[c, t, s * max_rank + j] = scale * x[t, chunk c] @ A[j, chunk c].
 
-    x: [T, in_features] in the adapters' dtype. Of large blocks the planes are summed here, in
-    order, into one: every tile of an expand would do it again, over many tokens.
+    x: [T, in_features] in the adapters' dtype. The planes of large blocks are summed here, in
+    order, into one; otherwise every tile of an expand would sum them again, for many tokens.
     Persistent over (pair of tiles, projection, chunk), each written once. Bound by bytes: A's, once
-    for every block of tokens. Meaning: `kernels.reference`.
+    for every block of tokens. Reference: `kernels.reference`.
     """
     assert x.dtype == work.arena.dtype
     columns = len(site.projections) * work.max_rank
@@ -211,13 +212,13 @@ def _expand(
     BLOCK_N: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    # A projection's last tile of columns may be partly empty: none reaches into the next one.
+    # A projection's last tile of columns may be partly empty: no tile reaches into two projections.
     TILES_0: tl.constexpr = (OUT_0 + BLOCK_N - 1) // BLOCK_N
     TILES_1: tl.constexpr = (OUT_1 + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = TILES_0 + TILES_1 + (OUT_2 + BLOCK_N - 1) // BLOCK_N
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
         if depth > 0:
             tile = item % TILES
@@ -256,7 +257,7 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
 
     y: [T, sum of out_features], of at most three projections.
     Persistent over (block of tokens, tile of columns). Bound by bytes: y's, twice, and B's, once
-    for every block of tokens. Meaning: `kernels.reference`.
+    for every block of tokens. Reference: `kernels.reference`.
     """
     work, site = delta.work, delta.site
     out_0, out_1, out_2 = (*site.out_features, 0, 0)[:3]

@@ -1,4 +1,4 @@
-"""RMSNorm, with and without the residual sum before it. Meaning: `kernels.reference`."""
+"""RMSNorm, with and without the residual sum before it. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -56,8 +56,8 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += x, in place; then weight * residual / rms(residual).   residual, x: [T, dim].
 
-    finite: [T] int32, or None.   Grid: a program per token.   Bound by bytes: two tensors read,
-    two written, once each.
+    finite: [T] int32, set to 0 where the sum is not finite, or None.   Grid: a program per token.
+    Bound by bytes: two tensors read, two written, once each.
     """
     return _norm(residual, x, weight, eps, finite)
 

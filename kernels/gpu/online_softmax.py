@@ -10,10 +10,11 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Shape of a program, and how many of them a multiprocessor holds (persistent ones).
+    """Shape of a program, and how many programs of a persistent kernel a multiprocessor holds.
 
-    transposed: the accumulator is V^T P^T. On sm_90 P V would be a WGMMA with its left operand in
-    registers, which ptxas before 13.3 miscompiles (triton issue 9433); so both lie in memory.
+    transposed: the accumulator is V^T P^T, whose operands both lie in memory. On sm_90 P V would be
+    a WGMMA with its left operand in registers, which ptxas before 13.3 miscompiles (triton issue
+    9433).
     """
 
     rows: int
@@ -86,11 +87,11 @@ def fold(
 ):
     """(acc, top, total), the state of an online softmax of q's rows, after keys of [first, end).
 
-    positions: of q's rows.   begin: positions before it are not read.
-    MASKED: some rows do not see some keys. Else nothing is spent on that, a third of a tile's
-    instructions.   TRANSPOSED: acc is [dim, rows], a sum of V^T P^T.
-    SHARED_CAST: K and V are cast a tile ahead, and handed to the next iteration. Where they are
-    cast as they are used, each warp casts all of them, or WGMMA takes them from registers.
+    positions: those of q's rows.   begin: positions before it are not read.
+    MASKED: some rows do not see some keys. Without it the masks, a third of a tile's instructions,
+    are left out.   TRANSPOSED: acc is [dim, rows], a sum of V^T P^T.
+    SHARED_CAST: K and V are cast a tile ahead, and handed to the next iteration. If they were cast
+    where they are used, each warp would cast all of them, or WGMMA would take them from registers.
     """
     if SHARED_CAST:
         keys = first + tl.arange(0, KEYS)
@@ -132,7 +133,7 @@ def fold(
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         base = new_top
         if MASKED:
-            # Of a row that has seen nothing yet: -inf - -inf is NaN.
+            # A row that has seen no key yet has -inf, and -inf - -inf would be NaN.
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weights = tl.math.exp2(scores * scale - base[:, None])
         keep = tl.math.exp2(top - base)

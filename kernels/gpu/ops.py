@@ -1,4 +1,4 @@
-"""Every kernel, under the names of `kernels.reference`: what a model calls on a GPU."""
+"""Functions that a model calls on a GPU: every kernel, under its name in `kernels.reference`."""
 
 from kernels.gpu.activation import silu_mul
 from kernels.gpu.decode_attention import decode_attention

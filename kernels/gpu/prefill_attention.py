@@ -1,7 +1,8 @@
 """Attention of prefills: a program for each tile of a row's queries and each kv head.
 
-The heads of one kv head are rows of the same tile, so that K and V are read once for all of them.
-Tiles of keys begin at absolute positions: a row's result does not depend on who else is there.
+The query heads of one kv head are rows of the same tile, so that K and V are read once for all of
+them. Tiles of keys begin at absolute positions, so that a row's result does not depend on other
+rows.
 """
 
 import math
@@ -20,7 +21,7 @@ _INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_
 def prefill_queries(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Queries of a tile: what `AttentionWork.prefill_queries` has to be, at most."""
+    """Queries per tile: the most that `AttentionWork.prefill_queries` may be."""
     tiles = _prefill_tiles(head_dim, dtype, dtype, device)
     return max(1, tiles.rows // (heads // kv_heads))
 
@@ -28,7 +29,9 @@ def prefill_queries(
 def _prefill_tiles(
     head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> Tiles:
-    """Chosen by registers, shared memory and instructions of compiled kernels, not by a clock."""
+    """Tiles for a device, chosen by registers, shared memory and instructions of compiled kernels;
+    they are not tuned by measured times.
+    """
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
     is_cast = kv_dtype != dtype
     if dtype == torch.float32:
@@ -79,7 +82,7 @@ def _prefill_kernel(
     count = tl.load(num_items)
     if tl.program_id(0) >= count:
         return
-    # The last tiles see most keys: they start first.
+    # The last tiles start first, because they see the most keys.
     item = count - 1 - tl.program_id(0)
     head = tl.program_id(1)
     row = tl.load(items + 2 * item)
@@ -100,7 +103,7 @@ def _prefill_kernel(
     at = tokens * q_token_stride + heads * q_head_stride
     query = tl.load(q + at[:, None] + dims[None, :], mask=mask, other=0.0)
 
-    # Every query of the tile sees [whole, full), any sees [begin, stop).
+    # Every query of the tile sees the keys [whole, full); each of [begin, stop) is seen by some.
     lowest = length - num_queries + tile * QUERIES
     stop = tl.minimum(lowest + QUERIES, length)
     full = (lowest + 1) // KEYS * KEYS
@@ -132,7 +135,7 @@ def _prefill_kernel(
         KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, TRANSPOSED, CAST, UPCAST,
     )
     # fmt: on
-    # Rows of no query may have seen nothing.
+    # Rows without a query may have seen no key.
     total = tl.where(total == 0.0, 1.0, total)
     acc = tl.trans(acc / total[None, :]) if TRANSPOSED else acc / total[:, None]
     to = tokens * out_token_stride + heads * out_head_stride
@@ -149,8 +152,8 @@ def prefill_attention(
     """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V over the positions up to t's, for rows of more
     than one token; see `kernels.reference`.
 
-    Shapes as for decodes.   Grid: (items, kv heads); programs of items that do not count leave at
-    once.   Bound by FLOPs, 4 * heads * head_dim for a query and a key.
+    Shapes as for decodes.   Grid: (items, kv heads); programs of invalid items return at once.
+    Bound by FLOPs, 4 * heads * head_dim per query and key.
     """
     capacity, (_, heads, dim) = len(work.prefill_items), q.shape
     _, _, kv_heads, block_size, _ = kv.shape

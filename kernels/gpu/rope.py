@@ -1,5 +1,5 @@
-"""Rotary embedding and the write into paged KV, with what comes before on the way: the LoRA expand
-of q, k and v, and the norms of heads. Meaning: `kernels.reference`.
+"""Rotary embedding and the write into paged KV, fused with the steps before them: the LoRA expand
+of q, k and v, and the norms of heads. Reference: `kernels.reference`.
 """
 
 import torch
@@ -33,7 +33,7 @@ _PLAIN_PROGRAMS = 8
 
 @triton.jit
 def _rounded(x, like):
-    """x, float32, with the precision of the tensor at `like`."""
+    """x rounded to the dtype of the tensor at `like`, as float32."""
     return x.to(like.dtype.element_ty).to(tl.float32)
 
 
@@ -56,7 +56,7 @@ def _expanded_head(
     COLUMNS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """What an adapter adds to the halves of a head: as `add_expanded`, the planes read once."""
+    """Sums that an adapter adds to a head's halves: `add_expanded` twice, with planes read once."""
     low = tl.zeros((rows.shape[0], out_columns.shape[0]), tl.float32)
     high = low
     pair = 0
@@ -124,11 +124,11 @@ def _store_head(
     HALF_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """A head of k or v, where its tokens live; flags those that are not finite."""
+    """Store a head of k or v in its tokens' slots; set `finite` to 0 for tokens that are not."""
     # Both comparisons are false for NaN.
     low_finite, high_finite = tl.abs(low) < float("inf"), tl.abs(high) < float("inf")
     is_bad = tl.min((low_finite & high_finite).to(tl.int32), axis=1) == 0
-    # Several heads of a token may do so: each writes the same 0.
+    # Several heads of a token may store here: each writes the same 0.
     tl.store(finite + rows, tl.zeros(rows.shape, tl.int32), mask=is_bad & row_mask)
     slot = tl.load(slots + rows, mask=row_mask, other=-1).to(tl.int64)
     offset = slot // BLOCK_SIZE * slab_stride + slot % BLOCK_SIZE * token_stride + head_offset
@@ -184,7 +184,7 @@ def _rope_store_kv(
     if HAS_DELTA:
         num_tiles = tl.load(counts) * (BLOCK_ROWS // ROWS)
     for index in range(tl.program_id(0), num_tiles * HEADS, tl.num_programs(0)):
-        item = tl.cast(index, tl.int32)  # The interpreter counts in integers of Python.
+        item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         head, tile = item % HEADS, item // HEADS
         if HAS_DELTA:
             first, count, depth, table = rows_of(blocks, tile, BLOCK_ROWS, ROWS)
@@ -196,7 +196,7 @@ def _rope_store_kv(
         half_mask = half < HALF_DIM
         mask = row_mask[:, None] & half_mask[None, :]
         at = qkv + rows[:, None] * qkv_stride + (head * HEAD_DIM + half)[None, :]
-        # On their way before an adapter is looked up.
+        # These loads are issued before an adapter is looked up.
         low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
         high = tl.load(at + HALF_DIM, mask=mask, other=0.0).to(tl.float32)
         position = tl.load(positions + rows, mask=row_mask, other=0)
@@ -263,13 +263,13 @@ def rope_store_kv(
     norms: HeadNorms | None = None,
     delta: Delta | None = None,
 ) -> None:
-    """Rotate q and k by their positions, write k and v where they live. In place.
+    """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim].   kv: [slabs, 2, kv heads, block_size, head_dim],
     its last dimension contiguous.   cos, sin: [positions, head_dim / 2] float32, contiguous.
     Persistent over (tile of tokens, head); with `delta` the tiles are those of its blocks. A head
-    is two halves, so that its rotation is local. Bound by bytes: qkv's, q's and the written KV's,
-    and B's for every block of tokens. Meaning: `kernels.reference`.
+    is loaded as two halves, so that its rotation is elementwise. Bound by bytes: qkv's, q's and the
+    written KV's, and B's for every block of tokens. Reference: `kernels.reference`.
     """
     _, _, kv_heads, block_size, dim = kv.shape
     q_heads = qkv.shape[1] // dim - 2 * kv_heads

@@ -1,9 +1,9 @@
-"""Rows that belong to one program each, so that nothing splits their sums: how they are tiled."""
+"""Tiling of rows that belong to one program each, so that nothing splits their sums."""
 
 import triton
 
 MAX_COLUMNS = 16384
-"""Of a row: 32 to a thread of 16 warps, all in registers."""
+"""Most columns of a row: 32 to a thread of 16 warps, all in registers."""
 
 
 def row_tile(columns: int) -> tuple[int, int]:

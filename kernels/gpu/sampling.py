@@ -1,9 +1,9 @@
-"""Penalties, and tokens drawn without sorting. Meaning: `kernels.reference`.
+"""Penalties, and sampling without sorting. Reference: `kernels.reference`.
 
 A row of logits belongs to one program. Its tokens have weights exp((logit - highest) /
-temperature), at most 1, whose float32 bits order as they do. A cut is the highest weight that
-enough tokens reach, found bit by bit. Weights are summed as integers: in any order the sums agree,
-so that a draw neither runs past the end nor takes a token that was cut.
+temperature), at most 1, whose float32 bits have the same order as the weights. A cut is the highest
+weight that enough tokens reach, found bit by bit. Weights are summed as integers, whose sums agree
+in any order, so that a draw neither runs past the end nor takes a token that was cut.
 """
 
 import torch
@@ -15,22 +15,22 @@ from kernels.work import PenaltyWork, SamplingWork
 _WARPS = 16
 _TILE = 4096
 _UNROLL = tl.constexpr(2)
-"""Of tiles, so that four loads of 16 bytes are on their way from each thread."""
+"""Tiles that a loop unrolls, so that each thread has four loads of 16 bytes in flight."""
 
 _MAX_VOCAB = 1 << 20
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNITS = tl.constexpr(float(1 << 40))
-"""To a weight of 1: a vocabulary's sum is below 2**63, and 16 bits are left to one of 2**-24."""
+"""Units of a weight of 1: a vocabulary's sum is below 2**63, and a weight of 2**-24 has 16 bits."""
 
 _LANES = tl.constexpr(2048)
-"""A row's tokens are dealt to so many lanes, and each keeps its four highest weights. Dealt at
-random, those hold some 700 highest of the row: four of n fall into one lane once n**4 reaches
-4! * lanes**3.
+"""Lanes that a row's tokens are dealt to; each keeps its four highest weights. If tokens are dealt
+at random, these include about the 700 highest of the row: four of the n highest fall into one lane
+once n**4 reaches 4! * lanes**3.
 """
 
 _TOP_BIT = tl.constexpr(1 << 29)
-"""Of the bits of 1.0, the highest."""
+"""Highest bit of the float32 1.0."""
 
 _PENALTY_TILE = 1024
 _PENALTY_WARPS = 4
@@ -45,7 +45,8 @@ def _penalized(value, count, repetition, frequency, presence):
     return value - (count.to(tl.float32) * frequency + tl.where(count > 0, presence, 0.0))
 
 
-# What a step packs lies at any address: no kernel of its own for what happens to be aligned.
+# A step's packed input lies at any address; tensors that happen to be aligned get no kernel of
+# their own.
 @triton.jit(
     do_not_specialize_on_alignment=[
         "entry_starts", "entry_tokens", "entry_counts", "pending", "previous", "repetition",
@@ -83,14 +84,14 @@ def _adjust_kernel(
     start, end = tl.load(entry_starts + row), tl.load(entry_starts + row + 1)
     source = tl.load(pending + row)
     if (end > start) | (source >= 0):
-        # Other threads may have added the bias of these tokens.
+        # Wait, because other threads may have added the bias of these tokens.
         tl.debug_barrier()
         last = tl.maximum(tl.load(previous + source, mask=source >= 0, other=0), 0)
         last = tl.where(source >= 0, last, -1)
         factor = tl.load(repetition + row)
         per_time = tl.load(frequency + row)
         once = tl.load(presence + row)
-        # -1 is nobody's token; where there is one, it waits to be found among the entries.
+        # `missing` is the pending token until it is found among the entries; -1 is no token.
         missing = last
         for first in range(start, end, TILE):
             mask = first + lane < end
@@ -108,11 +109,11 @@ def _adjust_kernel(
 
 
 def adjust_logits(logits: torch.Tensor, work: PenaltyWork) -> None:
-    """Bias, then repetition, frequency and presence penalties, in place.
+    """Apply the bias, then repetition, frequency and presence penalties, in place.
 
-    logits: [B, vocab] float32, rows contiguous.   A row's entries are distinct, and its biased
-    tokens are.   Grid: a program per row.   Bound by the latency of some loads in a row; a row
-    without anything has three.
+    logits: [B, vocab] float32, rows contiguous.   A row's entries are distinct, and so are its
+    biased tokens.   Grid: a program per row.   Bound by the latency of a few dependent loads; a row
+    without bias and entries has three.
     """
     assert logits.stride(1) == 1
     _adjust_kernel[(len(logits),)](
@@ -125,12 +126,12 @@ def adjust_logits(logits: torch.Tensor, work: PenaltyWork) -> None:
 
 
 # ---- parts of a draw ----
-# Weights are handled as their bits, int32; `amounts` are what tokens add up to, int64.
+# Weights are handled as their bits, int32; `amounts`, int64, are the numbers that are summed.
 
 
 @triton.jit
 def _highest(logits, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """(lowest of the likeliest tokens, its logit, whether all logits are finite)."""
+    """(the likeliest token, the lowest of equals; its logit; whether all logits are finite)."""
     best = tl.full((TILE,), -float("inf"), tl.float32)
     best_at = tl.zeros((TILE,), tl.int32)
     is_bad = tl.zeros((TILE,), tl.int32)
@@ -149,7 +150,7 @@ def _highest(logits, VOCAB: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _weights(logits, first, peak, scale, VOCAB: tl.constexpr, TILE: tl.constexpr):
-    """Of TILE tokens from `first` on; 0 past the vocabulary's end."""
+    """Weights of TILE tokens from `first` on; 0 past the vocabulary's end."""
     token = first + tl.arange(0, TILE)
     value = tl.load(logits + token, mask=token < VOCAB, other=-float("inf"))
     return tl.exp2((value - peak) * scale).to(tl.int32, bitcast=True)
@@ -157,7 +158,7 @@ def _weights(logits, first, peak, scale, VOCAB: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def _amounts(weights, floor, COUNTED: tl.constexpr):
-    """Of weights of at least `floor` 1, or the weight in units; of others 0."""
+    """Amount of each weight: 1 if COUNTED, else the weight in units; 0 for those under `floor`."""
     if COUNTED:
         amounts = tl.full(weights.shape, 1, tl.int64)
     else:
@@ -167,7 +168,7 @@ def _amounts(weights, floor, COUNTED: tl.constexpr):
 
 @triton.jit
 def _likeliest(logits, peak, scale, VOCAB: tl.constexpr):
-    """The four highest weights of each lane, falling, and `beyond`: every higher one is here."""
+    """The four highest weights of each lane, descending, and `beyond`: all above it are here."""
     a = tl.zeros((_LANES,), tl.int32)
     b, c, d = a, a, a
     for first in tl.range(0, VOCAB, _LANES, loop_unroll_factor=2 * _UNROLL):
@@ -181,7 +182,7 @@ def _likeliest(logits, peak, scale, VOCAB: tl.constexpr):
 
 @triton.jit
 def _amount_among(a, b, c, d, floor, COUNTED: tl.constexpr):
-    """What the likeliest add up to: at most what the row does."""
+    """Amount of the lanes' weights, which is at most that of the row."""
     amounts = _amounts(a, floor, COUNTED) + _amounts(b, floor, COUNTED)
     amounts += _amounts(c, floor, COUNTED) + _amounts(d, floor, COUNTED)
     return tl.sum(amounts, 0)
@@ -203,13 +204,13 @@ def _highest_floor(
     logits, peak, scale, a, b, c, d, beyond, need,
     COUNTED: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The highest weight that tokens reach whose amount is at least `need`."""
+    """The highest weight for which the tokens that reach it have an amount of at least `need`."""
     floor = 0
     bit = tl.full((), _TOP_BIT, tl.int32)
     while bit > 0:
         pivot = floor | bit
         amount = _amount_among(a, b, c, d, pivot, COUNTED)
-        # The likeliest are a lower bound, and all there is of what is above `beyond`.
+        # The lanes' weights give a lower bound, which is exact for pivots above `beyond`.
         if (amount < need) & (pivot <= beyond):
             amount = _amount_of_row(logits, peak, scale, pivot, COUNTED, VOCAB, TILE)
         floor = tl.where(amount >= need, pivot, floor)
@@ -237,7 +238,7 @@ def _cut(
             else:
                 total = _amount_of_row(logits, peak, scale, floor, False, VOCAB, TILE)
             need = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
-            # Tokens of the floor so far reach the need: the new one is not below it.
+            # The tokens that reach the present floor have this amount: the new one is not lower.
             floor = _highest_floor(
                 logits, peak, scale, a, b, c, d, beyond, need, False, VOCAB, TILE
             )
@@ -249,7 +250,7 @@ def _draw(
     logits, peak, scale, floor, uniform,
     VOCAB: tl.constexpr, TILE: tl.constexpr, NUM_TILES: tl.constexpr,
 ):  # fmt: skip
-    """The first token up to which the amounts exceed `uniform` of their sum."""
+    """The first token at which the cumulative amount exceeds `uniform` times the total."""
     tiles = tl.arange(0, NUM_TILES)
     sums = tl.zeros((NUM_TILES,), tl.int64)
     for tile in tl.range(0, tl.cdiv(VOCAB, TILE), loop_unroll_factor=_UNROLL):
@@ -288,7 +289,7 @@ def _sample_kernel(
     token, peak, is_finite = _highest(logits, VOCAB, TILE)
     heat = tl.load(temperature + row)
     if is_finite & (heat > 0):
-        # Finite at any temperature: 0 times it, for the likeliest token, must be 0.
+        # The scale must be finite at any temperature: the likeliest token multiplies it by 0.
         scale = tl.minimum(1.0 / heat * _LOG2_E, 3e38)
         floor = _cut(
             logits, peak, scale,
@@ -299,12 +300,12 @@ def _sample_kernel(
 
 
 def sample(logits: torch.Tensor, work: SamplingWork) -> torch.Tensor:
-    """A token a row, [B] int32; -1 where a logit is not finite.
+    """Choose a token for each row, [B] int32; -1 where a logit of the row is not finite.
 
     logits: [B, vocab] float32, rows contiguous.   Grid: a program per row.   Bound by how fast one
-    multiprocessor reads a row, after the first time from L2: once for a greedy row, twice for one
-    that is drawn, min_p included, three times with top_k and four with top_p. A cut that reaches
-    deeper than the likeliest tokens' lists reads the row up to 30 times more.
+    multiprocessor reads a row, after the first time from L2: once for a greedy row, twice for a
+    row that is drawn, with or without min_p, three times with top_k and four times with top_p. A
+    cut that reaches deeper than the lanes' weights reads the row up to 30 times more.
     """
     rows, vocab = logits.shape
     assert logits.stride(1) == 1

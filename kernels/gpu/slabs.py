@@ -1,4 +1,4 @@
-"""Slabs copied by their ids. Meaning: `kernels.reference`."""
+"""Copies of slabs by their ids. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -6,10 +6,10 @@ import triton.language as tl
 
 _PIECE_WORDS = 8192
 _WARPS = 8
-"""32 KiB by 256 threads: eight times 16 bytes of each are on their way at once."""
+"""A piece is 32 KiB, copied by 256 threads: each has eight loads of 16 bytes in flight."""
 
 
-# Ids lie in what a step packs, at any address.
+# Ids lie in a step's packed input, at any address.
 @triton.jit(do_not_specialize_on_alignment=["target_ids", "source_ids"])
 def _copy_kernel(
     target,
@@ -34,8 +34,8 @@ def copy_slabs(
 ) -> None:
     """target[target_ids[i]] = source[source_ids[i]].
 
-    target, source: [slabs, slab_bytes] uint8, of which 16 bytes divide slab_bytes; either may be
-    pinned host memory. Where both are the same memory, no slab may be both read and written.
+    target, source: [slabs, slab_bytes] uint8, slab_bytes a multiple of 16; either may be pinned
+    host memory. If both are the same memory, no slab may be both read and written.
     Ids: [n] int32, those of the target distinct.   Grid: (n, pieces of a slab).   Bound by bytes:
     of memory, or of PCIe.
     """

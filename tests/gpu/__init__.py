@@ -1,3 +1,3 @@
-"""What only a GPU can prove, as named checks: `python -m tests.gpu`. Needs torch, triton, numpy and
-safetensors, no pytest. A dry run takes the same way, in Triton's interpreter.
+"""Named checks that only a GPU can prove: `python -m tests.gpu`. They need torch, triton, numpy and
+safetensors, and no pytest. A dry run makes the same checks in Triton's interpreter.
 """

@@ -1,8 +1,8 @@
 """`python -m tests.gpu`: every check on the first CUDA device; with --dry in Triton's interpreter.
 
-Kernels are compiled first, side by side. Then each check runs in a process of its own. There is a
-line for each check, and below it what the check printed; the last line says how many passed. The
-exit status is 1 if any failed.
+Kernels are compiled first, side by side. Then each check runs in a process of its own. Every check
+prints a line, and below it comes its output; the last line says how many passed. The exit status is
+1 if any failed.
 """
 
 import argparse
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.gpu.setting import Check, Setting
 
 _BUDGET_S = 480.0
-"""No check begins later: a command on a lent GPU has ten minutes."""
+"""Time after which no check begins, so that a run ends within ten minutes."""
 _TIMEOUT_S, _DRY_TIMEOUT_S = 90.0, 900.0
 _AT_ONCE, _DRY_AT_ONCE = 3, 2
 
@@ -28,15 +28,15 @@ _AT_ONCE, _DRY_AT_ONCE = 3, 2
 def main() -> int:
     start = time.monotonic()
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
-    parser.add_argument("--dry", action="store_true", help="without a GPU, on tiny shapes")
-    parser.add_argument("--seed", type=int, help="else the clock's; 0 for a dry run")
-    parser.add_argument("--only", nargs="+", default=[""], help="checks whose names begin so")
+    parser.add_argument("--dry", action="store_true", help="run without a GPU, on tiny shapes")
+    parser.add_argument("--seed", type=int, help="default: the time; 0 for a dry run")
+    parser.add_argument("--only", nargs="+", default=[""], help="prefixes of the checks to run")
     parser.add_argument(
-        "--in-process", action="store_true", help="no processes, for a debugger or a sanitizer"
+        "--in-process", action="store_true", help="start no processes, for debuggers and sanitizers"
     )
     options = parser.parse_args()
     if options.dry:
-        # Before a check is imported, which is when its kernels are defined.
+        # The interpreter is chosen before checks are imported, because imports define the kernels.
         interpreter.use()
     from tests.gpu import ranks, setting
     from tests.gpu.checks import CHECKS
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _do(check: "Check", make: "Callable[[], Setting]") -> None:
-    """Run a check on a device of its own: what one has captured does not outlive it."""
+    """Run a check on a device of its own, so that no capture outlives it; say what was compiled."""
     import triton
 
     compiled_s: list[float] = []
@@ -87,7 +87,7 @@ def _do(check: "Check", make: "Callable[[], Setting]") -> None:
 
 
 def _prepare(parser: argparse.ArgumentParser) -> int:
-    """Say which GPU this is, and compile for it; the number of such devices."""
+    """Say which GPU this is, compile for it, and return the number of such devices."""
     from bench.gpu.probe import NoGpu, probe
     from tests.gpu.compiling import compile_all
 
@@ -101,7 +101,7 @@ def _prepare(parser: argparse.ArgumentParser) -> int:
 
 
 def say(line: str) -> None:
-    """At once: a run may be cut short."""
+    """Print a line and flush it, because a run may be killed."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Every kernel gives what its reference gives on a CPU, and the same bits each time it is run."""
+"""Every kernel agrees with its reference on a CPU, and gives the same bits each time it is run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def agreement_checks() -> dict[str, Check]:
 
 @contextmanager
 def empty_memory_is_nan() -> Iterator[None]:
-    """Integers are the highest there are."""
+    """Fill tensors from torch.empty with NaN, or with the highest integer of their dtype."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

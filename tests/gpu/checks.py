@@ -1,4 +1,4 @@
-"""All checks by name, in the order in which they are worth the GPU's time."""
+"""All checks by name, in the order in which they run: the most valuable ones come first."""
 
 from tests.gpu.agreement import agreement_checks
 from tests.gpu.cold_loads import cold_load_checks

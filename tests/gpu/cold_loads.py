@@ -1,5 +1,5 @@
-"""Adapters that are loaded, evicted and used while steps run, each forcing its own token: the churn
-of tests.engine.churn with its engine on the device, packed files on disk instead of a fetcher.
+"""Adapters are loaded, evicted and used while steps run, and each forces its own token: the churn
+of tests.engine.churn with its engine on the device, and packed files on disk instead of a fetcher.
 """
 
 import tempfile
@@ -12,7 +12,7 @@ from tests.gpu.models import make_form
 from tests.gpu.setting import Check, Setting
 
 _ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
-_DEADLINE_S = 900.0  # a hang; on a busy machine the dry run takes its time
+_DEADLINE_S = 900.0  # only a hang takes longer; a dry run is slow on a busy machine
 _MOST_ROUNDS = 20
 _HOST_SLABS = 20
 _LIMITS = {"max_model_len": 112, "max_num_batched_tokens": 96}  # the longest request has 102

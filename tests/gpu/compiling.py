@@ -1,8 +1,8 @@
-"""Kernels compiled before anybody waits for them: what checks and benchmarks launch on this GPU.
+"""Compiles, in advance, the kernels that checks and benchmarks launch on this GPU.
 
-Host functions are called with tensors in host memory, as `tests.kernels.aot` does it, by many
-processes side by side. What the compiler gives lands in Triton's cache, where every later process
-finds it; what is missing here is compiled by the check that launches it.
+Host functions are called with tensors in host memory, as in `tests.kernels.aot`, by many processes
+side by side. Compiled kernels go to Triton's cache, where every later process finds them; a kernel
+that is missing here is compiled by the check that launches it.
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.kernels.aot_cases import COPY_SLABS, LLAMA_8B, Case, cases_of
 
 _TIMEOUT_S = 240.0
 _LAYERS = 4
-"""The cases want a few; no kernel is compiled for their number."""
+"""Number of layers of the cases, which need a few; no kernel depends on it."""
 
 _CHECKED = ModelShape(
     _LAYERS, MODELS_ON_GPU.hidden, MODELS_ON_GPU.intermediate, MODELS_ON_GPU.heads,
@@ -38,11 +38,11 @@ _MODELS = {
     _CHECKED: FAMILIES["mistral"]["sliding_window"],
     replace(CONFIG.shape, num_layers=_LAYERS): 0,
 }
-"""The models that are run, and the sliding window of some of their layers."""
+"""Models that are run, and the sliding window of some of their layers; 0 for none."""
 
 
 def compile_all(arch: int, say: Callable[[str], None]) -> None:
-    """Compile all that is known, with as many processes as there are processors."""
+    """Compile all known kernels for an architecture, with one process per processor."""
     start, at_once = time.monotonic(), os.cpu_count() or 1
     cases = [COPY_SLABS, *_cases()]
     works = {
@@ -68,7 +68,7 @@ def _compile(cases: list[Case], arch: int) -> None:
 
 
 def _record(trials: Trials, arch: int) -> None:
-    """Compile what trials launch on a GPU; nothing is launched, and nothing is judged."""
+    """Compile the kernels that trials launch on a GPU; nothing is launched or judged."""
     setting = Setting(HostDevice(), 0, DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU)
     with launches(arch):
         for trial in trials(setting):

@@ -32,7 +32,7 @@ from tests.gpu.stage import make_engine_config
 
 
 class PackedStore:
-    """Packs what is put there, in a folder as the fetcher's cache."""
+    """A store that packs the adapters put into it, in a folder like the fetcher's cache."""
 
     def __init__(self, root: Path, form: PackedForm) -> None:
         self.root, self.form = root, form
@@ -50,7 +50,7 @@ class PackedStore:
 
 
 class DiskLoader(ThreadLoader):
-    """Where no fetcher is: an adapter is on disk, or nowhere."""
+    """A loader without a fetcher: an adapter is on disk, or missing."""
 
     def fetch(self, ref: AdapterRef) -> None:
         path = packed_path(self.cache_dir, ref.digest, self.form.form_id)
@@ -74,10 +74,10 @@ def make_disk_engine(
     switches: Mapping[str, Any] = MappingProxyType({}),
     **limits: int,
 ) -> EngineCore:
-    """An engine whose adapters lie in folder/cache.
+    """Make an engine whose adapters lie in folder/cache.
 
-    num_slabs: of its arena; as many as the device has room for where it is None.
-    switches: settings of the engine, as EngineConfig has them.   limits: of its scheduler.
+    num_slabs: slabs of its arena; None for as many as fit on the device.
+    switches: fields of EngineConfig.   limits: fields of SchedulerConfig.
     """
     layout = form.layout
     in_dtype = {name: tensor.to(getattr(torch, form.dtype)) for name, tensor in weights.items()}

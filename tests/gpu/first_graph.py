@@ -1,4 +1,4 @@
-"""One graph, captured and replayed: the least that steps of decodes are made of."""
+"""One graph is captured and replayed; steps of decodes are made of such graphs."""
 
 import torch
 
@@ -15,13 +15,13 @@ def first_graph_checks() -> dict[str, Check]:
 
 
 def _check(setting: Setting) -> None:
-    """An adapter is shrunk beside a product and expanded after it, as a layer does it. Replays
-    read other numbers from the same memory, and give the bits of a launch without a graph.
+    """An adapter is shrunk beside a product and expanded after it, as in a layer. Replays read new
+    numbers from the same memory, and give the same bits as a launch without a graph.
     """
     rng, device, there = setting.rng("first graph"), setting.device, setting.there
     site, tokens = sites(setting.kernels)["o"], setting.kernels.tokens
     slots = make_slots(tokens, rng)
-    # It owns the tables whose addresses are in its work.
+    # The case owns the tables whose addresses are in its work, so it must stay alive.
     case = case_at(site, slots, setting.dtype, 16, setting.seed_of("first")).placed(there)
     x = torch.zeros(tokens, site.in_features, dtype=setting.dtype, device=there)
     scale = site.in_features**-0.5

@@ -1,4 +1,4 @@
-"""Checks as processes of their own: an illegal access, a hang or a sticky CUDA error ruins one."""
+"""Checks as processes: an illegal access, a hang or a sticky CUDA error fails one check only."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.child import run_all
 
 _ALONE = "memory"
-"""Checks whose names begin so take the whole GPU: they run when all others have ended."""
+"""Prefix of the checks that take the whole GPU: they run when all others have ended."""
 _SANITIZER = "compute-sanitizer"
 _SANITIZER_S = 90.0
 _SANITIZER_LINES = 40
@@ -23,10 +23,10 @@ Work = Callable[[], object]
 
 @dataclass
 class Checks:
-    """Runs checks, and says of each what became of it.
+    """Runs checks, and says how each of them ended.
 
-    at_once: how many run side by side.   timeout_s: of one check.
-    deadline_s: on the monotonic clock; no check begins later.   failed: names of those that failed.
+    at_once: how many run side by side.   timeout_s: limit of one check.
+    deadline_s: on the monotonic clock; no check begins later.   failed: names of failed checks.
     """
 
     at_once: int
@@ -62,9 +62,9 @@ class Checks:
         self.say(f"{name}  FAILED  {why}")
 
     def sanitize(self, arguments: Sequence[str]) -> None:
-        """Run each check that failed once more under compute-sanitizer, where the machine has it.
+        """Run each failed check once more under compute-sanitizer, if the machine has it.
 
-        arguments: of `tests.gpu`, with which it does the same again.
+        arguments: arguments of `tests.gpu` that repeat the check.
         """
         sanitizer = shutil.which(_SANITIZER) or shutil.which(_SANITIZER, path="/usr/local/cuda/bin")
         for name in self.failed if sanitizer else ():
@@ -82,10 +82,10 @@ _OPTIONS = ("--tool", "memcheck", "--target-processes", "all", "--log-file")
 
 
 def _sanitized(sanitizer: Sequence[str], command: Sequence[str]) -> str:
-    """The first lines of what it found."""
+    """The first lines of the sanitizer's log."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        with suppress(subprocess.TimeoutExpired):  # what it had found by then is in the log
+        with suppress(subprocess.TimeoutExpired):  # the log has the findings up to then
             whole = (*sanitizer, str(log), *command)
             subprocess.run(whole, timeout=_SANITIZER_S, capture_output=True)
         lines = log.read_text().splitlines() if log.exists() else ["it wrote nothing"]

@@ -1,4 +1,4 @@
-"""What runs here wants nothing of the packages that a bare GPU machine lacks."""
+"""The checks import none of the packages that a bare GPU machine lacks."""
 
 import subprocess
 import sys

@@ -15,12 +15,12 @@ from tests.gpu.trials.sampling import make_choices
 from tests.gpu.trials.trial import describe_difference, is_same, on, randn, work_on
 
 Rows = Callable[[Sequence[int]], torch.Tensor]
-"""Numbers of rows, in some order -> what a kernel gives for each, as one step: [rows, ..]. A row's
-own data depends on its number only.
+"""Numbers of rows, in some order -> a kernel's results for them in one step, [rows, ..]. A row's
+data depends on its number only.
 """
 
 _SLOTS = (1, 1, 1, 4, -1, 0, 2, 3)
-"""Whose adapter rows have, by their numbers."""
+"""Slots of the rows' adapters, by the rows' numbers; -1 for the base model."""
 
 
 def invariance_checks() -> dict[str, Check]:
@@ -96,7 +96,7 @@ def _decode(setting: Setting) -> Rows:
 
 
 def _prefill(setting: Setting) -> Rows:
-    """By a row's first token and its last, among decodes."""
+    """Prefills among decodes; the result of a row is that of its first and of its last token."""
 
     def run(rows: Sequence[int]) -> torch.Tensor:
         contexts = [(_length(setting, row), _chunk(setting, row)) for row in rows]
@@ -123,7 +123,7 @@ def _chunk(setting: Setting, row: int) -> int:
 
 
 def _expand(setting: Setting, block_rows: int) -> Rows:
-    """Shrink and expand, and silu_mul where there is a gate."""
+    """Shrink, expand and silu_mul of rows with adapters."""
     site = sites(setting.kernels)["gate_up"]
     x, y = _random(setting, site.in_features), _random(setting, sum(site.out_features))
 
@@ -165,8 +165,8 @@ def _rope(setting: Setting, block_rows: int) -> Rows:
 
 
 def _by_slot(rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """(places in `rows` in the order of a step, the slots of that order): an adapter's rows are
-    neighbours.
+    """(indices in `rows`, in the order of a step; the slots in that order): rows of an adapter are
+    adjacent.
     """
     slots = [_SLOTS[row % len(_SLOTS)] for row in rows]
     order = sorted(range(len(rows)), key=slots.__getitem__)
@@ -178,7 +178,7 @@ def _back(ordered: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _random(setting: Setting, width: int) -> torch.Tensor:
-    """A row for each number, there."""
+    """Random rows on the device, one for each number."""
     rng = setting.rng(f"rows of {width}")
     (rows,) = on(
         setting.there, randn(setting.kernels.batches[-1], width, rng=rng, dtype=setting.dtype)

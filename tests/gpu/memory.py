@@ -1,4 +1,4 @@
-"""The arena that the largest steps leave room for: it fits beside them, to its last slab."""
+"""The largest steps leave room for the arena: every slab of it can be used beside them."""
 
 import random
 import tempfile
@@ -59,8 +59,8 @@ def _check(setting: Setting) -> None:
 def _run(
     setting: Setting, stage: Stage, packed: PackedAdapter, slabs: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Logits of a step of as many tokens and one of as many rows as there may be, all with the
-    adapter; everything lies in the first of `slabs`.
+    """Logits of a step with the most tokens and of a step with the most rows, all with the adapter;
+    everything lies in the first of `slabs`.
     """
     sizes, chance = setting.models, random.Random(setting.seed)
     layout = stage.form.layout

@@ -1,4 +1,4 @@
-"""Random models of the served families, and random adapters for them, without files of others."""
+"""Random models of the served families, and random adapters for them, made without any files."""
 
 import hashlib
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
 }
-"""By model_type, what else its config.json says."""
+"""Extra entries of config.json by model_type."""
 
 _MODULES = {
     **{f"self_attn.{name}": number for number, name in enumerate(PROJECTIONS[:4])},
@@ -62,8 +62,8 @@ def make_form(config: DecoderConfig, dtype: torch.dtype, num_shards: int = 1) ->
 def make_weights(
     config: DecoderConfig, dtype: torch.dtype, rng: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """By their Hugging Face names, in host memory; values that `dtype` has. Nothing is left at ones
-    or zeros: forgetting a norm or a bias must be seen.
+    """Weights by their Hugging Face names, in host memory, of values that `dtype` can represent.
+    None are ones or zeros, so that a forgotten norm or bias is noticed.
     """
     shape, weights = config.shape, {}
 
@@ -96,7 +96,7 @@ def make_weights(
 def make_adapters(
     sizes: ModelSizes, config: DecoderConfig, dtype: torch.dtype, rng: torch.Generator
 ) -> list[bytes]:
-    """Canonical objects: of ranks 3, 20 and more, on all modules and on some."""
+    """Canonical objects of five adapters with ranks from 1 to 33, on all modules or on some."""
     everywhere = [(layer, p) for layer in range(sizes.layers) for p in range(len(PROJECTIONS))]
     last = sizes.layers - 1
     patterns: list[Ranks] = [
@@ -110,7 +110,7 @@ def make_adapters(
 
 
 def make_adapter(shape: ModelShape, rank: int, dtype: torch.dtype, rng: torch.Generator) -> bytes:
-    """The canonical object of one with this rank everywhere."""
+    """Canonical object of an adapter with this rank in all modules."""
     places = ((layer, p) for layer in range(shape.num_layers) for p in range(len(PROJECTIONS)))
     return _make_object(shape, dict.fromkeys(places, rank), dtype, rng)
 
@@ -118,7 +118,7 @@ def make_adapter(shape: ModelShape, rank: int, dtype: torch.dtype, rng: torch.Ge
 def pack_adapter(
     data: bytes, form: PackedForm, folder: Path, shard: Shard = WHOLE
 ) -> PackedAdapter:
-    """A canonical object in host memory, packed; of several shards this one."""
+    """Pack a canonical object, and read one shard of it into host memory."""
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / digest, folder / f"{digest}.{form.form_id[:8]}"
     source.write_bytes(data)
@@ -130,7 +130,7 @@ def pack_adapter(
 def place(
     packed: PackedAdapter, form: PackedForm, slabs: list[int], arena: torch.Tensor
 ) -> DeviceTables:
-    """Copy it into these slabs of a device's arena; its tables there."""
+    """Copy an adapter into these slabs of a device's arena, and return its tables on the device."""
     packed.copy_to(arena, slabs)
     return DeviceTables.of(
         packed, form.layout, slabs, arena, lambda tensor: tensor.to(arena.device, copy=True)
@@ -140,7 +140,9 @@ def place(
 def _make_object(
     shape: ModelShape, ranks: Ranks, dtype: torch.dtype, rng: torch.Generator
 ) -> bytes:
-    """Values that `dtype` has, stored as float32: rounded alike wherever they are packed for."""
+    """Canonical object of values that `dtype` can represent, stored as float32. Packing for any
+    device rounds them alike.
+    """
     names = {projection: name for name, projection in _MODULES.items()}
     tensors: dict[str, np.ndarray] = {}
     scales: dict[str, ModuleScale] = {}

@@ -1,4 +1,4 @@
-"""Proofs on the device: what is served is its merged weights, in the device's own dtype."""
+"""Proofs on the device: a served adapter matches its merged weights, in the device's own dtype."""
 
 import hashlib
 import tempfile
@@ -23,7 +23,7 @@ def proof_checks() -> dict[str, Check]:
 
 
 class WeightsInMemory(dict[str, torch.Tensor]):
-    """See engine.merged.Weights."""
+    """Weights of a model in memory; see engine.merged.Weights."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return super().__getitem__(name).float()

@@ -1,4 +1,4 @@
-"""`python -m tests.gpu.rank FOLDER SEED --index=I [--dry]`: one of those of `tests.gpu.ranks`."""
+"""`python -m tests.gpu.rank FOLDER SEED --index=I [--dry]`: one rank of `tests.gpu.ranks`."""
 
 import argparse
 from pathlib import Path
@@ -17,13 +17,13 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     if options.dry:
-        # Before kernels are defined.
+        # The interpreter is chosen before kernels are defined.
         interpreter.use()
     run(options.folder, options.seed, options.index, options.dry)
 
 
 def run(folder: Path, seed: int, index: int, is_dry: bool) -> None:
-    """All steps; the first rank leaves their logits."""
+    """Run all steps of the script; the first rank saves their logits."""
     from engine.ranks import TorchRanks
     from engine.weights import ShardedWeights, StoredWeights
     from kernels.gpu import ops

@@ -1,4 +1,4 @@
-"""A model over two devices, beside plain torch in float32: processes, sums, graphs of them."""
+"""A model over two devices, two processes with sums in their graphs, against torch in float32."""
 
 import hashlib
 import random
@@ -24,7 +24,7 @@ from tests.gpu.whole_model import Losses, TorchModel
 
 SIZE = 2
 _ADAPTER_SLABS = 150
-"""More than any of the adapters takes, however it is packed."""
+"""Slabs for each adapter, more than any of them takes, however it is packed."""
 _TIMEOUT_S = 400.0
 
 
@@ -34,9 +34,9 @@ def rank_checks() -> dict[str, Check]:
 
 @dataclass(frozen=True)
 class Script:
-    """What all ranks, and torch, are given: numbers of the setting's seed alone.
+    """Inputs of all ranks and of torch; they depend on the setting and its seed only.
 
-    slabs: of each adapter, more than it needs.   blocks: of each row, the base model's first.
+    slabs: for each adapter, more than it needs.   blocks: for each row, the base model's first.
     """
 
     sizes: ModelSizes
@@ -76,9 +76,10 @@ class Script:
         return self.slabs[number][: packed.num_slabs]
 
     def batches(self) -> Iterator[Batch]:
-        """Prompts in chunks, decodes, and both: a row on the base model, and one on each adapter.
+        """Steps of chunks of prompts, of decodes, and of both, with a row on the base model and one
+        on each adapter.
 
-        An adapter's key is its number, and its generation 1.
+        An adapter's key is its number, and its generation is 1.
         """
         chance, longest = random.Random(self.seed + 1), self.sizes.max_model_len
         tokens = [[chance.randrange(self.sizes.vocab) for _ in range(longest)] for _ in self.blocks]
@@ -110,7 +111,7 @@ class Script:
 
 
 def logits_path(folder: Path, step: int) -> Path:
-    """Where the first rank leaves a step's logits, [rows, vocab] float32."""
+    """Path of a step's logits, [rows, vocab] float32, which the first rank saves."""
     return folder / f"logits-{step}.npy"
 
 

@@ -1,5 +1,5 @@
-"""Captured graphs beside the same kernels launched one by one: the same bits, whoever comes and
-goes between two replays.
+"""Captured graphs give the same bits as the same kernels launched one by one, while rows and
+adapters come and go between replays.
 """
 
 import random
@@ -60,7 +60,7 @@ def _check(setting: Setting) -> None:
 
 
 def _note_graphs(runner: GpuRunner) -> dict[str, list[StepShape]]:
-    """Lists of the shapes of graphs that are replayed, which grow with every step."""
+    """Shapes of the graphs that the runner replays, in two lists that grow with every step."""
     replayed: dict[str, list[StepShape]] = {"decodes": [], "mixed": []}
     find = runner.graphs.find
 
@@ -75,7 +75,11 @@ def _note_graphs(runner: GpuRunner) -> dict[str, list[StepShape]]:
 
 @dataclass
 class _Sequence:
-    """prompt: how many of the tokens.   is_pending: the last one may be left to the device."""
+    """A running sequence.
+
+    prompt: how many of the tokens are the prompt's.   is_pending: the last token is passed as
+    pending, for the device to fill in.
+    """
 
     name: str
     key: str | None
@@ -89,7 +93,7 @@ class _Sequence:
 
 @dataclass
 class _Play:
-    """Two engines without a scheduler that are told the same."""
+    """Two engines without a scheduler that are given the same steps."""
 
     setting: Setting
     folder: Path
@@ -139,7 +143,7 @@ class _Play:
     # ---- between two steps ----
 
     def change(self) -> None:
-        """Adapters come, go, get other ranks and move; rows leave and join."""
+        """Place, remove and move adapters, also with other ranks; let rows leave and join."""
         chance = self.chance
         if not self.slabs or chance.random() < 0.4:
             self._place(chance.choice(_KEYS), chance.choice(self.packed))
@@ -153,7 +157,7 @@ class _Play:
             if len(self.running) == self.setting.models.max_num_seqs:
                 break
             self._join()
-        # As the scheduler has it: an adapter's rows are neighbours, the base model's come first.
+        # The scheduler's order: an adapter's rows are adjacent, the base model's come first.
         self.running.sort(key=lambda sequence: sequence.key or "")
 
     def _place(self, key: str, packed: PackedAdapter) -> None:
@@ -188,7 +192,7 @@ class _Play:
         self.free += sequence.blocks
 
     def _take(self, count: int) -> list[int]:
-        """In no order, so that nothing lies where it did."""
+        """Take random free slabs, so that nothing lies where it did before."""
         self.chance.shuffle(self.free)
         return [self.free.pop() for _ in range(count)]
 

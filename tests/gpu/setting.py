@@ -1,4 +1,4 @@
-"""Where checks run, and how large they are: all that a dry run differs in."""
+"""Device and sizes of the checks; a dry run differs in nothing else."""
 
 import zlib
 from collections.abc import Callable
@@ -17,12 +17,13 @@ DTYPES_ON_GPU = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class KernelSizes:
-    """hidden .. head_dim: of a model; its heads are some of it, as a reference on a CPU is slow.
+    """Sizes of the checks of kernels.
 
-    head_dims: of prefills on whole numbers, whose tiles differ.
-    tokens: of a step.   contexts: (positions, tokens of the step) of the rows that attend.
-    batches: rows of a step; the largest holds the others.   repeats: of the same launch.
-    exact: launches on whole numbers.
+    hidden .. head_dim: those of a model, with only some of its heads, as the reference on a CPU is
+    slow.   head_dims: those of prefills on whole numbers, which have different tiles.
+    tokens: tokens of a step.   contexts: (positions, tokens of the step) of the rows that attend.
+    batches: numbers of rows of steps; the largest batch contains the rows of the others.
+    repeats: how often a launch is repeated.   exact: number of launches on whole numbers.
     """
 
     hidden: int
@@ -41,11 +42,12 @@ class KernelSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """hidden .. vocab: of random models.   steps: of one beside another.   replays: of graphs.
+    """Sizes of the checks of models.
 
-    max_num_seqs, max_model_len: of an engine.   most_rows, most_tokens,
-    most_rank: of the largest steps.
-    requests, names, slabs: of a churn of adapters, and slabs of its arena.
+    hidden .. vocab: those of random models.   steps: steps that two models are compared in.
+    replays: replays of graphs.   max_num_seqs, max_model_len: limits of an engine.
+    most_rows, most_tokens, most_rank: those of the largest steps.
+    requests, names, slabs: requests and adapters of a churn, and slabs of its arena.
     """
 
     hidden: int
@@ -69,7 +71,7 @@ class ModelSizes:
 
 @dataclass(frozen=True)
 class Setting:
-    """dtypes: that kernels are given; the first one is the models'."""
+    """Device, seed and sizes of a run.   dtypes: those of kernels; models have the first one."""
 
     device: Device
     seed: int
@@ -90,14 +92,14 @@ class Setting:
         return capability(self.there) >= FP8_CAPABILITY
 
     def rng(self, name: str) -> torch.Generator:
-        """Numbers of its own for every name, other ones for every seed."""
+        """Random numbers that depend on the name and on the setting's seed."""
         return torch.Generator().manual_seed(self.seed_of(name))
 
     def seed_of(self, name: str) -> int:
         return (self.seed << 16) ^ zlib.crc32(name.encode())
 
     def finish(self) -> None:
-        """Wait for all that was launched."""
+        """Wait for everything that was launched."""
         self.device.synchronize(self.device.record(self.device.compute))
 
 
@@ -110,7 +112,7 @@ KERNELS_ON_GPU = KernelSizes(
     ),
     batches=(1, 2, 17, 64), repeats=20, exact=50,
 )  # fmt: skip
-# 520: a second chunk of input features.
+# 520 input features make a second chunk.
 KERNELS_DRY = KernelSizes(
     hidden=520, intermediate=136, heads=4, kv_heads=2, head_dim=16,
     head_dims=(16, 32), vocab=133, tokens=7,
@@ -130,7 +132,7 @@ MODELS_DRY = ModelSizes(
 
 
 def on_gpu(seed: int, index: int = 0) -> Setting:
-    """On a CUDA device, whose compute stream becomes this thread's."""
+    """Setting on a CUDA device, whose compute stream becomes the current one of this thread."""
     there = torch.device("cuda", index)
     torch.cuda.set_device(there)
     device = CudaDevice(there)
@@ -139,7 +141,9 @@ def on_gpu(seed: int, index: int = 0) -> Setting:
 
 
 def dry(seed: int) -> Setting:
-    """In Triton's interpreter, which computes bfloat16 wrongly, on a device that is late."""
+    """Setting in Triton's interpreter, on a fake device that runs work late. It has no bfloat16,
+    which the interpreter computes wrongly.
+    """
     torch.set_num_threads(1)
     device = FakeDevice(seed)
     device.free_bytes = TOTAL_BYTES // 10 + (4 << 20)
@@ -147,4 +151,4 @@ def dry(seed: int) -> Setting:
 
 
 Check = Callable[[Setting], None]
-"""Raises AssertionError, or what else went wrong."""
+"""A check, which raises AssertionError or any other error if it fails."""

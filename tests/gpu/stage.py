@@ -28,7 +28,10 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 @dataclass
 class Stage:
-    """arena: [slabs, slab_bytes] uint8 on the device.   adapters: (generation, tables) by key."""
+    """A model's runner with its arena and adapters.
+
+    arena: [slabs, slab_bytes] uint8 on the device.   adapters: (generation, tables) by key.
+    """
 
     form: PackedForm
     arena: torch.Tensor
@@ -39,7 +42,7 @@ class Stage:
         self.runner = self.make_runner(self.adapters.__getitem__)
 
     def place(self, key: str, packed: PackedAdapter, slabs: list[int]) -> None:
-        """In these slabs, under this key, whoever was there before."""
+        """Place an adapter in these slabs under this key, which another one may have had before."""
         generation, _ = self.adapters.get(key, (0, None))
         self.adapters[key] = generation + 1, place(packed, self.form, slabs, self.arena)
 
@@ -53,7 +56,7 @@ class Stage:
         sampling: SamplingParams = GREEDY,
         **fields: Any,
     ) -> ScheduledRow:
-        """Of the adapter that is under `key` now."""
+        """Make a row with the adapter that is under `key` now, or on the base model."""
         generation, tables = self.adapters[key] if key else (0, None)
         return ScheduledRow(
             name, tuple(tokens), start, tuple(blocks), key, tables and tables.digest, generation,
@@ -61,7 +64,7 @@ class Stage:
         )  # fmt: skip
 
     def run(self, batch: Batch) -> tuple[StepTokens, torch.Tensor]:
-        """A step's tokens, and its logits in host memory, [rows, vocab], penalties included."""
+        """Tokens of a step, and its logits after penalties, [rows, vocab], in host memory."""
         self.runner.launch(batch)
         tokens = self.runner.collect()
         return tokens, self.runner.out.logits[: len(batch.rows)].to("cpu", copy=True)
@@ -78,8 +81,9 @@ def eager_stage(
     ranks: Ranks | None = None,
     **limits: int,
 ) -> Stage:
-    """Its graphs are still to be captured.   weights, ranks: see GpuDecoder.
-    limits: as make_engine_config has.
+    """Make a stage whose graphs are not captured yet.
+
+    weights, ranks: see GpuDecoder.   limits: see make_engine_config.
     """
     dtype: torch.dtype = getattr(torch, form.dtype)
     there = device.torch_device
@@ -97,8 +101,9 @@ def eager_stage(
 def make_engine_config(
     folder: Path, config: DecoderConfig, form: PackedForm, **limits: int | None
 ) -> EngineConfig:
-    """For a model without files.   limits: max_model_len, max_num_seqs, max_num_batched_tokens,
-    arena_bytes.
+    """Make the configuration of an engine whose model has no files.
+
+    limits: max_model_len, max_num_seqs, max_num_batched_tokens, arena_bytes.
     """
     return EngineConfig(
         data_dir=str(folder), model_dir="", base_revision=form.base_revision, vocabulary_path="",

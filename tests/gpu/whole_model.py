@@ -1,4 +1,4 @@
-"""Whole models of every family on the device, beside the plain torch decoder on the CPU."""
+"""Whole models of every family on the device, compared with the plain torch decoder on the CPU."""
 
 import random
 import tempfile
@@ -28,7 +28,7 @@ from tests.gpu.setting import Check, Setting
 from tests.gpu.stage import Stage, eager_stage
 
 _ROUNDING = 1e-5
-"""Of the logits: what float32 itself may lose."""
+"""Share of the largest logit that float32 itself may lose."""
 
 
 def whole_model_checks() -> dict[str, Check]:
@@ -57,7 +57,7 @@ class TorchModel:
     def place(self, key: str, packed: PackedAdapter, slabs: list[int]) -> None:
         packed.copy_to(self.arena, slabs)
         tables = DeviceTables.of(packed, self.form.layout, slabs, self.arena)
-        self.adapters[key] = 1, tables  # the generation of what is placed once
+        self.adapters[key] = 1, tables  # generation 1, because adapters are placed only once
 
     def run(self, batch: Batch) -> torch.Tensor:
         inputs = self.inputs.build(batch)
@@ -81,9 +81,9 @@ def _check(family: str) -> Check:
 
 @dataclass
 class Losses:
-    """How far rows of logits are from float32's: ours, and torch's in our dtype.
+    """Distances of rows of logits from those in float32: ours, and torch's in our dtype.
 
-    ours: by the row's place.   largest: of float32's logits.
+    ours: by a description of the row.   largest: the largest of the float32 logits.
     """
 
     ours: dict[str, float] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Losses:
     def note(
         self, batch: Batch, ours: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor
     ) -> None:
-        """All logits of a step, [rows, vocab]."""
+        """Add all logits of a step, [rows, vocab] each."""
         self.largest = max(self.largest, float(exact.abs().max()))
         places = [
             f"in step {batch.step}, row {number} of {len(batch.rows)}, "
@@ -104,7 +104,7 @@ class Losses:
         self.torchs += _errors(torchs, exact)
 
     def check(self) -> None:
-        """Raise AssertionError where ours are further away than twice torch's."""
+        """Raise AssertionError if one of ours is further away than twice the worst of torch's."""
         allowed = 2 * max(self.torchs) + _ROUNDING * self.largest
         wrong = {place: lost for place, lost in self.ours.items() if not lost <= allowed}
         first = next(iter(wrong), None)
@@ -115,7 +115,7 @@ class Losses:
 
 
 def _errors(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """Of each row, over all of its vocabulary."""
+    """Root mean square error of each row, over the whole vocabulary."""
     errors: list[float] = (logits - expected).square().mean(dim=-1).sqrt().tolist()
     return errors
 
@@ -152,7 +152,9 @@ def _build(
 def _batches(
     setting: Setting, stage: Stage, free: list[int], chance: random.Random
 ) -> Iterator[Batch]:
-    """Prompts in chunks, decodes, and both: a sequence of every adapter and of the base model."""
+    """Steps of chunks of prompts, of decodes, and of both, with a sequence of every adapter and one
+    of the base model.
+    """
     sizes = setting.models
     keys = [None, *stage.adapters]
     tokens = [[chance.randrange(sizes.vocab) for _ in range(sizes.max_model_len)] for _ in keys]

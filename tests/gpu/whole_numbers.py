@@ -1,7 +1,7 @@
 """Kernels with tiles of 64 rows on whole numbers, whose results are known to the last bit.
 
-Assemblers before 13.3 miscompile a WGMMA whose left operand is in registers (triton issue 9433):
-a sum lacks some of its terms, by no more than rounding may look like on random data.
+ptxas before 13.3 miscompiles a WGMMA whose left operand is in registers (triton issue 9433): a sum
+lacks some of its terms, which on random data may look like mere rounding.
 """
 
 from dataclasses import replace
@@ -18,7 +18,9 @@ from tests.kernels.attention_cases import AttentionCase
 from tests.kernels.lora_cases import LoRACase
 
 _KEY, _QUERY = 32.0, 64.0
-"""One that is looked for weighs 1, any other one 2**-180 or less: nothing."""
+"""Sizes of one-hot keys and queries. A matching key has weight 1, any other 2**-180 or less, which
+rounds to nothing.
+"""
 
 
 def whole_number_checks() -> dict[str, Check]:
@@ -50,7 +52,7 @@ def _check_shrink(setting: Setting) -> None:
 
 
 def _whole(case: LoRACase) -> LoRACase:
-    """With -2 .. 2 for all weights; what was 0 or NaN stays that."""
+    """The same case with -2 .. 2 for all weights; 0 and NaN stay."""
 
     def whole(values: torch.Tensor) -> torch.Tensor:
         return (997 * values.float()).trunc().fmod(3).to(values.dtype)
@@ -63,7 +65,7 @@ def _whole(case: LoRACase) -> LoRACase:
 
 
 def _planes(x: torch.Tensor, case: LoRACase, site: Site) -> torch.Tensor:
-    """[T, projections * max_rank] float64; NaN where nothing is written."""
+    """Expected planes, [T, projections * max_rank] float64; NaN where nothing is written."""
     max_rank = case.work.max_rank
     planes = torch.full((len(x), len(site.projections) * max_rank), torch.nan).double()
     slots = torch.tensor(case.slots)
@@ -80,7 +82,7 @@ def _planes(x: torch.Tensor, case: LoRACase, site: Site) -> torch.Tensor:
 
 
 def _check_prefill(setting: Setting) -> None:
-    """Every query looks for one kind of keys, and finds the mean of their values."""
+    """Every query matches one kind of keys, and its result is the mean of their values."""
     rng = setting.rng("whole prefill")
     longest = max(length for length, _ in setting.kernels.contexts) // 4
     for number in range(setting.kernels.exact):
@@ -94,7 +96,7 @@ def _check_prefill(setting: Setting) -> None:
         num_kinds = (1, 8, head_dim)[int(randint(0, 3, 1, rng=rng))]
         expected = _fill(case, num_kinds, rng)
         found = case.placed(setting.there).run(ops.prefill_attention).cpu().double()
-        # The mean is rounded once; it is 0 where the sum is.
+        # The mean is rounded once, and is exactly 0 if the sum is.
         allowed = torch.finfo(setting.dtype).eps * expected.abs()
         wrong = (found - expected).abs() > allowed
         assert not wrong.any(), (
@@ -104,7 +106,7 @@ def _check_prefill(setting: Setting) -> None:
 
 
 def _fill(case: AttentionCase, num_kinds: int, rng: torch.Generator) -> torch.Tensor:
-    """Give the case's q and kv whole numbers; the means, [T, heads, head_dim] float64."""
+    """Fill the case's q and kv with whole numbers; return means, [T, heads, head_dim] float64."""
     _, _, kv_heads, block_size, dim = case.kv.shape
     heads, work = case.q.shape[1], case.work
     out = torch.zeros(case.q.shape).double()
@@ -121,7 +123,7 @@ def _fill(case: AttentionCase, num_kinds: int, rng: torch.Generator) -> torch.Te
         by_token[(*places, 0)] = one_hot[key_kinds] * _KEY
         by_token[(*places, 1)] = values.to(case.kv.dtype)
         case.q[tokens] = one_hot[query_kinds] * _QUERY
-        # A query for which there is none yet finds all that it sees alike.
+        # A query that matches no key so far weighs all keys that it sees alike.
         is_seen = positions <= (length - len(tokens) + torch.arange(len(tokens)))[:, None]
         for head in range(heads):
             kinds = key_kinds[:, head * kv_heads // heads]

@@ -1,10 +1,10 @@
-"""What a GPU would be given, without one: kernels compiled as their host functions launch them.
+"""Kernels compiled for GPUs on a machine without one, just as their host functions launch them.
 
 A host function of `kernels.gpu` is called with tensors in host memory. Triton finds a device of the
-wanted architecture, so signature, specialisations and options are its own; nothing is launched, and
-what it compiled is looked at. Kernels are the compiler's or the interpreter's from their definition
-on, so all this happens in processes of its own: `python -m tests.kernels.aot` answers a JSON line
-for each that it is sent.
+wanted architecture, so signature, specialisations and options are those of a real launch; nothing
+is launched, and the compiled kernel is inspected. A kernel belongs to the compiler or to the
+interpreter from its definition on, so the compiler runs in separate processes: `python -m
+tests.kernels.aot` answers each JSON line that it reads with a JSON line.
 """
 
 import json
@@ -37,25 +37,27 @@ KIB = 1024
 SHARED_LIMIT_BYTES = {
     80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB,
 }  # fmt: skip
-"""Of a block, by compute capability: CUDA C++ Programming Guide, technical specifications."""
+"""Most shared memory of a block, by compute capability: CUDA C++ Programming Guide, technical
+specifications.
+"""
 
 EXPECTED_TRITON = os.environ.get("EXPECTED_TRITON")
-"""The version that is to compile, where it is not the one that is installed: `make test-triton`."""
+"""Triton version that has to compile, if it is not the installed one: see `make test-triton`."""
 
 _PROCESSES = 2
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
-# What ptxas makes of these has the same width and kind: reading its output takes longer than all
-# compiling before it.
+# ptxas keeps the width and kind of these instructions, so PTX is read: disassembling the output of
+# ptxas takes longer than all compiling before it.
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _ASYNC_LOAD = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], \[[^;]*?\], (\w+)")
 _MMA = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
-# Its accumulator is the first list of registers; a second one is its left operand.
+# The first list of registers of a WGMMA is its accumulator; a second list is its left operand.
 _REGISTER_A_WGMMA = re.compile(r"wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{")
 
 
 class Task(NamedTuple):
-    """A case, by its name, with tensors of a dtype, for a device."""
+    """A case, by its name, to be compiled with tensors of a dtype for an architecture."""
 
     case: str
     dtype: str
@@ -64,12 +66,12 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Compiled:
-    """One specialisation of a kernel: what was asked for, and what became of it.
+    """One specialisation of a kernel: its parameters, and the properties of the compiled code.
 
-    arguments: type of each, `=value` where it is constant, `%16` where it is known to divide.
-    stack_bytes: what did not fit into registers.
-    mma: how many instructions of each kind.   register_a_wgmma: those among them whose left operand
-    lies in registers.   loads: how many global loads of each size in bytes.
+    arguments: type of each, `=value` if it is constant, `%16` if it is a known multiple of 16.
+    stack_bytes: memory of values that did not fit into registers.
+    mma: how many instructions of each kind.   register_a_wgmma: how many WGMMA have their left
+    operand in registers.   loads: how many global loads of each size in bytes.
     """
 
     kernel: str
@@ -104,7 +106,7 @@ Answer = list[Compiled] | CompileError
 
 
 class _Device:
-    """As much of a Triton driver as compiling needs."""
+    """A Triton driver with the methods that compiling needs."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
@@ -113,7 +115,7 @@ class _Device:
         return GPUTarget("cuda", self._arch, 32)
 
     def get_current_device(self) -> int:
-        return self._arch  # kernels are kept by device
+        return self._arch  # Triton keeps compiled kernels by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -121,7 +123,7 @@ class _Device:
 
 @contextmanager
 def launches(arch: int) -> Iterator[list[Launch]]:
-    """Collects what is launched on a device of that architecture, in order, instead of doing so."""
+    """Collect the launches on a device of this architecture, in order; nothing is launched."""
     found: list[Launch] = []
     run = JITFunction.run
 
@@ -175,7 +177,7 @@ def _load_sizes(ptx: str) -> Iterator[int]:
 
 
 def _resources(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, bytes of stack and of local memory."""
+    """(registers, bytes of stack, bytes of local memory) of a compiled kernel."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -209,7 +211,7 @@ def _say(answer: object) -> None:
 
 
 def compile_tasks(tasks: Iterable[Task], cache_dir: Path) -> dict[Task, Answer]:
-    """Of each task what it launches. What compilers gave is kept in `cache_dir`."""
+    """Compile the kernels that each task launches. Compiled kernels are kept in `cache_dir`."""
     waiting: SimpleQueue[Task] = SimpleQueue()
     for task in tasks:
         waiting.put(task)
@@ -254,7 +256,7 @@ def _drain(waiting: "SimpleQueue[Task]") -> Iterator[Task]:
 
 
 def _ask(process: "subprocess.Popen[str]", task: Task) -> str:
-    """The line that it answers; nothing if it dies."""
+    """The line that the process answers, or an empty one if the process dies."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(json.dumps(task) + "\n")

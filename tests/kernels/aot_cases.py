@@ -1,6 +1,6 @@
 """Every host function of `kernels.gpu` at the shapes of two models, for `tests.kernels.aot`.
 
-Nothing runs, so no tensor holds anything: lists and tables are as large as an engine makes them.
+Nothing runs, so tensors are uninitialized; lists and tables are as large as an engine makes them.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ DECODE_TOKENS = 64
 PREFILL_TOKENS = 2048
 WINDOW = 4096
 WIDE_ROW = 28672
-"""The intermediate size of Llama 70B: more than a tile of a row may be."""
+"""The intermediate size of Llama 70B, which is wider than a tile of a row may be."""
 
 _VOCAB = 128256
 _CONTEXT = 8192
@@ -47,7 +47,7 @@ _SITES = {"qkv": (0, 1, 2), "o": (3,), "gate_up": (4, 5), "down": (6,)}
 
 @dataclass(frozen=True)
 class Case:
-    """One call of a host function; `min_arch` is the least that it runs on."""
+    """One call of a host function; `min_arch` is the lowest architecture that it runs on."""
 
     name: str
     call: Call
@@ -55,7 +55,7 @@ class Case:
 
 
 def shard_cases(model: str, shape: ModelShape, size: int) -> list[Case]:
-    """What differs on a rank of `size`: rows of A or of B are shorter."""
+    """Cases that differ on one of `size` ranks: rows of A or of B are shorter."""
     cases = _lora(shape.shard(size), DECODE_TOKENS)
     return [Case(f"{model} of {size} {c.name}", c.call, c.min_arch) for c in cases]
 
@@ -63,7 +63,7 @@ def shard_cases(model: str, shape: ModelShape, size: int) -> list[Case]:
 def cases_of(
     model: str, shape: ModelShape, decode_tokens: int = DECODE_TOKENS, window: int = WINDOW
 ) -> list[Case]:
-    """All that a step of a model calls; a step of decodes has that many tokens."""
+    """All calls of a model's steps; a step of decodes has `decode_tokens` tokens."""
     named = [
         *_attention(shape, decode_tokens, window),
         *_lora(shape, decode_tokens),
@@ -145,7 +145,7 @@ def _rope_store_kv(
 
 
 def _qkv(shape: ModelShape, tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A projection's output, and the q heads in it."""
+    """The output of the qkv projection, and the q heads in it."""
     heads, dim = shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim
     qkv = _of(dtype, tokens, heads * dim)
     return qkv, qkv.view(tokens, heads, dim)[:, : shape.num_heads]
@@ -203,7 +203,7 @@ def _expand(
 def _delta(
     shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
 ) -> Delta:
-    # As `shrink` gives them: of large blocks it has summed them.
+    # `shrink` returns one plane for large blocks, the sum of all.
     num_planes = site.num_chunks if block_rows == 16 else 1
     planes = torch.empty(num_planes, tokens, len(site.projections) * _MAX_RANK)
     return Delta(planes, _lora_work(shape, tokens, block_rows, dtype), site)
@@ -324,4 +324,4 @@ SHARDS = shard_cases("8b", LLAMA_8B, 2) + shard_cases("8b", LLAMA_8B, 8)
 CASES = [*LARGE, *SMALL, *SHARDS]
 
 ODD_STEPS = {tokens: cases_of(f"{tokens} decodes 8b", LLAMA_8B, tokens) for tokens in (1, 2)}
-"""Of numbers that Triton compiles anew for: 1, and what 16 does not divide."""
+"""Cases with numbers of tokens that Triton specialises for: 1, and no multiple of 16."""

@@ -1,4 +1,4 @@
-"""Kernels with a known defect each: what `tests.kernels.aot` has to find."""
+"""Kernels with one known defect each, which `tests.kernels.aot` has to find."""
 
 import os
 
@@ -82,7 +82,7 @@ def _specialises(dtype: torch.dtype) -> None:
 
 
 def _does_not_compile(dtype: torch.dtype) -> None:
-    # The interpreter takes it; on a device a product sums over 16 at least.
+    # The interpreter accepts it; on a device a product sums over at least 16.
     _one_matmul(dtype, m=16, n=16, k=8, block_k=8, num_warps=4, num_stages=2)
 
 

@@ -1,4 +1,4 @@
-"""Sequences in paged KV, and a step's queries on them: what tests of attention kernels work on."""
+"""Sequences in paged KV, and a step's queries on them, for tests of attention kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,14 +17,17 @@ _GARBAGE = 10**9
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """q: [T, heads, head_dim], a view of [T, heads + 2 * kv heads, head_dim]."""
+    """Inputs of attention.
+
+    q: [T, heads, head_dim], a view of [T, heads + 2 * kv heads, head_dim].
+    """
 
     q: torch.Tensor
     kv: torch.Tensor
     work: AttentionWork
 
     def placed(self, there: torch.device) -> "AttentionCase":
-        """The same in a device's memory, q and kv in rows that are not neighbours."""
+        """The same case in a device's memory, with q and kv in rows that are not adjacent."""
         tensors = {
             field.name: getattr(self.work, field.name).to(there)
             for field in fields(self.work)
@@ -34,7 +37,7 @@ class AttentionCase:
         return AttentionCase(_apart(self.q, there), _apart(self.kv, there), work)
 
     def run(self, attend: Attend, window: int | None = None) -> torch.Tensor:
-        """What it makes of NaN, in a view whose rows are not neighbours."""
+        """The output of `attend`, NaN where it writes nothing; its rows are not adjacent."""
         wide = torch.full_like(self.q, torch.nan).repeat(1, 2, 1)
         out = wide[:, : self.q.shape[1]]
         attend(out, self.q, self.kv, self.work, window)
@@ -42,7 +45,9 @@ class AttentionCase:
         return out
 
     def check(self, name: str, attend: Attend, window: int | None = None, factor: int = 2) -> None:
-        """That it loses no more than torch in the same dtype, and writes the same tokens."""
+        """Assert that `attend` loses at most `factor` times what torch does in the same dtype, and
+        writes the same tokens.
+        """
         refer: Attend = getattr(reference, name)
         exact = AttentionCase(self.q.double(), self.kv.double(), self.work).run(refer, window)
         torchs, ours = self.run(refer, window), self.run(attend, window)
@@ -70,9 +75,9 @@ def make_case(
 ) -> AttentionCase:
     """rows: (positions, tokens of this step) each; (0, 1) is padding.
 
-    A sequence's numbers depend on its length and the seed only. Its blocks are scattered, KV is NaN
-    elsewhere.
-    num_spare: blocks of nobody, and items that do not count.   kv: memory to use, of enough slabs.
+    A sequence's numbers depend on its length and the seed only. Its blocks are scattered, and KV is
+    NaN elsewhere.
+    num_spare: number of unused blocks, and of invalid items.   kv: memory to use, of enough slabs.
     """
     depths = [-(-length // block_size) for length, _ in rows]
     slabs = sum(depths) + num_spare
@@ -96,7 +101,7 @@ def make_case(
 
 
 def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
-    """A copy of it in the first half of rows that are twice as wide."""
+    """A copy of the part in the first half of rows that are twice as wide."""
     wide = torch.full((len(part), 2, *part.shape[1:]), torch.nan, device=there).to(part.dtype)
     wide[:, 0] = part.to(there)
     return wide[:, 0]

@@ -1,4 +1,4 @@
-"""Sequences in memory that CPU kernels page as they like, and their formula written out."""
+"""Sequences in memory whose blocks CPU kernels lay out as they like, and the formulas."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LAYERS, LAYER = 2, 1
 _SPARE = 3
 
 Part = tuple[int, int, int]
-"""(sequence, first position, end): what a step computes of it."""
+"""(sequence, first position, end): the positions of a sequence that a step computes."""
 
 
 def randn(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -33,7 +33,8 @@ def make_norms(dim: int) -> HeadNorms:
 class Sequences:
     """Sequences of these lengths in blocks at scattered slabs.
 
-    qkv: of each, all tokens' projections, by its length only.   garbage: what lies elsewhere.
+    qkv: projections of all tokens of each sequence; they depend on its length only.
+    garbage: the number that fills all other memory.
     """
 
     def __init__(self, shape: AttentionShape, lengths: Sequence[int], garbage: float) -> None:
@@ -56,7 +57,7 @@ class Sequences:
         window: int | None = None,
         norms: HeadNorms | None = None,
     ) -> list[torch.Tensor]:
-        """What the tokens of each part attend to."""
+        """Attended values of the tokens of each part, computed in one step."""
         qkv = torch.cat([self.qkv[row][first:end] for row, first, end in parts])
         out = kernels.attention(qkv, LAYER, self._work(parts), norms, window)
         return list(out.split([end - first for _, first, end in parts]))
@@ -80,14 +81,14 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Formula:
-    """Attention as it is written, in any dtype."""
+    """The formula of attention, in any dtype."""
 
     shape: AttentionShape
     window: int | None = None
     norms: HeadNorms | None = None
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Of a whole sequence, [T, heads * head_dim]."""
+        """Attended values of a whole sequence, [T, heads * head_dim]."""
         shape, length = self.shape, len(qkv)
         heads = qkv.view(length, -1, shape.head_dim).transpose(0, 1)
         counts = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
@@ -129,7 +130,7 @@ def with_adapters(case: LoRACase, y: torch.Tensor, x: torch.Tensor, site: Site) 
 
 
 def runs_of(case: LoRACase) -> AdapterRuns:
-    """Neighbouring tokens of one slot are a run; slot -1 is in none."""
+    """Runs of a case: adjacent tokens of one slot are a run; tokens of slot -1 are in none."""
     bounds: list[list[int]] = []
     slots: list[int] = []
     before = -1

@@ -1,4 +1,4 @@
-"""Adapters in an arena, and a step's tokens on them: what tests of LoRA kernels work on."""
+"""Adapters in an arena, and a step's tokens on them, for tests of LoRA kernels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import PAIR_ROWS, LoRAWork, Site
 
 Ranks = Mapping[tuple[int, int], int]
-"""(layer, projection) -> rank, only for modules that the adapter has."""
+"""(layer, projection) -> rank, for the modules that the adapter has."""
 
 NUM_PROJECTIONS = 7
 
@@ -25,12 +25,12 @@ MIXES: dict[str, list[int]] = {
     "with base rows": [-1] * 2 + [2] * 7 + [-1] + [0] * 3,
     "base rows only": [-1] * 5,
 }
-"""Each token's slot. The largest are more than a block of 16."""
+"""Each token's slot, -1 for the base model. The largest runs are longer than a block of 16."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """a: [rank, in].   b: [rank, out]."""
+    """An adapter's matrices for one projection.   a: [rank, in].   b: [rank, out]."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -39,8 +39,8 @@ class Module:
 
 @dataclass(frozen=True)
 class Cut:
-    """What rank `index` of `size` has of an adapter. by_outputs: for q, k, v, gate and up, whose
-    outputs are cut; else for o and down, whose inputs are.
+    """The part of an adapter that rank `index` of `size` has. by_outputs: for q, k, v, gate and up,
+    whose outputs are cut; otherwise for o and down, whose inputs are cut.
     """
 
     index: int
@@ -48,32 +48,34 @@ class Cut:
     by_outputs: bool
 
     def of(self, size: int) -> slice:
-        """This rank's of so many."""
+        """Slice of `size` features that this rank has."""
         return slice(self.index * size // self.size, (self.index + 1) * size // self.size)
 
     def tile(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Its parts of A, [8, in], and of B, [8, out]."""
+        """Parts of A, [8, in], and of B, [8, out], that this rank has."""
         return (a, self.outputs(b)) if self.by_outputs else (self.inputs(a), b)
 
     def site(self, site: Site) -> Site:
-        """As this rank's kernels see it."""
+        """The site with the features of this rank."""
         if self.by_outputs:
             return replace(site, out_features=tuple(w // self.size for w in site.out_features))
         return replace(site, in_features=site.in_features // self.size)
 
     def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """What this rank has of the site's, [.., in]."""
+        """Part of the site's inputs, [.., in], that this rank has."""
         return x if self.by_outputs else x[:, self.of(x.shape[1])]
 
     def outputs(self, y: torch.Tensor) -> torch.Tensor:
-        """What this rank has of one projection's, [.., out]."""
+        """Part of one projection's outputs, [.., out], that this rank has."""
         return y[:, self.of(y.shape[1])] if self.by_outputs else y
 
 
 @dataclass(frozen=True)
 class LoRACase:
-    """blocks: (first token, tokens, slot), slot -1 for the base model.
-    tile_tables, scales: by slot; they own the memory that `work` has the addresses of.
+    """Adapters in an arena and a step's work on them.
+
+    blocks: (first token, tokens, slot), slot -1 for the base model.
+    tile_tables, scales: by slot; they own the memory whose addresses are in `work`.
     """
 
     work: LoRAWork
@@ -84,7 +86,7 @@ class LoRACase:
     scales: list[torch.Tensor]
 
     def placed(self, there: torch.device) -> "LoRACase":
-        """The same with its work in a device's memory."""
+        """The same case with its work in a device's memory."""
         tables, scales = ([t.to(there) for t in part] for part in (self.tile_tables, self.scales))
         records = [_record(block, tables, scales) for block in self.blocks]
         work = replace(
@@ -97,7 +99,7 @@ class LoRACase:
         return replace(self, work=work, tile_tables=tables, scales=scales)
 
     def exact(self, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
-        """y + scale * x @ A.T @ B in float64, nothing rounded on the way."""
+        """y + scale * x @ A.T @ B in float64, without rounding in between."""
         total = y.double()
         for token, slot in enumerate(self.slots):
             begin = 0
@@ -111,7 +113,7 @@ class LoRACase:
 
 
 def rank_patterns(num_layers: int = 2) -> list[Ranks]:
-    """Of five adapters: even and odd ranks, patterns, without some projections, or layers."""
+    """Ranks of five adapters: even and odd ones, patterns, missing projections, missing layers."""
     everywhere = [(layer, p) for layer in range(num_layers) for p in range(NUM_PROJECTIONS)]
     last = num_layers - 1
     return [
@@ -134,11 +136,11 @@ def make_case(
     seed: int = 0,
     cut: Cut | None = None,
 ) -> LoRACase:
-    """Adapter i is in slot i.   features: (in, out) of the projections that have weights.
+    """Make a case with adapter i in slot i.   features: (in, out) of projections with weights.
 
-    cut: only what a rank has of them lies in the arena.
-    Tiles lie in no order, with NaN around them; behind what counts there are blocks and pairs that
-    would change every token.
+    cut: the arena holds only one rank's part of the adapters.
+    Tiles lie in random order, with NaN around them. After the valid blocks and pairs there are
+    others that would change every token.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [_modules(r, features, dtype, rng) for r in ranks]
@@ -168,7 +170,9 @@ def make_case(
 def assert_loses_no_more(
     ours: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor, factor: float = 2
 ) -> None:
-    """Than torch in the same dtype, with some bits of float32 for another order of sums."""
+    """Assert that ours is as exact as torch's in the same dtype, within `factor`; another order of
+    sums may cost some bits of float32.
+    """
     allowed = (torchs.double() - exact).abs().max() * factor + 1e-6 * exact.abs().max()
     lost = (ours.double() - exact).abs().max()
     assert lost <= allowed, f"{lost:.3g} is lost, {allowed:.3g} may be"
@@ -179,7 +183,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> tor
 
 
 def reference_expanded(y: torch.Tensor, x: torch.Tensor, case: LoRACase, site: Site):
-    """y with the adapters' part, by `kernels.reference`."""
+    """y plus the adapters' part, by `kernels.reference`."""
     expanded = y.clone()
     reference.expand(expanded, reference.shrink(x, case.work, site))
     return expanded
@@ -209,7 +213,7 @@ def _place_tiles(
     rng: torch.Generator,
     cut: Cut | None,
 ) -> torch.Tensor:
-    """The arena; fills the tables."""
+    """Make the arena with all tiles in it, and fill the tables with their places."""
     unit = ADDRESS_UNIT_BYTES // dtype.itemsize
     tiles = []
     for slot, of_slot in enumerate(modules):
@@ -234,12 +238,12 @@ def _place_tiles(
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
-    """To a whole tile, with zeros, as the packer does it."""
+    """Rows padded with zeros to a whole tile, as the packer pads them."""
     return torch.cat([rows, rows.new_zeros(RANK_ROWS - len(rows), rows.shape[1])])
 
 
 def _blocks(slots: Sequence[int], block_rows: int) -> list[tuple[int, int, int]]:
-    """(first token, tokens, slot), with one that has no tokens."""
+    """Blocks as (first token, tokens, slot); one of them has no tokens."""
     blocks: list[tuple[int, int, int]] = []
     for token, slot in enumerate(slots):
         first, count, last = blocks[-1] if blocks else (0, 0, None)
@@ -253,7 +257,7 @@ def _blocks(slots: Sequence[int], block_rows: int) -> list[tuple[int, int, int]]
 def _record(
     block: tuple[int, int, int], tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]
 ) -> tuple[int, ...]:
-    """A BLOCK. One of the base model has no depth, and addresses that nothing may be read from."""
+    """A BLOCK record. The base model has depth 0, and addresses that must not be read."""
     first, count, slot = block
     if slot < 0:
         return first, count, 0, 0, 0

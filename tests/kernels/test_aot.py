@@ -1,5 +1,5 @@
-"""Every kernel, compiled for every architecture that it is meant for: it fits, spills nothing,
-reads wide, and uses no instruction that is known to be miscompiled.
+"""Every kernel, compiled for every architecture that it is meant for, fits, spills nothing, uses
+wide loads, and has no instruction that is known to be miscompiled.
 """
 
 import ast
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 
 ARCHS = tuple(SHARED_LIMIT_BYTES)
 CACHE_LIMIT_BYTES = 1 << 30
-"""Of all versions of the kernels that were ever compiled here; a run takes 0.15 GB."""
+"""Limit of all versions of the kernels that were compiled here; a run takes 0.15 GB."""
 
 TENSOR_COLUMNS = 512
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
@@ -44,23 +44,26 @@ HEAVY = frozenset(
         "_silu_mul_expand",
     }
 )
-"""Kernels whose time goes into reading weights, tiles, KV or slabs, by loads of 16 bytes."""
+"""Kernels that spend their time on reading weights, tiles, KV or slabs, by loads of 16 bytes."""
 
 TWINS = {86: 80, 89: 80}
-"""Architectures for which Triton generates what it generates for an older one, by which one. They
-have less shared memory. Attention looks at that when it is launched, so it is compiled for each of
-them; of all else the older one's result is held against their limits. `make soak` compiles it all.
+"""Architectures for which Triton generates the same code as for an older one, and the older one.
+They have less shared memory. Attention takes that into account when it is launched, so it is
+compiled for each of them; all other kernels are compiled for the older one and checked against the
+limits of both. `make soak` compiles everything.
 """
 
 BY_NAME = {case.name: case for case in CASES}
 
 NARROW_SHARE = 0.3
-"""Of the bytes that a heavy kernel loads, most that may come fewer than 8 at a time: work lists and
-tables do, and elements that come in pairs where they should not are more.
+"""Largest share of a heavy kernel's bytes that it may load fewer than 8 at a time. Work lists and
+tables take less; elements that are wrongly loaded in pairs would take more.
 """
 
 REGISTER_A_WGMMA_ALLOWED: dict[str, str] = {}
-"""Kernels that may have it, and why: ptxas before 13.3 miscompiles it where it is pipelined."""
+"""Kernels that may have a WGMMA whose left operand is in registers, and why: ptxas before 13.3
+miscompiles pipelined ones.
+"""
 
 Results = dict[Task, Answer]
 Compile = Callable[[Iterable[Task]], Results]
@@ -68,7 +71,7 @@ Compile = Callable[[Iterable[Task]], Results]
 
 @pytest.fixture(scope="session")
 def compile_all(request: pytest.FixtureRequest) -> Compile:
-    """Keeps compiled kernels with pytest's own notes: a second run takes them from there."""
+    """Compile tasks, with a cache among pytest's own, so that a second run finds the kernels."""
     assert request.config.cache is not None
     cache_dir = Path(request.config.cache.mkdir("triton"))
     if sum(path.stat().st_size for path in cache_dir.glob("*/*")) > CACHE_LIMIT_BYTES:
@@ -78,7 +81,9 @@ def compile_all(request: pytest.FixtureRequest) -> Compile:
 
 @pytest.fixture(scope="session")
 def results(compile_all: Compile) -> Results:
-    """The large model for every architecture; the rest for one, or with `make soak`."""
+    """The large model's kernels for every architecture. The rest is compiled by other tests for few
+    architectures, and by `make soak` for all.
+    """
     own = tasks_of([case for case in LARGE if has_own_code(case)], "bfloat16", TWINS)
     others = [arch for arch in ARCHS if arch not in TWINS]
     return compile_all(
@@ -98,7 +103,7 @@ def tasks_of(cases: Iterable[Case], dtype: str, archs: Iterable[int]) -> list[Ta
 
 
 def has_own_code(case: Case) -> bool:
-    """Whether an architecture of TWINS is launched something else than its older one."""
+    """Whether an architecture of TWINS is given other kernels than its older one."""
     return "attention" in case.name or case.min_arch > min(ARCHS)
 
 
@@ -154,7 +159,7 @@ def test_kernels_know_that_work_lists_of_adapters_may_be_read_wide(results: Resu
 def test_a_step_of_any_number_of_decodes_takes_the_same_kernels(
     results: Results, compile_all: Compile
 ) -> None:
-    # Else capturing the graph of another size waits for the compiler.
+    # Otherwise capturing a graph of another size would wait for the compiler.
     for cases in ODD_STEPS.values():
         odd = compile_all(tasks_of(cases, "bfloat16", (90,)))
         for case, usual in zip(cases, LARGE, strict=False):
@@ -162,7 +167,7 @@ def test_a_step_of_any_number_of_decodes_takes_the_same_kernels(
             assert ours == without_grids(results[Task(usual.name, "bfloat16", 90)]), case.name
 
 
-# ---- what finds defects ----
+# ---- finding defects ----
 
 
 def test_a_sound_kernel_has_no_defect(toys: Results) -> None:
@@ -229,7 +234,7 @@ def test_kernels_that_others_call_are_not_launched(tmp_path: Path) -> None:
     assert launched_kernels(tmp_path) == {"_launched"}
 
 
-# ---- what is wrong with a kernel ----
+# ---- defects of a kernel ----
 
 
 def defects(kernel: Compiled, arch: int) -> list[str]:
@@ -248,14 +253,17 @@ def defects(kernel: Compiled, arch: int) -> list[str]:
 
 
 def reads_wide(loads: Mapping[int, int]) -> bool:
-    """loads: how many of each size in bytes. Elements one by one are never right."""
+    """Whether loads are wide enough; loads of single elements never are.
+
+    loads: how many of each size in bytes.
+    """
     total = sum(size * count for size, count in loads.items())
     narrow = sum(size * count for size, count in loads.items() if size < 8)
     return 16 in loads and min(loads) >= 4 and narrow <= NARROW_SHARE * total
 
 
 def all_defects(results: Mapping[Task, Answer]) -> list[str]:
-    # Heads of a small model are too short for every thread to load 16 bytes of them.
+    # A small model's heads are too short for every thread to load 16 bytes.
     large = {case.name for case in (*LARGE, *SHARDS)}
     lines = [f"{task}: {found}" for task, found in results.items() if isinstance(found, Exception)]
     for task, kernel in compiled_in(results):
@@ -270,7 +278,7 @@ def all_defects(results: Mapping[Task, Answer]) -> list[str]:
 
 
 def launched_kernels(folder: Path) -> set[str]:
-    """Of all modules there, the kernels that no other kernel calls."""
+    """Kernels of all modules in a folder that no other kernel calls."""
     trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
     functions = [
         node
@@ -312,7 +320,7 @@ def without_grids(found: Answer) -> list[Compiled]:
 
 
 def table(results: Results) -> str:
-    """A line a kernel and architecture."""
+    """A table with one line per kernel and architecture."""
     lines = [
         f"{task.arch:>4} {task.dtype:<9} {task.case:<32} {kernel.kernel:<24}"
         f" warps {kernel.num_warps} stages {kernel.num_stages} registers {kernel.registers:>3}"

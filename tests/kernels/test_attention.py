@@ -9,7 +9,7 @@ BLOCK, HEADS, KV_HEADS, DIM, LAYERS = 16, 6, 2, 8, 2
 
 
 def attend(q, k, v):
-    """[heads, dim] over [T, kv heads, dim], one query, in float64."""
+    """Attend with one query, [heads, dim], to [T, kv heads, dim], in float64."""
     k, v = (x.double().repeat_interleave(HEADS // KV_HEADS, dim=1) for x in (k, v))
     scores = torch.einsum("hd,thd->ht", q.double(), k) / DIM**0.5
     return torch.einsum("ht,thd->hd", scores.softmax(-1), v)
@@ -40,7 +40,7 @@ WINDOWS = pytest.mark.parametrize("window", [None, 1, 5, 16, 24, 1000])
 @pytest.mark.parametrize("lengths", [[1], [16], [17], [1, 7, 63, 133], [33] * 8])
 def test_decode_attention_reads_exactly_its_own_positions(lengths, window):
     kv, tables, keys, values = make_cache(lengths)
-    kv = kv.nan_to_num(nan=1e4)  # finite: a padded position must weigh nothing, not be absent
+    kv = kv.nan_to_num(nan=1e4)  # finite, because padded positions are masked and not skipped
     depth = max(map(len, tables))
     blocks = torch.tensor([(t + [0] * depth)[:depth] for t in tables])
     q = torch.randn(len(lengths), HEADS, DIM)

@@ -1,4 +1,4 @@
-"""Building the C kernels: once, and where that cannot be done the reason is said."""
+"""The C kernels are built once; if they cannot be built, the error says why."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_compiler(tmp_path, monkeypatch):
-    """A compiler that notes each call and does what the test says."""
+    """A compiler that records each call and runs the test's script."""
     path, calls = tmp_path / "fake-cc", tmp_path / "calls"
 
     def make(script):
@@ -35,7 +35,7 @@ def fake_compiler(tmp_path, monkeypatch):
     return make
 
 
-# Writes what follows -o.
+# Script that writes the file named after -o.
 WRITES = 'while [ "$1" != -o ]; do shift; done; echo built > "$2"'
 
 
@@ -84,7 +84,7 @@ def test_without_a_compiler_the_reason_is_said(cache, monkeypatch):
 
 
 def test_a_folder_that_others_can_write_is_refused(cache, fake_compiler):
-    """What lies in it would be executed."""
+    """Another user could place a library there, which would be executed."""
     fake_compiler(WRITES)
     cache.mkdir(parents=True)
     cache.chmod(0o777)

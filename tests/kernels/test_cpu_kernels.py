@@ -1,4 +1,4 @@
-"""Every set of CPU kernels against the formulas in float64, and against itself in other batches."""
+"""All CPU kernels against the formulas in float64, and against themselves in other batches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,8 +33,10 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Implementation:
-    """is_invariant: a row's bits depend on the row only.   garbage: what may lie in memory that no
-    row sees; torch multiplies it by 0.
+    """An implementation under test.
+
+    is_invariant: a row's bits depend on the row only.   garbage: fills memory that no row sees; it
+    is finite for torch, which multiplies it by 0.
     """
 
     make: Callable[[AttentionShape], CpuKernels]
@@ -84,7 +86,7 @@ def make_kernels(implementation: Implementation) -> Callable[[AttentionShape], C
 
 @pytest.fixture
 def kernels(make_kernels: Callable[[AttentionShape], CpuKernels]) -> CpuKernels:
-    """Where attention does not matter."""
+    """Kernels with a small attention shape, for tests of the other operations."""
     return make_kernels(make_shape(2, 1, 16))
 
 
@@ -174,7 +176,7 @@ def sites():
 
 @pytest.mark.parametrize("name", RUNS)
 def test_adapters_are_added_to_their_tokens_and_to_no_others(kernels, name):
-    # Ranks from 1 to 64, modules that are not there, NaN around every tile.
+    # The case has ranks from 1 to 64, missing modules, and NaN around every tile.
     case = make_case(rank_patterns(), RUNS[name], FEATURES, torch.float32)
     runs = runs_of(case)
     on_base = torch.tensor(RUNS[name]) < 0
@@ -195,7 +197,7 @@ def test_adapters_are_added_to_their_tokens_and_to_no_others(kernels, name):
 
 SHAPES = [(2, 2, 16), (9, 3, 64), (8, 2, 128)]
 LENGTHS = [1, 2, 17, 33, 150]
-# Chunks first, so that there is something to decode on; then decodes and chunks in one step.
+# The first step has chunks, which the decodes need; the second has decodes and chunks.
 STEPS: list[list[Part]] = [
     [(4, 0, 7), (3, 0, 16), (2, 0, 16)],
     [(2, 16, 17), (0, 0, 1), (4, 7, 140), (1, 0, 1), (3, 16, 33)],
@@ -241,7 +243,7 @@ def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
     exact, torchs = ([formula(qkv.to(t)) for qkv in clean] for t in (torch.float64, torch.float32))
     for parts in ([(0, 0, 40), (1, 0, 21)], [(0, 40, 49)], [(0, 49, 50), (1, 20, 21)]):
         for (row, first, end), out in zip(parts, sequences.step(kernels, parts), strict=True):
-            # What follows it in its own sequence is as wrong as the request.
+            # Later tokens of the same sequence may be wrong, as the request is.
             good = min(end, 19) if row == 0 else end
             if first < good:
                 found = out[: good - first]
@@ -251,11 +253,11 @@ def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
             assert out.isnan().all(dim=1).tolist() == is_nan
 
 
-# ---- the same bits whoever else is there ----
+# ---- a row's bits do not depend on other rows ----
 
 
 def chunked(length, size):
-    """[0, length) in pieces of `size`."""
+    """Bounds of the pieces of [0, length) of `size` each."""
     return list(pairwise([*range(0, length, size), length]))
 
 

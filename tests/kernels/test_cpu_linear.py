@@ -26,7 +26,7 @@ def make(libraries, shape, is_invariant=True, bias=True):
     return LinearMaker(libraries, is_invariant=is_invariant)(weight, given), weight, given
 
 
-# ---- the libraries that there are here ----
+# ---- the libraries of this machine ----
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -72,7 +72,7 @@ def test_no_neighbour_changes_a_row_of_int8(shape):
 
 
 def loss_of_rounding(x, weight, bias, row_steps):
-    """What rounding costs the products, in float64: weights to 127 steps, rows to `row_steps`."""
+    """Loss of the products, in float64, by rounding weights to 127 steps, rows to `row_steps`."""
     steps = weight.abs().amax(1, keepdim=True) / 127, x.abs().amax(1, keepdim=True) / row_steps
     rounded = [
         (t / s.clamp(min=1e-30)).round() * s for t, s in zip((weight, x), steps, strict=True)
@@ -103,7 +103,7 @@ def test_an_outputs_scale_is_its_own():
     assert quantized.int_repr().tolist() == [[1, -127], [127, 64], [0, 0]]
 
 
-# ---- what is not trusted ----
+# ---- libraries that fail the checks ----
 
 
 def wrong(weight, bias):
@@ -123,7 +123,7 @@ def missing(weight, bias):
 
 
 def uneven(least_rows):
-    """Other bits below so many rows."""
+    """Make layers that have other bits below `least_rows` rows."""
 
     def make(weight, bias):
         return lambda x: (

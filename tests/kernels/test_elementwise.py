@@ -1,4 +1,4 @@
-"""The torch meanings of the elementwise kernels, against their formulas."""
+"""The torch references of the elementwise kernels, against their formulas."""
 
 import pytest
 import torch

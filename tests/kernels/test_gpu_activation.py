@@ -18,7 +18,7 @@ from tests.kernels.lora_cases import (
     rank_patterns,
 )
 
-# 136: a second tile of columns, mostly empty.
+# 136 columns need a second tile, which is mostly empty.
 SITE = Site(layer=1, projections=(4, 5), in_features=72, out_features=(136, 136))
 
 
@@ -35,7 +35,7 @@ def case_for(slots: list[int], dtype: torch.dtype, block_rows: int = 16) -> LoRA
 
 
 def inputs(num_tokens: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(gate and up, what they are projections of)"""
+    """(gate and up, the input that they are projections of)"""
     return randn(num_tokens, 272, dtype=dtype, seed=2), randn(num_tokens, 72, dtype=dtype)
 
 
@@ -49,7 +49,7 @@ def exact(gate_up: torch.Tensor) -> torch.Tensor:
 def test_it_loses_no_more_than_torch(num_tokens, width, dtype):
     gate_up = randn(num_tokens, 2 * width, dtype=dtype) * 3
     ours, torchs = activation.silu_mul(gate_up), reference.silu_mul(gate_up)
-    # The interpreter cuts bits of bfloat16 off.
+    # The interpreter truncates to bfloat16.
     factor = 4 if dtype == torch.bfloat16 else 2
     assert_loses_no_more(ours, torchs, exact(gate_up), factor)
 

@@ -22,7 +22,7 @@ GROUPS = pytest.mark.parametrize(
 
 LENGTHS = [1, 16, 17, 255, 256, 257, 1100]
 CHUNKS = [(2, 2), (33, 33), (17, 2), (23, 7), (86, 70), (301, 1), (333, 33), (1100, 5)]
-"""(positions, tokens): they begin at 0, 0, 15, 16, 16, .., and one is a decode."""
+"""(positions, tokens) of chunks that begin at 0, 0, 15, 16, 16, ..; one is a decode."""
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def test_kv_beyond_2_to_the_31_elements_is_found():
     [(decode_attention, [(50, 20), (40, 1)]), (prefill_attention, [(40, 1), (50, 20)])],
 )
 def test_tokens_beyond_2_to_the_31_elements_are_found(attend, rows):
-    near = make_case(rows)  # only the last token lies that far
+    near = make_case(rows)  # only the last token lies beyond 2**31 elements
     tokens, heads, dim = near.q.shape
     q, out = (far_rows(tokens, heads * dim, torch.float32).view(near.q.shape) for _ in range(2))
     q[:] = near.q

@@ -1,4 +1,4 @@
-"""Embedded tokens: those that the host knows, and those that only the device knows."""
+"""The embedding of tokens that the host knows, and of tokens that only the device knows."""
 
 import pytest
 import torch

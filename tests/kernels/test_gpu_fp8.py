@@ -1,7 +1,7 @@
-"""Activations in e4m3: near what they were.
+"""Activations rounded to e4m3 stay near their values.
 
-The interpreter's cast forgets NaN, and the carry of what is rounded up to a power of two: 127 gives
-64, not 128. Such values are left out here.
+The interpreter's cast loses NaN, and the carry of values that are rounded up to a power of two: 127
+gives 64, not 128. Such values are left out here.
 """
 
 import math
@@ -14,7 +14,7 @@ from kernels.gpu.fp8 import quantize_fp8
 from tests.kernels.far_rows import far_rows
 
 STEP = 2**-3
-"""Between neighbours of e4m3, relative to the lower one."""
+"""Distance between adjacent e4m3 numbers, relative to the lower one."""
 SMALLEST = 2**-9
 
 
@@ -68,7 +68,7 @@ def check_ends(x):
     assert not values[1].float().any()
 
 
-# The interpreter computes with numpy, which warns of NaN.
+# The interpreter computes with numpy, which warns about NaN.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 @pytest.mark.parametrize("dim", [9, 16390])
 def test_a_bad_number_is_seen_in_no_other_row(dim):

@@ -19,7 +19,7 @@ from tests.kernels.lora_cases import (
     reference_expanded,
 )
 
-# 584: a second chunk, much shorter than the first, and no whole number of steps.
+# 584 features have a second chunk, much shorter than the first, and no whole number of steps.
 QKV = Site(layer=1, projections=(0, 1, 2), in_features=584, out_features=(136, 40, 40))
 DOWN = Site(layer=0, projections=(6,), in_features=72, out_features=(48,))
 
@@ -94,7 +94,7 @@ def test_blocks_of_64_rows_mean_the_same(dtype):
 def test_summing_planes_beforehand_changes_no_bit():
     slots = [1] * 21
     case = case_for(QKV, slots, torch.float16, block_rows=64)
-    # One feature of each chunk: in which order numpy adds up more depends on the processor.
+    # Only one feature of each chunk is set: numpy's order of sums depends on the processor.
     x = torch.zeros(len(slots), QKV.in_features, dtype=torch.float16)
     for token in range(len(slots)):
         x[token, 23 * token], x[token, 512 + 3 * token] = 0.3 + token, 1.7 - token
@@ -170,7 +170,7 @@ def test_rows_of_x_and_y_may_lie_apart():
 
 
 def test_a_tile_far_beyond_2_to_the_31_elements_is_found():
-    torch.use_deterministic_algorithms(False)  # Nothing but the last slab is ever touched.
+    torch.use_deterministic_algorithms(False)  # else all of the huge arena would be filled
     case = case_for(DOWN, [1] * 3, torch.float16)
     y, x = inputs(DOWN, [1] * 3, torch.float16)
     near = case.work.arena

@@ -1,4 +1,4 @@
-"""Adapters cut over ranks: what the ranks' kernels add, put together, is what one rank's do."""
+"""Adapters cut over ranks: the ranks' kernels together add what one rank's kernels add."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +22,7 @@ from tests.kernels.lora_cases import (
     reference_expanded,
 )
 
-# 584: a second chunk, much shorter than the first, and no whole number of steps.
+# 584 features have a second chunk, much shorter than the first, and no whole number of steps.
 QKV = Site(layer=1, projections=(0, 1, 2), in_features=584, out_features=(144, 48, 48))
 # Each of 2 ranks has 588 inputs, two chunks; each of 6 has 196.
 DOWN = Site(layer=0, projections=(6,), in_features=1176, out_features=(43,))
@@ -54,7 +54,7 @@ def case_of(
 
 
 class Ranks:
-    """All ranks of a site, one after the other; their cases own memory that work points to."""
+    """All ranks of a site, one after the other; their cases own the memory that work points to."""
 
     def __init__(self, site: Site, size: int, slots: Sequence[int], *dtype, **options) -> None:
         self.site = site
@@ -63,21 +63,21 @@ class Ranks:
         self.cases = [case_of(site, slots, *dtype, cut=cut, **options) for cut in self.cuts]
 
     def deltas(self, kernels, x: torch.Tensor) -> list[Delta]:
-        """What each rank expands: nothing of it comes from the others."""
+        """The delta that each rank expands; no rank needs those of the others."""
         return [
             kernels.shrink(cut.inputs(x).contiguous(), case.work, cut.site(self.site))
             for cut, case in zip(self.cuts, self.cases, strict=True)
         ]
 
     def split(self, y: torch.Tensor) -> list[torch.Tensor]:
-        """y as the ranks have it: their outputs, or numbers that add up to it."""
+        """y split for the ranks: into their outputs, or into numbers that add up to it."""
         if not self.by_outputs:
             return [y.clone(), *(torch.zeros_like(y) for _ in self.cuts[1:])]
         whole = y.split(self.site.out_features, dim=1)
         return [torch.cat([cut.outputs(part) for part in whole], dim=1) for cut in self.cuts]
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What `split` took apart."""
+        """The tensor whose parts `split` returned."""
         if not self.by_outputs:
             return sum(part.float() for part in parts).to(parts[0].dtype)
         widths = self.cuts[0].site(self.site).out_features
@@ -85,7 +85,7 @@ class Ranks:
         return torch.cat([torch.cat(own, dim=1) for own in zip(*by_rank, strict=True)], dim=1)
 
     def expanded(self, kernels, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """y with the adapters' part."""
+        """y plus the adapters' part."""
         parts = self.split(y)
         for part, delta in zip(parts, self.deltas(kernels, x), strict=True):
             kernels.expand(part, delta)

@@ -1,4 +1,4 @@
-"""RMSNorm on a GPU: against float64, beside torch's own rounding."""
+"""RMSNorm of `kernels.gpu` against float64, allowing for torch's own rounding."""
 
 import math
 
@@ -10,7 +10,7 @@ from kernels.gpu.norm import add_rms_norm, rms_norm
 from tests.kernels.far_rows import far_rows
 
 EPS = 1e-5
-# The interpreter computes with numpy, which warns of what these tests are about.
+# The interpreter computes with numpy, which warns about the NaN and overflows of these tests.
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -20,7 +20,7 @@ def random(*shape, dtype, seed=0, scale=1.0):
 
 
 def inside(x, by=3):
-    """The same numbers as a part of wider rows, all of whose others are NaN."""
+    """The same numbers as a part of wider rows that are NaN elsewhere."""
     wide = torch.full((len(x) + 2, x.shape[1] + 2 * by), torch.nan, dtype=x.dtype)
     wide[1:-1, by:-by] = x
     return wide[1:-1, by:-by]
@@ -33,7 +33,7 @@ def exact_norm(x, weight):
 
 def assert_near(ours, same_dtype, exact):
     lost = (same_dtype.double() - exact).abs().max()
-    # A store of the interpreter's truncates bfloat16.
+    # The interpreter's stores truncate to bfloat16.
     slack = 2 if ours.dtype != torch.bfloat16 else 4
     eps = torch.finfo(ours.dtype).eps * exact.abs().max()
     assert (ours.double() - exact).abs().max() <= slack * lost + eps
@@ -63,7 +63,7 @@ def test_the_sum_is_kept_and_its_norm_given_back(dtype, tokens, dim):
 def test_the_quotient_is_rounded_before_the_weight_is_applied():
     x, weight = random(9, 65, dtype=torch.float16), random(65, dtype=torch.float16, seed=1)
     ours, wanted = rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS)
-    # Rounded once only, 14 % would differ.
+    # With only one rounding, 14 % would differ.
     assert (ours != wanted).float().mean() < 0.02
 
 

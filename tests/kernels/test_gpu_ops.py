@@ -1,4 +1,4 @@
-"""What a model calls on a GPU has the names, and takes the arguments, of what it means."""
+"""The functions of `kernels.gpu.ops` have the names and the arguments of `kernels.reference`."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Rotary embedding and KV writes in Triton's interpreter, against `kernels.reference`, float64."""
+"""Rotary embedding and KV writes in Triton's interpreter, against the reference and float64."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ def empty_memory_is_nan() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Step:
-    """`run` leaves it as it is: what it returns are q, the layer's KV and the flags, afterwards."""
+    """Inputs of rope_store_kv; `run` works on copies, and returns q, the layer's KV and flags."""
 
     qkv: torch.Tensor
     kv: torch.Tensor
@@ -94,7 +94,7 @@ def assert_as_good(step: Step, ours, torchs, qkv: torch.Tensor, factor: float = 
 
 
 def assert_fp8_near(ours: torch.Tensor, torchs: torch.Tensor) -> None:
-    """At most a step apart: 3 bits after the first, so neighbours differ by up to an eighth."""
+    """Assert that values are at most one step apart, up to an eighth with 3 bits of mantissa."""
     # The interpreter forgets to carry where a value rounds up to a power of two.
     carries = torchs.frexp().mantissa.abs() == 0.5
     halved = carries & (ours == torchs / 2)
@@ -121,7 +121,7 @@ def run_both(step: Step, case: LoRACase, site: Site, x: torch.Tensor):
 def test_it_loses_no_more_than_torch(num_tokens, dim, norms, dtype):
     step = make_step(num_tokens, dim, dtype, norms=norms)
     ours, torchs = step.run(rope.rope_store_kv), step.run(reference.rope_store_kv)
-    # The interpreter cuts bits of bfloat16 off.
+    # The interpreter truncates to bfloat16.
     factor = 4 if dtype == torch.bfloat16 else 2
     assert_as_good(step, ours, torchs, step.qkv, factor)
 
@@ -157,7 +157,7 @@ def test_blocks_of_64_rows_mean_the_same():
 def test_what_is_not_finite_is_stored_as_0_and_flagged(kv_dtype):
     step = make_step(6, 16, torch.float16, kv_dtype)
     heads = step.qkv.view(6, HEADS, 16)
-    heads[0, 0, 3] = torch.nan  # Of q: no flag.
+    heads[0, 0, 3] = torch.nan  # q sets no flag.
     heads[1, Q_HEADS, 3] = torch.nan
     heads[2, Q_HEADS + KV_HEADS + 1, 15] = torch.inf
     heads[3, HEADS - 1, 0] = -torch.inf
@@ -177,7 +177,7 @@ def test_what_is_not_finite_is_stored_as_0_and_flagged(kv_dtype):
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_sum_that_overflows_is_flagged():
     step = make_step(3, 16, torch.float16)
-    step.qkv.view(3, HEADS, 16)[1, Q_HEADS, :] = 6e4  # Rotated, some are more than float16 holds.
+    step.qkv.view(3, HEADS, 16)[1, Q_HEADS, :] = 6e4  # Some overflow float16 when rotated.
     assert step.run(rope.rope_store_kv)[2].tolist() == [1, 0, 1]
 
 
@@ -233,9 +233,9 @@ def test_the_fused_form_is_the_plain_expand_and_then_the_plain_form():
 
 
 def test_a_block_far_beyond_2_to_the_31_elements_is_found():
-    torch.use_deterministic_algorithms(False)  # Only three blocks are ever touched.
+    torch.use_deterministic_algorithms(False)  # else all of the huge memory would be filled
     step = make_step(5, 16, torch.float16)
-    # A stride of 32 bits: a product with one of 64 would be wide by itself.
+    # The stride fits into 32 bits; with a 64-bit stride the product would be wide anyway.
     num_slabs, slab_elems = len(step.kv), 2**30 + 64
     memory = torch.empty(num_slabs * slab_elems, dtype=torch.float16)
     strides = (slab_elems, *step.kv[0].contiguous().stride())

@@ -1,4 +1,4 @@
-"""Penalties and sampling on a GPU: the reference's tokens, wherever rounding does not decide."""
+"""Penalties and sampling of `kernels.gpu`: the reference's tokens, unless rounding decides."""
 
 import math
 
@@ -12,7 +12,7 @@ from kernels.gpu.sampling import adjust_logits, sample
 from kernels.work import PenaltyWork, SamplingWork
 from tests.kernels.far_rows import far_rows
 
-# The interpreter computes with numpy, which warns of what these tests are about.
+# The interpreter computes with numpy, which warns about the NaN and overflows of these tests.
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
 
@@ -21,7 +21,7 @@ def ints(values):
 
 
 def make_logits(rows, vocab, seed=0, spread=3.0):
-    """In rows that are wider than the vocabulary, the rest NaN."""
+    """Random logits in rows that are wider than the vocabulary, and NaN past it."""
     wide = torch.full((rows, vocab + 5), torch.nan)
     generator = torch.Generator().manual_seed(seed)
     wide[:, :vocab] = torch.randn(rows, vocab, generator=generator) * spread
@@ -34,7 +34,7 @@ def make_logits(rows, vocab, seed=0, spread=3.0):
 def make_penalties(rows, previous=()):
     """rows: dicts of counts (token -> times said), bias, pending, repetition, frequency, presence.
 
-    Behind the entries that count lie others, which would change what they should not.
+    After the valid entries there are others, which would change other logits.
     """
 
     def starts(name):
@@ -95,7 +95,7 @@ def test_many_entries_and_biases_are_all_applied_once():
     counts = {token: token % 3 for token in range(0, 5000, 2)}
     row = {"repetition": 1.3, "frequency": 0.2, "presence": 0.3, "bias": dict.fromkeys(counts, 2.0)}
     late = {**row, "counts": counts, "pending": 0}
-    # Known from its last tile, from its first, and not among the entries at all.
+    # The pending token is an entry of the last tile, of the first tile, and no entry at all.
     for pending in (4998, 0, 3):
         assert_adjusts_as_the_reference([late, {}, row], 5000, [pending])
 
@@ -148,7 +148,7 @@ def make_work(rows):
 
 
 def kept(logits, **row):
-    """Which tokens the reference may draw, where it draws."""
+    """Mask of the tokens that the reference may draw for a row that is not greedy."""
     work = make_work([row])
     probs = sampling.probabilities(logits, work.temperature)
     return sampling.truncate(probs, work.min_p, work.top_k.long(), work.top_p)[0] > 0
@@ -184,7 +184,7 @@ def test_the_lowest_and_the_highest_number_draw_tokens_that_are_kept():
         rows = [{**cut, "u": u} for u in (0.0, 1 - 2**-53)]
         first, last = sample(logits.expand(2, -1), make_work(rows)).tolist()
         allowed = kept(logits, **cut).nonzero().squeeze(1).tolist()
-        # Of a whole vocabulary the outermost may weigh too little to be drawn.
+        # Without a cut the first and the last token may weigh too little to be drawn.
         assert (first, last) == ((allowed[0], allowed[-1]) if cut else (0, 132))
 
 
@@ -194,14 +194,14 @@ def test_the_lowest_and_the_highest_number_draw_tokens_that_are_kept():
     ids=str,
 )
 def test_cuts_that_reach_past_the_likeliest_tokens_lists_are_exact(row):
-    """Logits that are nearly alike: no list of a lane holds what it has to."""
+    """Logits are nearly alike, so the lanes' lists do not hold all tokens above the cut."""
     logits = make_logits(3, 9001, spread=0.1)
     rows = [{**row, "u": u} for u in (0.001, 0.4, 0.999)]
     assert torch.equal(sample(logits, make_work(rows)), reference.sample(logits, make_work(rows)))
 
 
 def test_a_lane_with_many_of_the_likeliest_tokens_loses_none():
-    """All in one lane, which keeps four; the cut lies among those that it does not."""
+    """The likeliest tokens are all in one lane, which keeps four; the cut lies among the rest."""
     logits = make_logits(1, 14_400, spread=0.5)
     likeliest = torch.arange(12, 14_400, 2048)[:7]
     logits[0, likeliest] = torch.linspace(19, 20, 7)
@@ -258,7 +258,7 @@ def test_a_rows_token_does_not_depend_on_its_neighbours():
 
 @pytest.mark.parametrize("cut", [{}, {"temperature": 0.5}, {"top_p": 0.7}, {"top_k": 6}], ids=str)
 def test_frequencies_are_the_probabilities(cut):
-    """Of numbers that are evenly spread, so that chance moves no count by more than one."""
+    """The uniform numbers are evenly spread, so that chance moves no count by more than one."""
     logits, count = torch.linspace(1, -1, 10)[None], 20
     rows = [{**cut, "u": (i + 0.5) / count} for i in range(count)]
     drawn = sample(logits.expand(count, -1), make_work(rows))
@@ -283,7 +283,7 @@ any_row = st.fixed_dictionaries(
 @given(any_row, st.sampled_from([0.0, 0.01, 1.0, 10.0]), st.integers(1, 300), st.integers(0, 99))
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_a_token_is_always_one_that_was_kept(row, spread, vocab, seed):
-    """But for tokens at the very edge of a cut, where rounding decides."""
+    """Tokens at the very edge of a cut are allowed, because rounding decides there."""
     logits = make_logits(1, vocab, seed=seed, spread=spread)
     (token,) = sample(logits, make_work([row])).tolist()
     looser = {"min_p": row.get("min_p", 0.0) * (1 - 1e-5), "top_p": row.get("top_p", 1.0) + 1e-5}

@@ -1,4 +1,4 @@
-"""Slabs copied by ids: byte for byte, and nothing else."""
+"""Slabs are copied by ids, byte for byte, and no other bytes change."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def random_slabs(slabs, slab_bytes, seed=0):
     return torch.randint(256, (slabs, slab_bytes), generator=generator).to(torch.uint8)
 
 
-# A slab smaller than a piece, of one piece, of one and a bit, of three.
+# Slabs smaller than a piece, of one piece, of slightly more than one, and of three.
 @pytest.mark.parametrize("slab_bytes", [16, 4368, 32768, 32784, 98304])
 def test_slabs_go_where_their_ids_say_and_no_others_change(slab_bytes):
     source, target = random_slabs(5, slab_bytes), random_slabs(7, slab_bytes, seed=1)

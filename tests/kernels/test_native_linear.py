@@ -1,4 +1,4 @@
-"""Packed products in C: their formula at every odd size, and a row's bits its own."""
+"""Packed products in C match their formula at odd sizes, and a row's bits depend on it only."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def make(in_features, out_features, is_int8, threads=1):
 
 
 def rounded(x):
-    """[rows, dim] by int8, and what a step of each row is worth."""
+    """(x rounded to the steps of int8, [rows, dim]; the size of a step of each row)"""
     scale = x.abs().amax(dim=1, keepdim=True) / 127
     return (x / scale).round(), scale
 
@@ -55,7 +55,7 @@ def test_int8_is_the_product_of_what_was_rounded(in_features, out_features, rows
     x = torch.randn(rows, in_features)
     (whole_x, step_x), (whole_w, step_w) = rounded(x), rounded(weight)
     expected = (whole_x.double() @ whole_w.double().T) * step_x * step_w.T + bias
-    # A value on the edge between two whole numbers may fall to either side.
+    # A value half-way between two integers may be rounded to either of them.
     edges = 127 * step_x * step_w.T
     assert (
         (layer(x) - expected).abs() <= 1e-5 * expected.abs() + edges * (in_features > 500)

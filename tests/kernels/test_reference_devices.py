@@ -1,5 +1,5 @@
-"""The plain torch of `kernels.reference` makes its tensors where its inputs are: on a GPU it may
-stand in the place of a kernel.
+"""`kernels.reference` makes its tensors on the device of its inputs, so that it can stand in for a
+kernel on a GPU.
 """
 
 import pytest
@@ -18,7 +18,7 @@ def test_no_tensor_is_made_on_the_default_device(trial):
     if "host" in trial.name:
         pytest.skip("the trial itself makes host memory")
     expected = trial.run(reference, CPU)
-    # What is made there has no numbers.
+    # Tensors made on the default device would have no numbers.
     with torch.device("meta"):
         found = trial.run(reference, CPU)
     assert all(map(is_same, found, expected))

@@ -1,4 +1,4 @@
-"""Choosing tokens: against exact probabilities, against transformers, and row by row."""
+"""Sampling against exact probabilities, against transformers, and row by row."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_a_drawn_token_is_always_within_every_cut(values, top_k, top_p, min_p, u
 @settings(max_examples=60, deadline=None)
 def test_a_rows_token_does_not_depend_on_its_neighbours(rows, vocab, seed):
     torch.manual_seed(seed)
-    # Some rows are settled by their likeliest few tokens, others need the whole vocabulary.
+    # For some rows the likeliest few tokens are enough, others need the whole vocabulary.
     logits = torch.randn(rows, vocab) * torch.tensor([0.01, 3.0]).repeat(rows)[:rows, None]
     cuts = {"top_p": 0.9, "top_k": 280, "min_p": 0.001, "u": 0.37}
     alone = torch.cat([drawn(row[None], **cuts) for row in logits])

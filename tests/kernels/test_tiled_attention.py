@@ -1,4 +1,4 @@
-"""Against `kernels.attention`, and against itself in other batches and chunks."""
+"""Tiled attention against `kernels.attention`, and against itself in other batches and chunks."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ class Sequences:
         return module.prefill_attention(q, self.kv, 1, blocks, start, window)
 
     def decode(self, module, rows, window):
-        """The last tokens of `rows`."""
+        """Attend with the last tokens of `rows`."""
         depth = max(len(self.blocks[row]) for row in rows)
         blocks = torch.tensor(
             [(self.blocks[r] + self.blocks[r][-1:] * depth)[:depth] for r in rows]
@@ -50,7 +50,7 @@ class Sequences:
 
 
 SHAPES = [(4, 2, 16, 16), (9, 3, 64, 16), (4, 4, 32, 48), (6, 1, 20, 128)]
-"""Heads, those of keys, head_dim, block size."""
+"""(heads, kv heads, head_dim, block size)"""
 
 
 @pytest.mark.parametrize("window", [None, 7, 70])

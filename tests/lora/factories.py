@@ -47,7 +47,7 @@ def make_ref(data: bytes, key: str = "k", rank: int = 8) -> AdapterRef:
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    """What the condition gives as soon as that is true."""
+    """Poll a condition, and return its value as soon as that is true."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         if value := condition():
@@ -57,7 +57,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 class FetcherProcess:
-    """`python -m lora.fetch`, listening."""
+    """A process of `python -m lora.fetch` that listens on its socket."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class FetcherProcess:
         self.process.wait()
 
     def files(self) -> list[str]:
-        """What lies in the cache, the lock aside."""
+        """Names of the files in the cache, without the lock."""
         return sorted(path.name for path in self.cache.iterdir() if path.name != ".lock")
 
     def _listens(self) -> bool:
@@ -113,7 +113,7 @@ class Wire:
         self._socket.sendall(json.dumps(line).encode() + b"\n")
 
     def fetch(self, ref: AdapterRef, timeout_s: float = DEADLINE_S) -> int:
-        """The order's number."""
+        """Send an order to fetch an adapter, and return the order's number."""
         self._number += 1
         order = {"digest": ref.digest, "object_key": ref.object_key, "size_bytes": ref.size_bytes}
         self.send({"op": "fetch", "order": self._number, "timeout_s": timeout_s, **order})
@@ -123,7 +123,7 @@ class Wire:
         self.send({"op": "drop", "order": number})
 
     def answer(self) -> dict[str, Any]:
-        """The next one; EOFError when the fetcher has hung up."""
+        """The fetcher's next answer. Raises EOFError if the fetcher has hung up."""
         line = self._lines.readline()
         if not line:
             raise EOFError

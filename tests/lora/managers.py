@@ -1,4 +1,4 @@
-"""A manager on an arena of a few slabs, and what a test does to it."""
+"""A manager on an arena of a few slabs, and helpers that tests drive it with."""
 
 from lora.arena import Arena
 from lora.entry import Waiter
@@ -17,7 +17,7 @@ def make_waiter(request_id="r", tenant_id="t", arrival=0, priority=0):
 
 
 def bring_in(manager, ref, request_id=None):
-    """To the arena, for a request that ends at once unless it is named."""
+    """Bring an adapter into the arena for a request, which leaves at once unless it is named."""
     manager.join(ref, make_waiter(request_id or "passing"))
     for _ in range(5):
         manager.wait(ref.object_key)

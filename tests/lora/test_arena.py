@@ -1,4 +1,4 @@
-"""The arena's bookkeeping: no slab is lost, shared, or handed out while somebody may still write
+"""The arena's bookkeeping: no slab is lost, shared, or handed out while a step may still write to
 it.
 """
 
@@ -39,7 +39,7 @@ class ArenaMachine(RuleBasedStateMachine):
         self.arena = Arena(16)
         self.owned: dict[str, list[int]] = {}
         self.launched = self.finished = 0
-        # slab -> the step after which it may be handed out again
+        # slab -> the step after which the slab may be handed out again
         self.busy_until: dict[int, int] = {}
 
     @rule(count=integers(0, 6))

@@ -1,4 +1,4 @@
-"""What of a CUDA device can be seen without one."""
+"""Parts of CudaDevice that can be tested without a GPU."""
 
 import gc
 import mmap
@@ -10,7 +10,7 @@ from lora.device import page_locked
 
 
 class Registry:
-    """Of page-locked memory, as CUDA keeps it."""
+    """A registry of page-locked memory, like CUDA's own."""
 
     def __init__(self):
         self.pages = {}

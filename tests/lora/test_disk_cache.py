@@ -11,12 +11,12 @@ from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.errors import AdapterError
 
 LATER = 4_000_000_000
-"""A second of the future: after everything that these tests do."""
+"""Time in the future, in seconds, later than everything that these tests do."""
 
 
 @pytest.fixture
 def make_cache(tmp_path):
-    """Opens the cache in `tmp_path`; what is open at the end is closed."""
+    """Opens caches in `tmp_path`; those that are open at the end are closed."""
     opened = []
 
     def make(quota_bytes=1000):
@@ -33,7 +33,7 @@ def path_of(cache, name):
 
 
 def store(cache, name, size_bytes, canonical_bytes=1):
-    """As the fetcher does: a download, then the packed file that grows."""
+    """Store an adapter as the fetcher does: a download, then a packed file that grows."""
     with cache.reserve(canonical_bytes) as room:
         room.allocate(canonical_bytes)
         with room.write() as (draft, file):
@@ -71,7 +71,7 @@ def test_what_the_engine_has_opened_stays(make_cache):
         use_at(cache, name, seconds)
     cache.close()
     again = make_cache(350)
-    path_of(again, "a").touch()  # as the loader does
+    path_of(again, "a").touch()  # the loader touches files that it opens
     store(again, "d", 100)
     assert names(again) == {"a", "c", "d"}
     assert again.touch(path_of(again, "c"))
@@ -204,7 +204,7 @@ STEPS = st.one_of(
 
 
 class Fetches:
-    """A cache and what may happen to it; fetches that have begun are `under_way`."""
+    """A cache and the events that may happen to it; fetches that have begun are `under_way`."""
 
     def __init__(self, folder):
         self.cache = DiskCache(folder, 1000)
@@ -241,7 +241,7 @@ class Fetches:
         self.cache.evict_half()
 
     def restart(self):
-        self.killed += self.under_way  # nobody cleans up
+        self.killed += self.under_way  # fetches of a killed process are not cleaned up
         self.under_way = []
         self.cache.close()
         self.cache = DiskCache(self.cache.root, 1000)
@@ -251,7 +251,7 @@ class Fetches:
 @settings(max_examples=300, deadline=None)
 @given(steps=st.lists(STEPS, max_size=40))
 def test_the_quota_holds_after_any_sequence(tmp_path_factory, steps):
-    """Files that the cache counts may have vanished; those that are there are all counted."""
+    """The cache may count files that have vanished, but it counts all files that exist."""
     fetches = Fetches(tmp_path_factory.mktemp("cache"))
     for step, *arguments in steps:
         with contextlib.suppress(AdapterError):

@@ -1,4 +1,4 @@
-"""Downloads over a real S3 protocol that fails, and over stores that a test holds in its hand."""
+"""Downloads over a real S3 protocol that fails, and over stores that a test controls."""
 
 import hashlib
 import os
@@ -39,7 +39,7 @@ def well_again(s3):
 
 @pytest.fixture
 def put(bucket, tmp_path, request):
-    """Stores bytes under a key of the test's own, and gives that."""
+    """Stores bytes under a key of the test's own, and returns the key."""
 
     def put(data):
         (tmp_path / "upload").write_bytes(data)
@@ -58,7 +58,10 @@ def target(tmp_path):
 
 
 class MemoryStorage:
-    """One object. chunks: calls it before each chunk of `chunk_bytes`; it may raise or wait."""
+    """A store of one object.
+
+    before_chunk: called before each chunk of `chunk_bytes` bytes; it may raise or wait.
+    """
 
     def __init__(self, data, before_chunk=lambda: None, chunk_bytes=1000):
         self.data = data
@@ -73,7 +76,7 @@ class MemoryStorage:
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """A clock on which time passes by sleeping only."""
 
     def __init__(self):
         self.now = 0.0
@@ -99,7 +102,7 @@ def failure_of(*arguments, **options):
 
 
 def starts(s3, key):
-    """Where each GET began, in the order of the object."""
+    """Offsets at which the GETs of an object began, ascending."""
     intervals = [
         r.interval or "bytes=0-" for r in s3.requests if r.key == key and r.method == "GET"
     ]

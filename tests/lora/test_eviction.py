@@ -1,4 +1,6 @@
-"""Who goes first: what is worth least for its slabs, and never a neighbour below its share."""
+"""Order of eviction: items that are worth least for their slabs go first, and no tenant within its
+share loses any while another tenant is above its share.
+"""
 
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -8,7 +10,7 @@ from lora.eviction import EVERYBODY, Claim, EvictionOrder
 
 
 class Shelf:
-    """A source that remembers what was evicted."""
+    """A source that remembers the evicted keys."""
 
     def __init__(self):
         self.evicted = []
@@ -103,14 +105,14 @@ def test_kv_of_an_adapter_that_left_goes_first():
     order.adapter_left("gone")
     order.evict(1)
     assert shelf.evicted == [1]
-    # Somebody came for it with the adapter: it is worth what it was.
+    # A request used it with the adapter, so it has its full worth again.
     put(order, shelf, 1, needs="gone", hits=6)
     order.evict(1)
     assert shelf.evicted == [1, "cheap"]
 
 
 def test_what_nobody_ever_comes_back_for_is_worth_less_by_and_by():
-    """Prompts that are never seen twice must not push out adapters that are."""
+    """Prompts that are never seen twice must not evict adapters that are used again."""
     order, prompts, adapters = EvictionOrder(), Shelf(), Shelf()
     for number in range(600):
         put(order, prompts, number, reload_s=100.0)
@@ -136,7 +138,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.number = 0
 
     def evict(self, key):
-        """As the order's source: at this moment nobody else may have been the one to lose."""
+        """Called by the order, as its source. A tenant above its share loses, if there is one."""
         tenant_id, _ = self.idle[key]
         if tenant_id != EVERYBODY and self._above():
             assert tenant_id in self._above(), "a tenant within its share lost something"

@@ -47,7 +47,7 @@ def well_again(s3):
 
 @pytest.fixture(scope="module")
 def fetcher(s3, tmp_path_factory):
-    """One process for all tests that do not kill it: boto3 takes half a second to start."""
+    """One process for all tests that do not kill it, because boto3 takes half a second to start."""
     process = start_fetcher(s3, tmp_path_factory.mktemp("fetcher"))
     yield process
     process.kill()
@@ -55,7 +55,7 @@ def fetcher(s3, tmp_path_factory):
 
 @pytest.fixture
 def mortal(s3, tmp_path):
-    """One of the test's own."""
+    """A fetcher of the test's own, which may be killed."""
     process = start_fetcher(s3, tmp_path)
     yield process
     process.kill()
@@ -75,7 +75,7 @@ _seeds = iter(range(1, 1_000_000))
 
 
 def put_new(s3, key=None):
-    """An adapter that nobody has fetched, in the store."""
+    """Put an adapter that was never fetched into the store."""
     seed = next(_seeds)
     return put(s3, key or f"k{seed}", make_object(seed))
 
@@ -100,7 +100,7 @@ def read(fetcher, ref, form=FORM):
     return read_packed(path, ref.digest, form)
 
 
-# ---- what a fetch brings ----
+# ---- results of a fetch ----
 
 
 def test_an_object_is_brought_to_disk_packed(s3, fetcher, wire):
@@ -134,7 +134,7 @@ def test_each_arena_gets_a_form_of_its_own(s3, fetcher):
 
 
 def test_equal_files_of_two_tenants_are_fetched_each_for_itself(s3, wire):
-    """One tenant's object is gone from the store: that is nothing to the other's."""
+    """One tenant's object is missing in the store, which does not affect the other's."""
     ref = put_new(s3, "tenants/one/same")
     gone = replace(ref, object_key="tenants/two/same")
     s3.fail("hang", key=ref.object_key)
@@ -228,7 +228,7 @@ def test_an_object_larger_than_the_cache_is_too_large_without_a_byte(s3, wire):
     assert s3.count("huge") == 0
 
 
-# ---- what nobody waits for, and what waits ----
+# ---- dropped fetches and waiting fetches ----
 
 
 def test_a_dropped_fetch_is_answered_though_the_store_hangs(s3, fetcher, wire):
@@ -336,7 +336,7 @@ def test_a_fetcher_of_a_folder_loads_neither_boto3_nor_torch():
 
 @pytest.fixture
 def local(tmp_path):
-    """A fetcher in this process over a folder, and how to put an adapter there and fetch it."""
+    """(cache of a fetcher in this process, function that fetches a new adapter from a folder)"""
     storage = LocalStorage(tmp_path / "objects")
     cache = DiskCache(tmp_path / "cache", 10_000_000)
     fetcher = Fetcher(Downloader(storage), cache, 8)

@@ -1,4 +1,4 @@
-"""The host's memory: its limit, and who makes room for whom."""
+"""The host's memory: its limit, and which adapters make room for which."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_where_the_arena_is_host_memory_a_placed_adapter_keeps_no_second_copy(ar
 
 
 class MixedUpLoader(FakeLoader):
-    """Reads the file of another adapter."""
+    """A loader that reads the file of another adapter."""
 
     def load(self, ref):
         super().load(replace(ref, digest="another"))
@@ -63,7 +63,7 @@ def test_an_adapter_larger_than_the_host_cache_is_refused_and_costs_nobody_anyth
 
 
 def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
-    """The arena has no room for the lower class, and may not have any for long."""
+    """The arena has no room for the adapter of the lower class, perhaps for long."""
     manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     patient, urgent = make_adapter("patient"), make_adapter("urgent")
     manager.join(patient, make_waiter("patient", arrival=0, priority=1))
@@ -90,7 +90,7 @@ def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
     for _ in range(3):
         manager.poll()
     assert [tier(manager, ref) for ref in (theirs, mine)] == ["host", "disk"]
-    manager.join(more, make_waiter())  # a request may
+    manager.join(more, make_waiter())  # a request may evict another tenant's
     for _ in range(3):
         manager.poll()
     assert [tier(manager, ref) for ref in (theirs, more)] == ["remote", "host"]

@@ -1,4 +1,4 @@
-"""Slabs of one region of host memory: whose they are, and how near they lie."""
+"""Slabs of one region of host memory: each has one owner at most, adjacent ones are preferred."""
 
 import torch
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Where tiles lie: nothing overlaps, nothing is wasted on ranks an adapter does not have."""
+"""Places of tiles: none overlap, and no memory is spent on ranks that an adapter does not have."""
 
 from itertools import groupby
 

@@ -1,4 +1,4 @@
-"""Whose load is next: the higher class, the tenant with the fewest, then who came first."""
+"""Order of loads: by class, then the tenant with the fewest under way, then by arrival."""
 
 from tests.engine.fakes import make_adapter
 from tests.lora.managers import finish, make_manager, make_waiter
@@ -28,7 +28,7 @@ def test_a_tenant_with_many_cold_adapters_does_not_hold_up_anothers_one():
 
 
 def test_whoever_joins_takes_its_place_in_line_along():
-    """A place in line is as urgent as the first of those who wait now."""
+    """A load has the place in line of the most urgent request that waits for it now."""
     manager, loader = make_manager(at_once=False, max_fetches=1)
     busy, first, second = (make_adapter(name) for name in ("busy", "first", "second"))
     manager.join(busy, make_waiter("busy", "b"))

@@ -1,4 +1,4 @@
-"""Disk to host to arena, off the engine thread, with a real fetcher process before it."""
+"""Loads from disk to host to arena, off the engine thread, after a real fetcher process."""
 
 import contextlib
 import hashlib
@@ -25,7 +25,7 @@ NUM_SLABS, HOST_SLABS = 64, 8
 
 
 class Tiers:
-    """A folder as store, a fetcher, a loader, an arena."""
+    """All tiers of adapters: a folder as store, a fetcher, a loader and an arena."""
 
     def __init__(self, folder, device=None):
         self.folder = folder
@@ -67,7 +67,7 @@ def tiers(tmp_path_factory):
 
 @pytest.fixture
 def mortal(tmp_path):
-    """For tests that kill the fetcher."""
+    """Tiers of the test's own, whose fetcher may be killed."""
     tiers = Tiers(tmp_path)
     yield tiers
     tiers.fetcher.kill()
@@ -87,7 +87,7 @@ def next_loaded(loader):
     return loaded
 
 
-# ---- the way down ----
+# ---- from the store to the arena ----
 
 
 def test_an_adapter_comes_from_the_store_into_slabs(tiers):
@@ -122,7 +122,7 @@ def test_an_adapter_comes_from_the_store_into_slabs(tiers):
 @pytest.mark.parametrize("is_in_memory", [True, False])
 @pytest.mark.parametrize("slabs", [[5, 6, 7, 20, 21, 3], [9, 8, 7, 6, 5, 4], [0, 2, 4, 62, 63, 1]])
 def test_scattered_slabs_get_each_its_own_bytes(tiers, tmp_path, slabs, is_in_memory):
-    """From host memory, as to a device, and straight from the file."""
+    """Slabs come from host memory, as towards a device, or straight from the file."""
     ref = tiers.on_disk(2)
     packed = wide(open_packed(tiers.path(ref), ref.digest, FORM), len(slabs), tmp_path)
     source = torch.frombuffer(bytearray(packed.path.read_bytes()), dtype=torch.uint8)
@@ -152,7 +152,7 @@ def wide(packed, num_slabs, folder):
 
 
 def test_towards_a_device_an_adapter_waits_in_pinned_memory_and_comes_by_copies(tmp_path):
-    device = FakeDevice(eagerness=0.0)  # nothing is copied but what somebody waits for
+    device = FakeDevice(eagerness=0.0)  # copies are made only when the test waits for them
     tiers = Tiers(tmp_path, device)
     device.arena = tiers.arena
     try:
@@ -181,12 +181,12 @@ def test_reading_a_file_makes_it_the_most_recently_used(tiers):
 
 @contextlib.contextmanager
 def hanging_read(loader, folder):
-    """While it is open, the loader's thread hangs in the read of an adapter called "held"."""
+    """Let the loader's thread hang, inside the context, in the read of an adapter called "held"."""
     held = make_ref(make_object(999), "held")
     path = packed_path(folder, held.digest, FORM.form_id)
     os.mkfifo(path)
     loader.load(held)
-    with path.open("wb"):  # opens when the loader has it open, too
+    with path.open("wb"):  # returns when the loader has opened the pipe
         yield
 
 
@@ -206,7 +206,7 @@ def test_placings_go_before_loads_and_loads_in_their_order(tiers):
     ]
 
 
-# ---- files that are not there, or not whole ----
+# ---- missing and damaged files ----
 
 
 def test_a_file_that_was_evicted_comes_again(tiers):
@@ -237,7 +237,7 @@ def test_a_damaged_file_is_lost_and_removed_and_comes_again(tiers, damage):
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_slabs_that_are_damaged_on_their_way_are_lost_and_leave_nothing_behind(tiers, damage):
-    """What lay in the slabs may be KV next: what is not finite there would stay."""
+    """The slabs may hold KV next, and values that are not finite would stay in them."""
     ref = tiers.on_disk(26)
     tiers.loader.load(ref)
     packed = next_loaded(tiers.loader).outcome
@@ -281,7 +281,7 @@ def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, o
 
 def test_an_order_survives_a_fetcher_that_was_killed(mortal):
     mortal.fetcher.kill()
-    mortal.loader.fetch(mortal.put(1))  # nobody is there to hear it
+    mortal.loader.fetch(mortal.put(1))  # no fetcher is running now
     mortal.fetcher.start()
     assert next_loaded(mortal.loader).failure is None
 
@@ -349,7 +349,7 @@ def test_a_dropped_order_is_reported_once_by_the_fetchers_answer(tmp_path):
             order = json.loads(lines.readline())
             loader.drop("k")
             assert json.loads(lines.readline()) == {"op": "drop", "order": order["order"]}
-            loader.fetch(make_ref(make_object()))  # somebody wants it again
+            loader.fetch(make_ref(make_object()))  # the adapter is wanted again
             again = json.loads(lines.readline())
             assert (again["op"], again["object_key"]) == ("fetch", "k")
             assert again["order"] != order["order"]
@@ -364,7 +364,7 @@ def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path
     loader.fetch(make_ref(make_object()))
     loader.drop("k")
     assert next_loaded(loader).failure.kind == "dropped"
-    loader.drop("k")  # of what is not under way: nothing
+    loader.drop("k")  # a drop of an order that is not under way has no effect
     assert loader.poll() == []
 
 
@@ -372,7 +372,7 @@ def test_an_order_dropped_while_there_is_no_fetcher_is_reported_at_once(tmp_path
 
 
 def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, tmp_path):
-    """While the fetcher hangs, and while the loader's thread hangs in the read of a file."""
+    """The fetcher hangs, and the loader's thread hangs in the read of a file."""
     refs = [make_ref(make_object(seed), f"k{seed}") for seed in range(20)]
     on_disk = tiers.on_disk(31)
     packed = read_packed(tiers.path(on_disk), on_disk.digest, FORM)
@@ -390,7 +390,7 @@ def test_the_engine_thread_opens_sends_and_waits_for_nothing(tiers, tmp_path):
         loader = ThreadLoader(tmp_path, tmp_path / "s", FORM, tiers.arena)
         connection, _ = server.accept()
         with connection, connection.makefile("rb") as lines:
-            # Without a connection, what is dropped would be reported at once.
+            # Without a connection, dropped orders would be reported at once.
             assert json.loads(lines.readline())["op"] == "hello"
             with hanging_read(loader, tmp_path):
                 assert forbidden_calls(engine) == []

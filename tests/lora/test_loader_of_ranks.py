@@ -1,4 +1,4 @@
-"""The loader of the first of several ranks: an adapter is there when all of them have it."""
+"""The loader of the first of several ranks: an adapter is placed when all ranks have it."""
 
 import threading
 
@@ -18,7 +18,7 @@ NUM_SLABS = 64
 
 
 class Others:
-    """Two ranks; the second one answers as it is told to. See lora.loader.OtherRanks."""
+    """The other one of two ranks, which gives the test's answer. See lora.loader.OtherRanks."""
 
     size = 2
 
@@ -40,7 +40,7 @@ class Others:
 
 
 class Shared:
-    """The first of two ranks: its loader, and an adapter on disk."""
+    """The loader of the first of two ranks, and an adapter on disk."""
 
     def __init__(self, folder):
         form = PackedForm(Layout.of(SHAPE, 4, num_shards=2), "float32", "base-1")
@@ -83,7 +83,7 @@ def test_what_another_rank_could_not_read_is_this_adapters_failure(shared, kind)
     shared.place()
     (placed,) = wait_for(shared.loader.poll)
     assert placed.outcome == shared.others.answer
-    # What is damaged for one is fetched anew for all.
+    # An adapter that is damaged for one rank is fetched anew for all.
     assert shared.packed.path.exists() == (kind != "lost")
 
 

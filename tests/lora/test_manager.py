@@ -1,4 +1,6 @@
-"""Residency: loads join, users and pins protect, failures are remembered for a while."""
+"""Residency: requests share loads, users and pins protect adapters, and failures are remembered
+for a while.
+"""
 
 import pytest
 
@@ -6,7 +8,7 @@ from lora.errors import Failure
 from tests.engine.fakes import make_adapter
 from tests.lora.managers import bring_in, finish, make_manager, make_waiter, tier
 
-# ---- the way there ----
+# ---- from the store to the arena ----
 
 
 def test_an_adapter_passes_every_tier_on_its_way():
@@ -26,7 +28,7 @@ def test_an_adapter_passes_every_tier_on_its_way():
 def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way(
     arena_is_host, last_tier
 ):
-    """It ends on the tier before the arena."""
+    """A prefetch ends on the tier before the arena."""
     manager, loader = make_manager(
         at_once=False, prefetch_per_tenant=2, arena_is_host=arena_is_host
     )
@@ -54,7 +56,7 @@ def test_a_prefetch_of_what_was_on_disk_looks_whether_it_still_is():
 
 
 def test_what_nobody_waits_for_any_more_is_not_kept_ready_for_an_arena_in_host_memory():
-    """Its file may be gone by the time that somebody comes."""
+    """The adapter's file may be gone by the time that the next request comes."""
     manager, _ = make_manager()
     ref = make_adapter()
     manager.join(ref, make_waiter())
@@ -149,7 +151,7 @@ def test_what_is_lost_again_and_again_fails_in_the_end(kind, num_fetches):
 
 
 def test_what_was_lost_once_and_came_may_be_lost_again():
-    """And what had failed is tried again as soon as the first time."""
+    """A failed load after a success is tried again as soon as after the first failure."""
     manager, loader = make_manager(num_slabs=1)
     ref = make_adapter()
     manager.join(ref, make_waiter())
@@ -167,7 +169,7 @@ def test_what_was_lost_once_and_came_may_be_lost_again():
             assert manager.arena.make_room(1)
 
 
-# ---- who stays ----
+# ---- evictions ----
 
 
 def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
@@ -181,7 +183,7 @@ def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
 
 
 def use_again(manager, ref):
-    """A request finds it in the arena."""
+    """Let a request find the adapter in the arena."""
     manager.join(ref, make_waiter("again"))
     manager.acquire(ref.object_key)
     manager.release(ref.object_key)
@@ -347,7 +349,7 @@ def test_every_tier_counts_what_was_found_in_it():
     bring_in(manager, a)  # from the store
     bring_in(manager, b)  # from the store; evicts a, which stays on the host
     bring_in(manager, a)  # from the host
-    bring_in(manager, a)  # there
+    bring_in(manager, a)  # found in the arena
     counts = manager.counts
     assert (counts.device.hits, counts.device.misses, counts.device.loads) == (1, 3, 3)
     assert (counts.host.hits, counts.host.misses, counts.host.loads) == (1, 2, 2)

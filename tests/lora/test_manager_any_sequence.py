@@ -1,4 +1,4 @@
-"""Requests, prefetches, pins, failures in any order: counts add up, and nobody waits for ever."""
+"""Requests, prefetches, pins, failures in any order: counts add up, no request waits for ever."""
 
 from collections import Counter
 from dataclasses import replace
@@ -123,7 +123,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.arena.check_integrity()
 
     def teardown(self):
-        """Residency adds up, and whoever still waits is served once nothing fails any more."""
+        """Residency adds up, and all waiting requests are served once nothing fails any more."""
         self.take_residency()
         assert self.metered_ms == self.was_there_ms
         self.loader.failures = {}
@@ -145,7 +145,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 class DeviceManagerMachine(ManagerMachine):
-    """Before a device: what is read lies in slabs of a region, of which there are always enough."""
+    """The same before a device: adapters are read into slabs of a region, which never runs out."""
 
     arena_is_host = False
 

@@ -1,4 +1,4 @@
-"""The packed file: its form has a name, and whatever is not a whole, right file is told."""
+"""The packed file: its form has an id, and incomplete, damaged and wrong files are detected."""
 
 import hashlib
 import io
@@ -133,7 +133,7 @@ def test_a_header_that_is_no_such_json_is_lost(text, tmp_path):
     assert_lost((prefix + raw).ljust(PAGE_BYTES, b"\0"), tmp_path)
 
 
-# ---- what it is for ----
+# ---- the arena that a file is for ----
 
 
 def test_an_adapter_for_another_arena_is_lost():

@@ -1,4 +1,4 @@
-"""Packing without torch: what lies in the slabs is what PEFT saved, to the bit."""
+"""Packing without torch: the slabs hold the values that PEFT saved, to the bit."""
 
 import hashlib
 import io
@@ -68,7 +68,7 @@ def pack_to(folder, data, form):
         return pack(folder / "object", hashlib.sha256(data).hexdigest(), form, file)
 
 
-# ---- what lies in the slabs ----
+# ---- contents of the slabs ----
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,7 +76,7 @@ def test_packed_tiles_apply_as_the_matrices_that_peft_saved(world, dtype, tmp_pa
     adapter_dir, data = world
     form, torch_dtype = make_form(dtype), DTYPES[dtype]
     packed = packed_adapter(data, form, tmp_path)
-    # Slabs at scattered places of an arena that is NaN everywhere else.
+    # Slabs lie at scattered places of an arena that is NaN everywhere else.
     elems = form.layout.slab_bytes // torch_dtype.itemsize
     arena = torch.full((3 * packed.num_slabs, elems), torch.nan).to(torch_dtype)
     places = [3 * i + 1 for i in reversed(range(packed.num_slabs))]
@@ -187,7 +187,7 @@ def test_tables_are_made_for_as_many_slabs_as_were_packed_and_of_their_size(worl
         DeviceTables.of(packed, form.layout, list(range(packed.num_slabs)), arena[:, 256:])
 
 
-# ---- what is refused ----
+# ---- refused objects ----
 
 
 def test_an_object_of_another_base_model_is_refused(world, tmp_path):
@@ -263,7 +263,7 @@ def test_a_file_whose_packing_was_cut_short_is_none(world, tmp_path):
 
 
 def assert_converts_as_torch(values):
-    """values: a torch tensor, to every dtype."""
+    """Assert that a torch tensor is converted to every dtype as torch converts it."""
     stored = values.view(torch.uint16) if values.dtype == torch.bfloat16 else values
     for dtype, torch_dtype in DTYPES.items():
         expected = values.to(torch_dtype)
@@ -284,7 +284,7 @@ def test_every_16_bit_value_is_converted_as_torch_does(dtype):
 def test_float32_is_rounded_as_torch_does():
     generator = np.random.default_rng(0)
     bits = generator.integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
-    # Around every 16-bit value and half-way between two of them, where rounding is decided.
+    # Rounding is decided around every 16-bit value, and half-way between two of them.
     halves = np.arange(1 << 16, dtype=np.uint32) << 16
     ties = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
     ties = ties.view(np.uint32)

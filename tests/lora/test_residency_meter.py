@@ -1,4 +1,4 @@
-"""How long adapters were where: the durations of one add up to the time that it was there."""
+"""Durations of adapters in tiers: those of one adapter add up to the time that it existed."""
 
 from hypothesis import given
 from hypothesis.strategies import booleans, floats, lists, sampled_from, tuples

@@ -1,4 +1,4 @@
-"""An adapter cut for several ranks: each has an equal part, and together they are the whole."""
+"""An adapter cut for several ranks: each rank has an equal part, and all parts are the whole."""
 
 import hashlib
 
@@ -33,7 +33,7 @@ def name_of(layer, projection):
 
 
 def make_modules(ranks):
-    """(A, B) of random values by place, as PEFT has them: [rank, in] and [out, rank]."""
+    """(A, B) of random values by place, in PEFT's shapes: [rank, in] and [out, rank]."""
     rng = torch.Generator().manual_seed(len(ranks))
     modules = {}
     for place, rank in ranks.items():
@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 
 
 def packed_shards(folder, modules, form):
-    """What each rank reads of one packed file."""
+    """Shards of one packed file, as each rank reads its own."""
     data = canonical(modules)
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / "object", folder / "packed"
@@ -138,7 +138,7 @@ def test_a_file_packed_for_other_shards_is_another_form(folder):
 
 
 def test_files_for_one_rank_keep_their_form_and_those_of_the_earlier_cut_are_others():
-    """In the earlier cut both halves of every tile were cut; the ids are what it gave."""
+    """The earlier format cut both halves of every tile; the ids here were computed by it."""
     earlier = "72314b3d415353575bc702a269bd2c55fbb5b64e62ceb3917c0faf7103bcb493"
     assert form_of(2).form_id != earlier
     one = PackedForm(Layout.of(ModelShape(2, 64, 160, 4, 2, 16), 4), "float32", "base-1")

@@ -1,16 +1,16 @@
 /* Rotary embedding, the KV cache's writes, and attention over paged KV.
  *
- * Of a KV block [layer][k, v][kv head][..] keys are [head_dim][token], values [token][head_dim]: 16
- * keys are one vector of a channel, and their scores need no sum over lanes.
+ * A KV block is [layer][k, v][kv head][..]; keys are [head_dim][token], values [token][head_dim].
+ * So a channel of 16 keys is one vector, and the keys' scores need no sum over lanes.
  * Keys are taken 32 at a time, at fixed places and in order, with a running maximum (arXiv
- * 2205.14135); a row's arithmetic does not depend on the rows beside it. So a token has the same
+ * 2205.14135). A row's arithmetic does not depend on the rows beside it, so a token has the same
  * bits decoded or prefilled, in any chunk, with any neighbours.
  */
 #include <stdlib.h>
 
 #include "vectors.h"
 
-#define HALF 16  /* keys that surely lie in one block */
+#define HALF 16  /* keys that always lie within one block */
 #define GROUP 32 /* keys of one step of the softmax */
 #define PARTS (GROUP / LANES)
 #define HALF_PARTS (HALF / LANES)
@@ -23,7 +23,7 @@ typedef struct {
     int64_t slab;           /* floats from one block to the next */
 } Shape;
 
-/* Of a token in a block, for one kv head. */
+/* Place of a token in a block, for one kv head. */
 typedef struct {
     int64_t block, offset, head;
 } Place;
@@ -40,7 +40,7 @@ INLINE float *values_at(const Shape *s, float *kv, Place at) {
     return head_at(s, kv, at.block, s->num_kv_heads + at.head) + at.offset * s->head_dim;
 }
 
-/* ---- what comes in ---- */
+/* ---- queries, keys and values ---- */
 
 static void norm_head(float *x, const float *weight, float eps, int64_t dim) {
     vec squares = {0};
@@ -77,7 +77,8 @@ static void write_kv(const Shape *s, float *kv, const float *k, const float *v, 
 }
 
 /* qkv: [tokens, (heads + 2 kv heads) * head_dim], rotated in place.   q_norm, k_norm: NULL, or
- * [head_dim].   kv: the layer's part of the first block.   finite: [tokens], what is written.
+ * [head_dim].   kv: the layer's part of the first block.   finite: [tokens], written: whether a
+ * token's keys and values are finite; if not, they are stored as zeros.
  */
 void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_norm, float eps,
                 const int64_t *positions, const int64_t *slots, float *kv, uint8_t *finite,
@@ -99,7 +100,9 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 
 /* ---- attention ---- */
 
-/* Rows of a tile: (token, query head) pairs of one kv head, `count` from `first` on. */
+/* A tile of rows, (token, query head) pairs of one sequence and kv head, from row `first` on.
+ * token, position: those of the sequence's first query.
+ */
 typedef struct {
     const Shape *shape;
     const float *qkv;
@@ -110,7 +113,7 @@ typedef struct {
     int64_t width, token, position, head, first, window;
 } Tile;
 
-/* Row r of a tile sees the keys [low, high). */
+/* The keys [low, high) that a row of a tile sees. */
 typedef struct {
     int64_t low, high;
 } View;
@@ -134,8 +137,9 @@ INLINE Place place_of(const Tile *t, int64_t key, int64_t head) {
     return (Place){t->blocks[key / size], key % size, head};
 }
 
-/* What is read after the group at `start`: the next group, or the next kv head's first one. Blocks
- * lie anywhere in the arena, so nobody else fetches them in time: 54 -> 26 ms of a step of 32 rows.
+/* The place to prefetch during the group at `start`: the next group, or the next kv head's first
+ * group. Blocks lie anywhere in the arena, so the processor does not fetch them in time by itself:
+ * a step of 32 rows takes 26 ms with prefetches, 54 ms without.
  */
 INLINE Place place_ahead(const Tile *t, int64_t start, int64_t first_group, int64_t end,
                          int64_t offset) {
@@ -195,18 +199,19 @@ INLINE void add_values(const float *values, const float *ahead, const float weig
     }
 }
 
-/* The softmax's running numbers of a row. */
+/* Running state of a row's softmax. */
 typedef struct {
     float largest;
     vec total;
 } Running;
 
-/* From scores to weights of a group that starts at key `start`; sums are scaled to the new maximum.
+/* Turn the scores of the group that starts at key `start` into weights, and scale the sums to the
+ * new maximum.
  */
 INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Running *running,
                   float weights[GROUP], float *sums, int64_t dim) {
     int64_t low = view.low - start, high = view.high - start;
-    if (high <= 0 || low >= GROUP) { /* nothing of it is seen: no bit may change */
+    if (high <= 0 || low >= GROUP) { /* the row sees no key of the group: no bit may change */
         memset(weights, 0, GROUP * sizeof(float));
         return;
     }
@@ -290,8 +295,8 @@ static void attend_rows(const Tile *t, int rows) {
     }
 }
 
-/* qkv: as rope_store left it.   out: [tokens, heads, head_dim].   kv, finite: as there.
- * The others as in StepWork.   window: positions that a token sees.
+/* qkv, kv, finite: as rope_store left them.   out: [tokens, heads, head_dim].
+ * The other arrays are as in StepWork.   window: how many positions a token sees.
  */
 void attend(const Shape *s, const float *qkv, float *out, const uint8_t *finite, float *kv,
             const int32_t *query_starts, const int32_t *seq_lens, const int32_t *block_starts,

@@ -1,4 +1,4 @@
-/* Norm, with the residual's addition, and the gated activation. */
+/* RMSNorm, with or without the addition of a residual, and the gated activation. */
 #include "vectors.h"
 
 /* x: [rows, dim]; with `delta`, x += delta first.   y: [rows, dim]. */

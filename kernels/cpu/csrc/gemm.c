@@ -2,11 +2,12 @@
  *
  * Weights lie in panels of 48 outputs, [in][48]. A tile of up to 8 rows keeps its sums in
  * registers and goes over all of `in` in order, so a row has the same bits whatever rows are beside
- * it. While a panel is used, the next one is fetched: a tile a share of it.
+ * it. While a panel is used, the next one is prefetched: each tile fetches a share of it.
  *
- * 8 x 48: with AVX-512 24 sums, 3 weights and a value fill the registers; 12 x 32 loads more
- * values, 6 x 64 wants 6 rows. 104 to 110 GFLOP/s from 32 rows on, of 117 that the processor can;
- * oneDNN's packed weights 94 to 106, MKL's 64 to 88 (135M shape, one thread of a Zen 4).
+ * Tiles are 8 x 48: with AVX-512, 24 sums, 3 weights and a value fill the registers; 12 x 32 loads
+ * more values, and 6 x 64 needs 6 rows. The products reach 104 to 110 GFLOP/s from 32 rows on, of
+ * the processor's 117; oneDNN's packed weights reach 94 to 106, MKL's 64 to 88 (135M shape, one
+ * thread of a Zen 4).
  */
 #include "vectors.h"
 
@@ -18,7 +19,9 @@
 #define MOST_ROWS 2
 #endif
 
-/* The next panel's share of a tile: `lines` of COLUMNS floats from `next` on. */
+/* One tile.   next, lines: its share of the next panel, `lines` lines of COLUMNS floats, which it
+ * prefetches.
+ */
 INLINE void tile(const float *x, const float *panel, const float *bias, const float *next,
                  int64_t lines, int64_t in, float *y, int64_t out, const int rows) {
     vec sums[MOST_ROWS][PARTS];
@@ -68,7 +71,7 @@ void gemm(const float *x, const float *panels, const float *bias, float *y, int6
         int64_t width = out - n * COLUMNS;
         float last[MOST_ROWS * COLUMNS];
         for (int64_t t = 0; t < num_tiles; t++) {
-            /* Even tiles: 12 rows are 6 and 6, not 8 and 4. */
+            /* Tiles are equally large: 12 rows are 6 and 6, not 8 and 4. */
             int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
             int64_t rest = n + 1 < num_panels ? in - t * lines : 0;
             float *to = y + first * out + n * COLUMNS;
@@ -83,7 +86,7 @@ void gemm(const float *x, const float *panels, const float *bias, float *y, int6
     }
 }
 
-/* weight: [out, in] -> panels, padded with zeros to whole ones. */
+/* Pack weight, [out, in], into panels; the last one is padded with zeros. */
 void pack_panels(const float *weight, float *panels, int64_t in, int64_t out) {
     for (int64_t n = 0; n < out; n += COLUMNS)
         for (int64_t k = 0; k < in; k++)

@@ -1,9 +1,9 @@
 /* Products with int8 weights: y = (q . weight) * (scale of the row * scale of the output) + bias.
  *
- * Values are rounded to int8 by the largest of their own row, weights by the largest of their
- * output, and whole numbers are summed exactly: no row knows its neighbours. The processor's
- * instruction (VNNI) multiplies unsigned with signed bytes, so values are stored with 128 added,
- * and 128 times the sum of the weights is taken off again.
+ * Values are scaled to int8 by the largest of their own row, weights by the largest of their
+ * output, and the integers are summed exactly, so a row does not depend on other rows. The
+ * processor's instruction (VNNI) multiplies unsigned with signed bytes, so values are stored with
+ * 128 added, and 128 times the sum of the weights is subtracted again.
  */
 #include <stddef.h>
 
@@ -36,7 +36,8 @@ typedef struct {
 } Weights;
 
 #ifdef MOST_ROWS
-/* x: [dim] -> q: [in], padded with what stands for 0; scale: NaN where a value is not finite. */
+/* Round x, [dim], to q, [in], padded with 128, which is 0.   scale: NaN if a value is not finite.
+ */
 static void quantize(const float *x, uint8_t *q, float *scale, int64_t dim, int64_t in) {
     vec largest = {0}, zeros = {0};
     float rest = 0.0f, rest_zeros = 0.0f;
@@ -100,7 +101,7 @@ static void rows_of(int rows, const uint8_t *q, const float *scales, const Weigh
     }
 }
 
-/* x: [rows, dim].   q: [rows, in] and scales: [rows], room to work in.   y: [rows, out]. */
+/* x: [rows, dim].   q: [rows, in] and scales: [rows], scratch memory.   y: [rows, out]. */
 void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, float *y, int64_t rows,
                int64_t dim, int threads) {
     if (!rows) return;
@@ -131,7 +132,7 @@ void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, floa
 }
 #endif
 
-/* weight: [out, dim] -> what Weights holds. */
+/* Pack weight, [out, dim], into the arrays of Weights. */
 void pack_int8(const float *weight, int8_t *panels, int32_t *totals, float *scales, int64_t dim,
                int64_t in, int64_t out) {
     for (int64_t n = 0; n < out; n++) {

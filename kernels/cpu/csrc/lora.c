@@ -1,7 +1,7 @@
 /* LoRA on arena tiles: y += scale * (x @ A.T) @ B, per run of tokens (Punica, arXiv 2310.18547).
  *
- * A tile is 8 rank rows: A's [8][in], then B's, rank-major, [8][out]. Straight from the arena, each
- * adapter's true rank: what a step reads of adapters is what bounds it.
+ * A tile is 8 rank rows: A's [8][in], then B's, rank-major, [8][out]. Tiles are read straight from
+ * the arena, at each adapter's true rank, because the bytes read of adapters bound the time.
  */
 #include <stddef.h>
 
@@ -17,7 +17,7 @@
 #define ITEM_ROWS 48 /* tokens of a run that a thread takes at a time */
 #define PARTS 4      /* vectors of outputs at a time: their sums do not wait for each other */
 
-/* The next tile, of which each step of this one fetches as much as it uses. */
+/* The next tile; each step of the current tile prefetches as much of it as the step itself uses. */
 typedef struct {
     const char *from, *end;
 } Ahead;
@@ -93,8 +93,8 @@ static void apply_rows(float *y, int64_t stride, const float *x, const float *ti
 }
 
 /* Projections of one layer, side by side in y: [tokens, stride].   x: [tokens, in].
- * bounds: [num_runs, 2].   tables, scales: by run, [modules, depth] and [modules], of which the
- * projections are those from `place` on.   depths: by run.
+ * bounds: [num_runs, 2].   tables, scales: one per run, [modules, depth] and [modules]; the
+ * projections are the modules from `place` on.   depths: one per run.
  */
 typedef struct {
     float *y;
@@ -113,7 +113,7 @@ INLINE const float *tile_of(const Work *w, int64_t run, int64_t p, int64_t index
     return address < 0 ? NULL : (const float *)(w->arena + address * UNIT_BYTES);
 }
 
-/* What is used after tile `index`: of this module, or the first one of the next. */
+/* The tile that is used after tile `index`: the module's next one, or the next module's first. */
 INLINE Ahead ahead_of(const Work *w, int64_t run, int64_t p, int64_t index) {
     const float *next = tile_of(w, run, p, index + 1);
     if (!next) {

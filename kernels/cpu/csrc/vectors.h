@@ -1,7 +1,7 @@
 /* Vectors as wide as the processor's own, and the few functions that all kernels need.
  *
- * No intrinsics: gcc and clang turn these types into AVX-512, AVX2 or NEON. Nothing is reassociated
- * (no -ffast-math), so a sum has the order that is written here, whatever the batch.
+ * There are no intrinsics: gcc and clang turn these types into AVX-512, AVX2 or NEON. Nothing is
+ * reassociated (no -ffast-math), so a sum has the order that is written here, for any batch.
  */
 #pragma once
 
@@ -30,7 +30,7 @@ INLINE vec load(const float *from) { return *(const vec *)from; }
 
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 
-/* A lane of `mask` is all ones or zero. */
+/* Lanes of `yes` or `no`; a lane of `mask` has all bits set for `yes`, or none for `no`. */
 INLINE vec choose(ivec mask, vec yes, vec no) {
     return (vec)((mask & (ivec)yes) | (~mask & (ivec)no));
 }
@@ -73,7 +73,7 @@ INLINE vec exp_lanes(vec x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    /* Unsigned: of what is too large or NaN the bits overflow, and are not used. */
+    /* Unsigned, because the bits of lanes that are too large or NaN overflow; they are not used. */
     vec power = (vec)((uvec)p + ((uvec)shifted << 23));
     power = choose(is_large, splat(INFINITY), power);
     return choose(x == x, power, x);

@@ -1,1 +1,1 @@
-"""The loops that numba compiles. Importing them compiles them, or finds them compiled."""
+"""Loops compiled by numba. Importing a module compiles it, or loads it from numba's cache."""

@@ -1,7 +1,7 @@
 """Attention over paged KV, for decodes and prefill chunks alike.
 
 A row is one query head of one token. Keys come 32 at a time, from fixed places, in order, under a
-running maximum (arXiv 2205.14135). What is done to a row does not depend on the rows beside it, so
+running maximum (arXiv 2205.14135). The operations on a row do not depend on the rows beside it, so
 a token has the same bits decoded or prefilled, in any chunk, with any neighbours.
 """
 
@@ -32,19 +32,23 @@ from kernels.cpu.jit.vector import (
 )
 
 KEYS = 2 * LANES
-"""Of one step of the softmax: two halves, each surely in one block."""
+"""Keys of one step of the softmax: two halves, each of which lies within one block."""
 
 GROUP_ROWS = 4
-"""Rows that take a key or value from one register; the last group is filled up."""
+"""Rows that share a key or value in a register; the last group is padded."""
 
-# A row's state: the maximum, 32 weights, then what the maximum scales: 16 sums, head_dim values.
+# A row's state: the maximum, 32 weights, then the numbers that the maximum scales: 16 sums and
+# head_dim values.
 _WEIGHTS = LANES
 _SUMS = _WEIGHTS + KEYS
 _VALUES = _SUMS + LANES
 
 
 class _Item(NamedTuple):
-    """Rows of one kv head.   first: token.   position: of it.   ratio: query heads of a kv head."""
+    """Rows of one kv head.
+
+    first: the first token.   position: its position.   ratio: query heads per kv head.
+    """
 
     head: int
     first: int
@@ -56,10 +60,10 @@ class _Item(NamedTuple):
 
 @njit(**INLINED)
 def _scores(q, dim, kv, stride, here, following):
-    """32 scores of four rows, by halves.   q: [head_dim, 4].
+    """Scores of four rows on 32 keys, by halves.   q: [head_dim, 4].
 
-    here: where the keys of both halves begin, [head_dim, 16], lines `stride` apart.
-    following: of the next 32.
+    here: starts of the keys of both halves, [head_dim, 16], lines `stride` apart.
+    following: the same for the next 32 keys, which are prefetched.
     """
     k0, k1, next0, next1 = here[0], here[1], following[0], following[1]
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = splat(0.0)
@@ -80,7 +84,10 @@ def _scores(q, dim, kv, stride, here, following):
 
 @njit(**INLINED)
 def _weigh(scores, end, window, row, size):
-    """A row sees `window` of 32 keys before `end`.   row: its state."""
+    """Turn a row's 32 scores into weights; the row sees the `window` keys before `end`.
+
+    row: the row's state.
+    """
     low = end - window
     first = within(low, end, scores[0], splat(-np.inf))
     second = within(low - LANES, end - LANES, scores[1], splat(-np.inf))
@@ -90,8 +97,8 @@ def _weigh(scores, end, window, row, size):
         row[0] = top
         for i in range(_SUMS, size, LANES):
             store(row, i, load(row, i) * factor)
-    # Selected, not multiplied: what lies behind a sequence may be NaN, and so are all differences
-    # from the maximum of no scores.
+    # Weights are selected and not multiplied: values past a sequence may be NaN, and so are all
+    # differences from the maximum while no key has been seen.
     highest = splat(row[0])
     first = within(low, end, exp(first - highest), splat(0.0))
     second = within(low - LANES, end - LANES, exp(second - highest), splat(0.0))
@@ -102,9 +109,9 @@ def _weigh(scores, end, window, row, size):
 
 @njit(**INLINED)
 def _add_values(rows, size, weights, kv, v, following, first, end):
-    """Values [first, end) of 16 onto four rows.   v: where they begin, [16, head_dim].
+    """Add values [first, end) of 16, weighted, to four rows.   v: their start, [16, head_dim].
 
-    weights: of the first row, where they begin.   following: of the next values.
+    weights: start of the first row's weights.   following: start of the next values, to prefetch.
     """
     dim = size - _VALUES
     for i in range(0, dim, LANES):
@@ -126,13 +133,13 @@ def _add_values(rows, size, weights, kv, v, following, first, end):
 
 @njit(**INLINED)
 def _position_of(item, row):
-    """Rows that fill up the last group are like the last one."""
+    """Position of a row; rows that pad the last group are like the last row."""
     return item.position + min(row, item.num_rows - 1) // item.ratio
 
 
 @njit(**INLINED)
 def _attend_group(heads, item, window, q, rows, row, kv, base, here, following):
-    """Rows row .. row + 3 of an item on 32 keys from position `base` on."""
+    """Attend with rows row .. row + 3 of an item to 32 keys from position `base` on."""
     dim, size = heads.head_dim, _VALUES + heads.head_dim
     low = max(0, _position_of(item, row) + 1 - window - base)
     high = min(KEYS, _position_of(item, row + GROUP_ROWS - 1) + 1 - base)
@@ -150,7 +157,7 @@ def _attend_group(heads, item, window, q, rows, row, kv, base, here, following):
 
 @njit(**INLINED)
 def _place(heads, blocks, item, position):
-    """Where the 16 keys and values around a position begin."""
+    """Starts of the 16 keys and of the 16 values around a position."""
     position = min(position, _position_of(item, item.num_rows))
     block, offset = divmod(position, heads.block_size)
     block = blocks[item.first_block + block]
@@ -159,7 +166,7 @@ def _place(heads, blocks, item, position):
 
 @njit(**INLINED)
 def _places(heads, blocks, item, base):
-    """Of 32 keys from position `base` on, by halves: both halves' keys, then their values."""
+    """Starts for 32 keys from position `base` on: of both halves' keys, then of their values."""
     k0, v0 = _place(heads, blocks, item, base)
     k1, v1 = _place(heads, blocks, item, base + LANES)
     return k0, k1, v0, v1
@@ -174,7 +181,7 @@ def _item(heads, items, i):
 
 @njit(**INLINED)
 def _begin(heads, item, qkv, q, state):
-    """An item's queries, by group [head_dim, 4]; its rows' states."""
+    """Load an item's queries, [head_dim, 4] per group, and initialize its rows' states."""
     dim, size = heads.head_dim, _VALUES + heads.head_dim
     width = (heads.num_heads + 2 * heads.num_kv_heads) * dim
     for row in range(-(-item.num_rows // GROUP_ROWS) * GROUP_ROWS):
@@ -196,7 +203,7 @@ def _finish(heads, item, state, finite, out):
         total = sum_lanes(load(state, row * size + _SUMS)) if finite[token] else float32(np.nan)
         for i in range(0, dim, LANES):
             value = load(state, row * size + _VALUES + i) / splat(total)
-            # + 0: the sign of a zero depends on how many keys were there that weigh nothing.
+            # + 0 makes -0 a 0: a zero's sign depends on the number of keys that have no weight.
             store(out, (token * heads.num_heads + head) * dim + i, value + splat(0.0))
 
 
@@ -204,7 +211,7 @@ def _finish(heads, item, state, finite, out):
 def attend(
     thread, threads, count, heads, items, blocks, qkv, out, finite, kv, window, scratch, size
 ):  # fmt: skip
-    """Attended values of `count` items; NaN for tokens that are not finite.
+    """Compute the attended values of `count` items; NaN for tokens that are not finite.
 
     items: [.., 5] int64, (kv head, first token, end, position of the first, its sequence's
     first block among `blocks`).   blocks: int32.   qkv, kv, finite: as rope_store left them.
@@ -230,7 +237,7 @@ def attend(
 
 
 def scratch_size(tokens: int, heads: Heads) -> int:
-    """float32 that `attend` needs for items of so many tokens."""
+    """Number of float32 that `attend` needs as scratch for items of `tokens` tokens."""
     ratio = heads.num_heads // heads.num_kv_heads
     groups = -(-tokens * ratio // GROUP_ROWS)
     return groups * GROUP_ROWS * (2 * heads.head_dim + _VALUES)

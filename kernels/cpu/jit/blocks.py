@@ -1,7 +1,7 @@
-"""How keys and values lie in a block of the KV cache.
+"""Layout of keys and values in a block of the KV cache.
 
-A block is [layer, k or v, kv head, ..]; keys are [head_dim, token], values [token, head_dim]: 16
-keys are one vector of a channel, and their scores need no sum over lanes.
+A block is [layer, k or v, kv head, ..]; keys are [head_dim, token], values [token, head_dim]. So a
+channel of 16 keys is one vector, and the keys' scores need no sum over lanes.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from kernels.cpu.jit.compiled import INLINED
 
 
 class Heads(NamedTuple):
-    """slab: float32 from one KV block to the next."""
+    """Shape of the KV cache.   slab: number of float32 from one KV block to the next."""
 
     num_heads: int
     num_kv_heads: int
@@ -27,7 +27,7 @@ HEADS = NamedUniTuple(int64, 5, Heads)
 
 @njit(**INLINED)
 def begins(heads, block, head, offset):
-    """Where a kv head's keys and values begin in a block, from the token at `offset` on."""
+    """Starts of a kv head's keys and values in a block, from the token at `offset` on."""
     size, dim = heads.block_size, heads.head_dim
     keys = block * heads.slab + head * dim * size
     return keys + offset, keys + heads.num_kv_heads * dim * size + offset * dim

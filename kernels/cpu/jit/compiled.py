@@ -1,6 +1,6 @@
-"""How functions are compiled: when their module is imported, and kept by numba for the next start.
+"""Compilation of functions when their module is imported; numba caches them for the next start.
 
-Cold 6 s, from numba's cache 0.4 s.
+All of them take 6 s to compile, and 0.4 s from numba's cache.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.core.caching import FunctionCache
 
 INLINED = {"forceinline": True, "boundscheck": False, "error_model": "numpy"}
-"""For `njit`, of what compiled functions call."""
+"""Options of `njit` for the functions that compiled functions call."""
 
 _FOLDER = Path(__file__).parent
 _SOURCES = hashlib.sha256(
@@ -22,7 +22,7 @@ _SOURCES = hashlib.sha256(
 
 
 class _Cache(FunctionCache):
-    """Numba's knows a function by its own file; what it calls may have changed in another one."""
+    """A cache that depends on all files here; numba's own depends on a function's own file only."""
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         return (*super()._index_key(sig, codegen), _SOURCES)
@@ -31,14 +31,15 @@ class _Cache(FunctionCache):
 def compiled(*arguments: types.Type) -> Callable[[Callable[..., None]], Any]:
     """Compile a function for arguments of these types, without the GIL.
 
-    Every such function is one thread's share of a job: of `count` parts it does those from `thread`
-    on, `threads` apart. These three are its first arguments, int64, and not among the types.
+    Every such function does one thread's share of a job: of `count` parts those from `thread` on,
+    `threads` apart. `thread`, `threads` and `count` are its first arguments, int64, and are not
+    among `arguments`.
     """
     signature = types.void(*(types.int64,) * 3, *arguments)
 
     def compile_for(function: Callable[..., None]) -> Any:
         dispatcher = njit(nogil=True, boundscheck=False, error_model="numpy")(function)
-        # Where no folder can be written, every start compiles.
+        # If no cache folder can be written, every start compiles.
         with contextlib.suppress(RuntimeError):
             dispatcher._cache = _Cache(function)
         dispatcher.compile(signature)

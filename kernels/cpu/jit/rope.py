@@ -1,4 +1,4 @@
-"""From projections to queries, and to keys and values in the cache: head norms, rotation."""
+"""Head norms and rotation of projections, and the write of keys and values to the cache."""
 
 import math
 
@@ -36,7 +36,7 @@ def _all_finite(x, first, end):
 
 @njit(**INLINED)
 def _write_kv(heads, kv, slot, qkv, first):
-    """The keys and values of a token from qkv[first:] on; zeros for what is not finite."""
+    """Write a token's keys and values, qkv[first:]; zeros if one of them is not finite."""
     dim, size, num = heads.head_dim, heads.block_size, heads.num_kv_heads
     block, offset = slot // size, slot % size
     is_finite = _all_finite(qkv, first, first + 2 * num * dim)
@@ -53,11 +53,11 @@ def _write_kv(heads, kv, slot, qkv, first):
 def rope_store(
     thread, threads, count, heads, qkv, q_norm, k_norm, cos, sin, positions, slots, kv, finite, eps
 ):  # fmt: skip
-    """Tokens of qkv are rotated in place, queries scaled; keys and values go to the cache.
+    """Rotate tokens of qkv in place, scale their queries, write keys and values to the cache.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim].   q_norm, k_norm: [head_dim], or 0.
     cos, sin: [positions, head_dim / 2].   positions, slots: [T] int64.   kv: the layer's part of
-    the first block.   finite: [T] int32, are its keys and values.
+    the first block.   finite: [T] int32, written: whether a token's keys and values are finite.
     """
     dim, half = heads.head_dim, heads.head_dim // 2
     with_keys = heads.num_heads + heads.num_kv_heads

@@ -1,6 +1,6 @@
-"""Row by row: norm, gated activation, LoRA.
+"""Norm, gated activation and LoRA, row by row.
 
-What is done to a row is the same whatever rows are beside it, and so are its bits.
+The operations on a row do not depend on the rows beside it, so neither do its bits.
 """
 
 import math
@@ -52,7 +52,7 @@ def norm_factor(x, first, end, eps):
 
 @compiled(int64, int64, int64, int64, float32, int64)
 def rms_norm(thread, threads, count, x, delta, weight, y, eps, dim):
-    """y = weight * x / rms(x).   x, y, delta: [rows, dim]; x += delta first, unless it is 0."""
+    """y = weight * x / rms(x).   x, y, delta: [rows, dim]; x += delta first, unless delta is 0."""
     x, delta_of, weight, y = floats(x), floats(delta), floats(weight), floats(y)
     for row in range(thread, count, threads):
         first, end = row * dim, (row + 1) * dim
@@ -121,8 +121,8 @@ def add_lora(
     tokens of item i // num_projections.
 
     items: [.., 5] int64, (first token, end, addresses of the tile table and the scales, depth).
-    x: [T, width].   y: [T, stride], projections side by side.   outs: of each, 0 for none.
-    line: of the tables, where the site begins.
+    x: [T, width].   y: [T, stride], projections side by side.   outs: width of each projection, 0
+    for none.   line: the site's first line in the tables.
     """
     items, x, y = longs(items), floats(x), floats(y)
     for part in range(thread, count, threads):

@@ -1,8 +1,8 @@
-"""Sixteen float32 as one value of numba's, so that the order of every sum is the one written here.
+"""Sixteen float32 as one value in numba, so that every sum has the order that is written here.
 
-Loops that LLVM turns into vectors by itself may not sum in another order, or may in any. These
-types lower to LLVM's own vectors: one register with AVX-512, two with AVX2, four with NEON.
-Positions count float32 from a pointer.
+In plain loops LLVM either may not reorder a sum, and then does not vectorize it, or may reorder it
+in any way. These types lower to LLVM's own vectors: one register with AVX-512, two with AVX2, four
+with NEON. Positions count float32 from a pointer.
 """
 
 import operator
@@ -74,14 +74,14 @@ def _pointer_of(kind: types.CPointer) -> Any:
 
 
 floats = _pointer_of(FLOATS)
-"""The memory at an address, to be indexed; as for the other two."""
+"""Pointer to the float32 at an address; `ints` and `longs` are the same for int32 and int64."""
 ints = _pointer_of(types.CPointer(types.int32))
 longs = _pointer_of(types.CPointer(types.int64))
 
 
 @intrinsic
 def after(typingctx, pointer, position):
-    """The memory from a position on."""
+    """Pointer to a position."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
@@ -90,7 +90,7 @@ def after(typingctx, pointer, position):
 
 
 def _place(builder: Any, args: Any) -> Any:
-    """The vector at a position, which need not be aligned."""
+    """Pointer to the vector at a position, which need not be aligned."""
     return builder.bitcast(builder.gep(args[0], [args[1]]), _VECTOR.as_pointer())
 
 
@@ -113,7 +113,7 @@ def store(typingctx, pointer, position, value):
 
 @intrinsic
 def load_part(typingctx, pointer, position, count):
-    """The first `count` lanes; the others are 0, and their memory is not touched."""
+    """Load the first `count` lanes; the others are 0, and their memory is not touched."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer, mask = _place(builder, args), _below(builder, args[2])
@@ -126,7 +126,7 @@ def load_part(typingctx, pointer, position, count):
 
 @intrinsic
 def store_part(typingctx, pointer, position, value, count):
-    """The first `count` lanes only."""
+    """Store the first `count` lanes only."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointer, mask = _place(builder, args), _below(builder, args[3])
@@ -140,7 +140,7 @@ def store_part(typingctx, pointer, position, value, count):
 
 @intrinsic
 def prefetch(typingctx, pointer, position):
-    """Begin to fetch what is there into the second level; no address is wrong."""
+    """Start to fetch the memory at a position into the L2 cache; any address is allowed."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         place = builder.bitcast(builder.gep(args[0], [args[1]]), ir.IntType(8).as_pointer())
@@ -177,7 +177,7 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def larger(typingctx, a, b):
-    """a where it is larger, else b: NaN stays where it is b."""
+    """a where a is larger, else b; so a NaN in b stays."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", *args), *args)
@@ -251,7 +251,7 @@ def exp(x):
 
 
 def _declare(builder: Any, name: str, result: ir.Type, kinds: Any) -> Any:
-    """LLVM's own function of that name."""
+    """LLVM's intrinsic `name`, declared in the module."""
     module = builder.module
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, kinds), name)
 
@@ -262,13 +262,13 @@ def _splat(builder: Any, value: Any, kind: ir.VectorType) -> Any:
 
 
 def _below(builder: Any, count: Any) -> Any:
-    """Which lanes are the first `count`: [16] bits.   count: int64."""
+    """Mask of the first `count` lanes: [16] bits.   count: int64."""
     lanes = _INTS([_INT(i) for i in range(LANES)])
     return builder.icmp_signed("<", lanes, _splat(builder, builder.trunc(count, _INT), _INTS))
 
 
 def _fold(builder: Any, vector: Any, combine: Any) -> Any:
-    """The upper half onto the lower one, until one lane is left."""
+    """Combine the upper half of the lanes with the lower half until one lane is left."""
     width = LANES // 2
     while width:
         lanes, nothing = ir.VectorType(_INT, width), vector.type(ir.Undefined)

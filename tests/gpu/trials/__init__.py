@@ -1,1 +1,1 @@
-"""Every kernel on random data, beside its reference."""
+"""Every kernel on random data, compared with its reference."""

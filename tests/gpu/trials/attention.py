@@ -54,7 +54,7 @@ def _attention(
     rng = setting.rng(title)
     contexts = setting.kernels.contexts
     rows = [contexts[i] for i in torch.randperm(len(contexts), generator=rng)]
-    # A row of padding, as a captured step may have.
+    # The last row is padding, as in a captured step.
     seed = setting.seed_of(title)
     case = make_attention(setting, [*rows, (0, 1)], dtype, seed, kv_dtype=kv_dtype)
 

@@ -1,4 +1,4 @@
-"""LoRA by itself and inside of what comes after it: shrink, expand, rope_store_kv, silu_mul."""
+"""LoRA: shrink with expand, and shrink with the expand that is fused into silu_mul."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ def lora_trials(setting: Setting) -> Iterator[Trial]:
 
 
 def sites(sizes: KernelSizes) -> dict[str, Site]:
-    """By the name of what is computed there."""
+    """Sites of a layer by name."""
     q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return {
         "qkv": Site(LAYER, (0, 1, 2), sizes.hidden, (q, kv, kv)),
@@ -41,7 +41,7 @@ def sites(sizes: KernelSizes) -> dict[str, Site]:
 def case_at(
     site: Site, slots: list[int], dtype: torch.dtype, block_rows: int, seed: int
 ) -> LoRACase:
-    """Five adapters with weights of their own where the site is."""
+    """Make a case of five adapters with weights for the site's projections."""
     features = {
         projection: (site.in_features, width)
         for projection, width in zip(site.projections, site.out_features, strict=True)
@@ -49,12 +49,12 @@ def case_at(
     case = make_case(rank_patterns(), slots, features, dtype, block_rows=block_rows, seed=seed)
     if INTERPRETED:
         return case
-    # Planes are as wide as the engine's: kernels are compiled for their width.
+    # Planes are as wide as the engine's, because kernels are compiled for the width.
     return replace(case, work=replace(case.work, max_rank=MAX_RANK))
 
 
 def make_slots(num_tokens: int, rng: torch.Generator) -> list[int]:
-    """Of every token: one long run, short ones, tokens of the base model between them."""
+    """Slots of all tokens: one long run, then short runs, also of the base model, in any order."""
     long = num_tokens // 2
     runs = [(1, long), (-1, 2), (0, 3), (4, 1), (3, 1), (2, 2)]
     runs = [runs[0], *(runs[1:][i] for i in torch.randperm(5, generator=rng).tolist())]

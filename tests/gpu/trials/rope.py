@@ -19,7 +19,7 @@ _THETA = 500_000.0
 
 @dataclass(frozen=True)
 class RopeStep:
-    """Tokens to be rotated and stored; `run` leaves it as it is.
+    """Tokens to be rotated and stored; `run` works on copies.
 
     qkv: [T, (heads + 2 kv heads) * head_dim].   kv: [slabs, 2, kv heads, block size, head_dim].
     """
@@ -33,7 +33,7 @@ class RopeStep:
     norms: HeadNorms | None
 
     def run(self, ops, there: torch.device, delta: Delta | None = None) -> list[torch.Tensor]:
-        """q, the KV and the flags, afterwards."""
+        """Run rope_store_kv, and return q, the KV and the flags."""
         qkv, kv, *places = on(there, self.qkv, self.kv, *self.turns, self.positions, self.slots)
         finite = torch.ones(len(qkv), dtype=torch.int32, device=there)
         norms = work_on(there, self.norms) if self.norms else None
@@ -41,7 +41,7 @@ class RopeStep:
         return [qkv[:, : self.sizes.heads * self.sizes.head_dim], kv, finite]
 
     def exact(self, qkv: torch.Tensor) -> list[torch.Tensor]:
-        """The same in float32, after what adapters add."""
+        """The same in float32.   qkv: with the adapters' part added."""
         norms = self.norms
         if norms is not None:
             norms = replace(norms, q=norms.q.float(), k=norms.k.float())
@@ -58,7 +58,7 @@ def make_step(
     has_norms: bool,
     rng: torch.Generator,
 ) -> RopeStep:
-    """Tokens at slots and positions in no order."""
+    """Make a step of tokens at random slots and positions."""
     dim, heads = sizes.head_dim, sizes.heads + 2 * sizes.kv_heads
     num_slabs = num_tokens // _BLOCK_SIZE + 2
     kv = torch.full((num_slabs, 2, sizes.kv_heads, _BLOCK_SIZE, dim), torch.nan)

@@ -11,7 +11,7 @@ from tests.gpu.setting import Setting
 from tests.gpu.trials.trial import Trial, near, on, randint, randn, same
 
 EPS = 1e-5
-_SLAB_BYTES = 3 * 32768 + 16  # three pieces and a bit
+_SLAB_BYTES = 3 * 32768 + 16  # slightly more than three pieces
 
 
 def rowwise_trials(setting: Setting) -> Iterator[Trial]:
@@ -27,7 +27,7 @@ def rowwise_trials(setting: Setting) -> Iterator[Trial]:
 
 
 def exact_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """In float64."""
+    """RMSNorm in float64."""
     wide = x.double()
     return weight.double() * wide * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
 

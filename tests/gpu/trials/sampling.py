@@ -1,4 +1,4 @@
-"""Penalties, and tokens drawn: the reference's wherever rounding does not decide."""
+"""Penalties and drawn tokens, which are the reference's unless rounding decides."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.gpu.setting import Setting
 from tests.gpu.trials.trial import Outputs, Trial, on, randint, randn, work_on
 
 _ROUNDING = 1e-5
-"""Of a cumulative share: sums of float32 and of integers are no further apart."""
+"""Error of a cumulative share: sums of float32 and of integers are no further apart."""
 
 _CUTS = [
     {"temperature": 0.0}, {}, {"temperature": 0.3}, {"min_p": 0.05}, {"top_k": 1}, {"top_k": 40},
@@ -26,7 +26,7 @@ def sampling_trials(setting: Setting) -> Iterator[Trial]:
 
 
 def make_choices(num_rows: int, rng: torch.Generator) -> SamplingWork:
-    """Every kind of a cut in turn."""
+    """Make the options of rows, which have all kinds of cuts in turn."""
 
     def column(name: str, default: float, dtype: torch.dtype) -> torch.Tensor:
         values = [_CUTS[row % len(_CUTS)].get(name, default) for row in range(num_rows)]
@@ -66,7 +66,7 @@ def _rows(work: SamplingWork, rows: torch.Tensor) -> SamplingWork:
 
 
 def _check_draws(logits: torch.Tensor, work: SamplingWork, tokens: torch.Tensor) -> None:
-    """That each row's number lies in its token's share of what is kept."""
+    """Assert that each row's uniform number lies in the share of its token among the kept ones."""
     probs = sampling.probabilities(logits, work.temperature)
     kept = sampling.truncate(probs, work.min_p, work.top_k.long(), work.top_p).double()
     shares = kept / kept.sum(dim=-1, keepdim=True)
@@ -93,7 +93,9 @@ def _adjust(setting: Setting) -> Trial:
 
 
 def _make_penalties(num_rows: int, vocab: int, rng: torch.Generator) -> PenaltyWork:
-    """Row i has seen 300 i tokens, and has as many biased ones; every third row nothing at all."""
+    """Make penalties: row i has seen 300 i tokens, and has as many biased ones; every third row has
+    neither.
+    """
     sizes = [min(300 * row, vocab) if row % 3 else 0 for row in range(num_rows)]
     starts = torch.tensor([sum(sizes[:row]) for row in range(num_rows + 1)], dtype=torch.int32)
 
@@ -104,7 +106,7 @@ def _make_penalties(num_rows: int, vocab: int, rng: torch.Generator) -> PenaltyW
     tokens = distinct()
     pending = torch.tensor([row % 4 - 1 for row in range(num_rows)], dtype=torch.int32)
     previous = randint(0, vocab, 4, rng=rng)
-    # One that its row has seen before, one that failed.
+    # One pending token was seen before by its row, and one is of a row that failed.
     previous[0], previous[1] = tokens[0], -1
     return PenaltyWork(
         entry_starts=starts,

@@ -1,4 +1,4 @@
-"""One kernel on random data: what it writes, and whether that is right."""
+"""One kernel on random data: its outputs, and whether they are right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,9 +18,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Trial:
-    """run: (kernels, where) -> all that one of them writes, there; NaN where it writes nothing.
+    """One kernel on random data.
 
-    judge: (ours, the reference's), in host memory; raises AssertionError.
+    run: (kernels, device) -> all outputs of one kernel, on the device; NaN where it writes nothing.
+    judge: (our outputs, the reference's), in host memory; raises AssertionError if ours are wrong.
     """
 
     name: str
@@ -29,13 +30,14 @@ class Trial:
 
 
 def same(ours: Outputs, torchs: Outputs) -> None:
-    """To the bit."""
+    """Judge that outputs are the same to the bit."""
     for mine, theirs in zip(ours, torchs, strict=True):
         assert is_same(mine, theirs), describe_difference(mine, theirs)
 
 
 def near(exact: Callable[[], Outputs]) -> Callable[[Outputs, Outputs], None]:
-    """Loses no more than twice what the reference does in the same dtype; ints are the same.
+    """Make a judge: outputs lose at most twice what the reference loses in the same dtype; integers
+    are the same.
 
     exact: the outputs without any rounding to that dtype.
     """
@@ -70,7 +72,7 @@ def carried(ours: torch.Tensor, torchs: torch.Tensor) -> torch.Tensor:
 
 
 def describe_difference(ours: torch.Tensor, expected: torch.Tensor) -> str:
-    """How many numbers are not the expected ones, in which rows, and where by how much most."""
+    """Say how many numbers differ from the expected ones, in which rows, and where most."""
     mine, theirs = ours.float().double(), expected.float().double()
     differs = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
     if not differs.any():
@@ -86,17 +88,17 @@ def describe_difference(ours: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit, whether they are numbers or not."""
+    """Whether tensors are the same bit for bit, including NaN."""
     return torch.equal(*(t.contiguous().view(-1).view(torch.uint8) for t in (one, other)))
 
 
 def on(there: torch.device, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Copies, to be written to."""
+    """Copies of tensors on a device, which may be written to."""
     return [tensor.to(there, copy=True) for tensor in tensors]
 
 
 def work_on(there: torch.device, work: Work) -> Work:
-    """A dataclass with its tensors there."""
+    """A copy of a dataclass with its tensors on a device."""
     named = {field.name: getattr(work, field.name) for field in fields(work)}  # type: ignore
     moved = {k: v.to(there) for k, v in named.items() if isinstance(v, torch.Tensor)}
     return replace(work, **moved)  # type: ignore[type-var]
@@ -107,5 +109,5 @@ def randn(*shape: int, rng: torch.Generator, dtype: torch.dtype = torch.float32)
 
 
 def randint(low: int, high: int, *shape: int, rng: torch.Generator) -> torch.Tensor:
-    """int32 of [low, high)."""
+    """Random int32 in [low, high)."""
     return torch.randint(low, high, shape, generator=rng).int()
