@@ -46,8 +46,8 @@ _ROLLUP_SUMS = (
 class Draft:
     """An entry before it has a number.
 
-    at_ms: end of the request or stretch of storage that is charged; a correction has the time of the
-    entry that it reverses, a credit or payment the time of its posting.
+    at_ms: end of the request or stretch of storage that is charged. A correction has the time of
+    the entry that it reverses, a credit or payment the time of its posting.
     event: columns of the usage or kept event that is charged, and of its price, by the names that
     `receipts.rows.receipt_of` reads.
     parts: the parts of a usage event's amount.
