@@ -121,10 +121,10 @@ def post_correction(
         raise NotFound(f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id")
     if entry.kind == "correction":
         raise Invalid(
-            f"Entry {entry_id} is a correction, which stays; post a credit.", param="entry_id"
+            f"Entry {entry_id} is a correction and stays; post a credit instead.", param="entry_id"
         )
     if entry.amount_nanousd == 0:
-        raise Invalid(f"Entry {entry_id} moved no money.", param="entry_id")
+        raise Invalid(f"Entry {entry_id} has no amount to correct.", param="entry_id")
     receipt = ledger.reverse(
         conn, signer, entry_id, memo=memo, idempotency_key=idempotency_key, now_ms=now_ms
     )
