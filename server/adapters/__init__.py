@@ -1,5 +1,5 @@
-"""The gateway's side of the registry: uploads on their way, what a name means, news for engines.
+"""The gateway's side of the registry: uploads in progress, model names, adapter events for engines.
 
-It imports the registry, accounts, the engines' pool and the database. Its state is the registry's
-tables; files of an upload lie in a folder of each gateway until they are stored.
+The package imports the registry, accounts, the engine pool and the database. Its state is in the
+registry's tables; an upload's files lie in a folder of the gateway until the object is stored.
 """

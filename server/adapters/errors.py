@@ -1,4 +1,4 @@
-"""Why an upload has to wait."""
+"""The error for uploads that have to wait because the gateway is busy."""
 
 from server.faults import Unavailable
 

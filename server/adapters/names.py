@@ -1,4 +1,4 @@
-"""What `model` means to a tenant: the base, an adapter of its own, or one shared with it."""
+"""Resolves `model` for a tenant: the base model, its own adapter, or an adapter shared with it."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from server.accounts.tables import tenants
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """owner_name/name: what every tenant that may use it can call it."""
+    """An adapter version; every tenant that may use it can name the adapter `owner_name/name`."""
 
     owner_id: str
     owner_name: str
@@ -27,12 +27,12 @@ class NamedAdapter:
 def resolve_model(
     conn: Connection, catalog: Catalog, identity: Identity, model: str, *, request_key: str
 ) -> NamedAdapter | None:
-    """The version that `model` means to this tenant now; None for the base model.
+    """Return the version that `model` means to this tenant now, or None for the base model.
 
-    request_key: chooses between the versions of a weighted alias. Raises ModelNotFound, the same
-    for an owner, an adapter and a grant that are not there.
+    request_key chooses between the versions of a weighted alias. Raises ModelNotFound; a missing
+    owner, a missing adapter and a missing grant give the same error.
     """
-    # First, and exactly: a base model's id may contain a slash, and read like somebody's adapter.
+    # The base model's id is compared first and in full: it may contain a slash, like owner/name.
     if model == catalog.base.model_id:
         return None
     owner_name, slash, rest = model.partition("/")
@@ -44,13 +44,16 @@ def resolve_model(
         owner_id = _owner(conn, identity, owner_name, name)
         ref = catalog.resolve(conn, owner_id, rest, request_key=request_key)
     except AdapterNotFound:
-        # Not in the words of whoever looked: they must not tell what of it there is.
+        # The original message would tell the caller whether the adapter or only the version exists.
         raise ModelNotFound(model=model) from None
     return NamedAdapter(owner_id, owner_name, name, ref)
 
 
 def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:
-    """The tenant of this name, if the caller may use its adapter. Raises ModelNotFound."""
+    """Return the id of the tenant named `owner_name` if the caller may use its adapter `name`.
+
+    Raises ModelNotFound.
+    """
     owner_id = conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == owner_name))
     if owner_id == identity.tenant_id:
         return identity.tenant_id

@@ -1,8 +1,9 @@
-"""The prover: takes uploads whose files are checked to the engine, and makes versions of them.
+"""The prover: has the engine prove uploads whose files are checked, and makes versions of them.
 
-One per gateway. An upload is claimed before it is proved and the claim is renewed meanwhile, so
-that two gateways do not prove the same one; the claim of a dead gateway runs out, and whoever
-looks next proves it. Two that prove one all the same do no harm: it ends once.
+Each gateway has one prover. It claims an upload before the proof and renews the claim during it, so
+that two gateways do not prove the same upload. The claim of a dead gateway expires, and the next
+gateway that looks proves the upload. If two gateways do prove the same upload, only the first
+verdict counts.
 """
 
 import asyncio
@@ -31,17 +32,22 @@ logger = logging.getLogger(__name__)
 
 _REF_FIELDS = ("digest", "object_key", "rank", "size_bytes")
 _MAX_DEATHS = 2
+"""An upload is refused after the engine died this often while it proved the upload."""
 _MAX_REMEMBERED = 1000
+"""Uploads whose engine deaths one gateway keeps count of."""
 
 Prove = Callable[[AdapterRef, Path], Awaitable[Proof]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProverConfig:
-    """max_running: proofs at once.   claim_s: how long a killed gateway's uploads wait.
+    """Limits and intervals of a prover.
 
-    poll_s: between looks for new ones, and between renewals.   retry_s: after one that was
-    unavailable.   notice_s: between looks at an upload that another gateway may prove.
+    max_running: uploads in progress at once.
+    claim_s: lifetime of a claim, so a killed gateway's uploads wait at most this long.
+    poll_s: interval between looks for new uploads, and between renewals of claims.
+    retry_s: delay before an upload is proved again after the verdict "unavailable".
+    notice_s: interval at which `wait_proved` reads an upload that another gateway may prove.
     """
 
     max_running: int = 2
@@ -52,9 +58,10 @@ class ProverConfig:
 
 
 class Prover:
-    """prove: by the engine, of the canonical object in a local file; raises EngineDeadError.
+    """Proves the uploads that it claims.
 
-    work_dir: where objects are fetched to, on the engine's machine.
+    prove: has the engine prove the canonical object in a local file; raises EngineDeadError.
+    work_dir: folder on the engine's machine that objects are fetched to.
     """
 
     def __init__(
@@ -74,20 +81,21 @@ class Prover:
         self._work_dir = work_dir
         self._config = config or ProverConfig()
         self._running: set[asyncio.Task[None]] = set()
-        # Those without a verdict yet, by upload_id.
+        # Claimed uploads without a verdict yet, by upload_id.
         self._claimed: dict[str, Upload] = {}
         self._deaths: OrderedDict[str, int] = OrderedDict()
-        # One at a time, the next one is fetched meanwhile: a dead engine has one suspect.
+        # The engine proves one upload at a time, so that its death has only one suspect. The next
+        # object is fetched meanwhile.
         self._engine = asyncio.Lock()
         self._woken = asyncio.Event()
         self._ended = asyncio.Event()
 
     def wake(self) -> None:
-        """There is one more to prove: look now, not at the next poll."""
+        """Make `run` look for uploads now instead of at the next poll."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled; then what is under way is given back for others to prove."""
+        """Prove uploads until cancelled; then release the claims for other gateways to prove."""
         try:
             while True:
                 self._woken.clear()
@@ -100,7 +108,7 @@ class Prover:
             await self._give_back()
 
     async def step(self) -> None:
-        """Renew the claims of what runs, and start what there is room for."""
+        """Renew the claims of running proofs, and start as many new ones as there is room for."""
         if self._claimed:
             await self._claim_until(list(self._claimed.values()), self._config.claim_s)
         room = self._config.max_running - len(self._running)
@@ -117,7 +125,7 @@ class Prover:
                 task.add_done_callback(self._note_end)
 
     async def wait_proved(self, upload: Upload, timeout_s: float) -> Upload:
-        """The upload once it is not proving any more, or as it is when the time is over."""
+        """Return the upload when its proof has ended, or as it is after `timeout_s`."""
         tenant_id, upload_id = upload.tenant_id, upload.upload_id
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_s
@@ -134,7 +142,7 @@ class Prover:
     async def _run_one(self, upload: Upload) -> None:
         try:
             proof = await self._proof_of(upload)
-            # From here on a renewal would undo what the verdict says of the claim.
+            # A renewal after this point would overwrite the retry time that finish_proof sets.
             self._claimed.pop(upload.upload_id, None)
             ended = await self._database.write(
                 lambda conn: upload_proof.finish_proof(
@@ -146,7 +154,7 @@ class Prover:
                 begin = self._database.begin
                 await asyncio.to_thread(discard, self._uploads, begin, ended)
         except (DatabaseError, UploadNotOpen) as error:
-            # The claim runs out, and what is left of an ended one is swept.
+            # The claim expires and the upload is proved again; an ended upload's files are swept.
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
 
     async def _proof_of(self, upload: Upload) -> Proof:
@@ -155,7 +163,7 @@ class Prover:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
         named = {name: upload.built[name] for name in _REF_FIELDS}
-        # No version yet: the engine knows adapters by digest and place.
+        # The upload has no version number yet; the engine identifies adapters by digest and key.
         ref = AdapterRef(adapter_id=upload.upload_id, version=0, **named)
         try:
             with tempfile.TemporaryDirectory(
@@ -185,7 +193,7 @@ class Prover:
         return Proof(verdict="not_served", message=message)
 
     def _fetch(self, ref: AdapterRef, path: Path) -> None:
-        """Raises StorageError, also for other bytes than were put."""
+        """Copy the object to `path`. Raises StorageError, also if its sha256 is not the digest."""
         hasher = hashlib.sha256()
         with path.open("wb") as file:
             for chunk in self._uploads.storage.read(ref.object_key):
@@ -222,7 +230,7 @@ class Prover:
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
-    # Not wait_for: in Python 3.11 it may swallow a cancellation that comes with the event.
+    # asyncio.wait_for in Python 3.11 may swallow a cancellation that comes with the event.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()

@@ -1,4 +1,4 @@
-"""Builds of uploads in this gateway: one for each upload, however often it is asked for."""
+"""Builds of uploads in this gateway: at most one per upload, however often it is requested."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 from registry.upload_rows import Upload
 from server.adapters.errors import uploads_busy
 
-# Each assembles up to two adapters' bytes on disk.
+# Each build assembles up to two adapters' bytes on disk.
 MAX_RUNNING = 4
 MAX_WAITING = 64
 
@@ -15,7 +15,10 @@ Build = Callable[[str, str], Upload]
 
 
 class UploadBuilds:
-    """build: (tenant_id, upload_id), blocks its thread until the files are checked."""
+    """Runs builds in threads.
+
+    build: takes (tenant_id, upload_id) and blocks its thread until the files are checked.
+    """
 
     def __init__(self, build: Build) -> None:
         self._build = build
@@ -24,11 +27,11 @@ class UploadBuilds:
         self._tenants: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def build(self, tenant_id: str, upload_id: str) -> Upload:
-        """Starts the build or joins it; one that nobody waits for any more goes on.
+        """Start the build or join the running one; it continues if nobody waits for it any more.
 
-        Raises as registry.upload_build.build_upload, and Unavailable when too many wait.
+        Raises like registry.upload_build.build_upload, and Unavailable when too many builds wait.
         """
-        # By both: another tenant's id must not find it.
+        # The key includes the tenant, so that no other tenant can join the build.
         key = f"{tenant_id} {upload_id}"
         task = self._tasks.get(key)
         if task is None:
@@ -40,7 +43,7 @@ class UploadBuilds:
         return await asyncio.shield(task)
 
     async def _run(self, tenant_id: str, upload_id: str) -> Upload:
-        # One a tenant: a hundred uploads of one do not take all places from the others.
+        # Each tenant has one build at a time: its hundred uploads do not take all places.
         turn = self._tenants.setdefault(tenant_id, asyncio.Lock())
         async with turn, self._places:
             return await asyncio.to_thread(self._build, tenant_id, upload_id)

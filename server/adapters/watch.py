@@ -1,10 +1,10 @@
-"""What other gateways did to adapters, told to this gateway's engines within half a second.
+"""Tells this gateway's engines within half a second what other gateways did to adapters.
 
-Only for warmth: what a name means is read from the database at every request.
+This only keeps adapters warm: the meaning of a name is read from the database at every request.
 
     an alias moved            Prefetch, on behalf of the adapter's tenant
-    a pin came, went, moved   PinAdapters with all pins in force; when engines come and go, and once
-                              a minute, too
+    a pin came, went, moved   PinAdapters with all pins in force; also sent when engines come and
+                              go, and once a minute
 """
 
 import asyncio
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 _MINUTE_MS = 60_000
-# More than that at once is an import, and each tenant may only have a few under way.
+# A larger number of moves at once is an import, and each tenant may have only a few prefetches.
 _MAX_PREFETCHES = 64
 _CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
 
 
 class AdapterWatch:
-    """Reads the events of all gateways, and tells the engines. clock: Unix milliseconds."""
+    """Reads the events of all gateways, and tells the engines. clock: returns Unix milliseconds."""
 
     def __init__(
         self,
@@ -47,18 +47,18 @@ class AdapterWatch:
         self._tail: EventTail | None = None
         self._told: tuple[
             Welcome, ...
-        ] = ()  # whom, of all pins; none where somebody has to be told
+        ] = ()  # engines that were told of all pins; empty if they have to be told again
         self._cleaned_at_ms = 0
         self._is_failing = False
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Call `tick` every TICK_S until cancelled."""
         while True:
             await self.tick()
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """One look at the database. What could not be read is read at the next."""
+        """Read new events once and act on them. After a failed read, the next tick reads them."""
         try:
             await self._look()
         except DatabaseError as error:
@@ -70,7 +70,7 @@ class AdapterWatch:
 
     async def _look(self) -> None:
         if self._tail is None:
-            # From now on: what moved before may have been in use for a year, or never.
+            # Earlier moves are skipped: such an adapter may have been in use for a year, or never.
             self._tail = EventTail(await self._database.read(newest_event_id))
         events = await self._database.read(self._tail.read)
         await self._clean_up()
@@ -81,14 +81,14 @@ class AdapterWatch:
         self._tail.take(events, self._clock())
 
     async def _clean_up(self) -> None:
-        """Once a minute: old events go, and pins are told again, whatever was lost on the way."""
+        """Delete old events and tell all pins again once a minute, in case a message was lost."""
         if self._clock() >= self._cleaned_at_ms + _MINUTE_MS:
             await self._database.write(lambda conn: prune_events(conn, self._clock()))
             self._cleaned_at_ms = self._clock()
             self._told = ()
 
     async def _tell_pins(self) -> None:
-        # Who is not there would not hear it.
+        # Without an engine there is nobody to tell.
         welcomes = self._engines.welcomes
         if not welcomes or welcomes == self._told:
             return
@@ -97,7 +97,7 @@ class AdapterWatch:
         self._told = welcomes
 
     async def _prefetch(self, events: Sequence[Event]) -> None:
-        """The versions that names came to mean, each once."""
+        """Prefetch the versions that names were moved to, each once; the newest _MAX_PREFETCHES."""
         moved = dict.fromkeys(
             (event.tenant_id, event.adapter_id, event.version)
             for event in reversed(events)
@@ -112,7 +112,7 @@ class AdapterWatch:
     def _servable(
         self, conn: Connection, moved: Sequence[tuple[str, str, int]]
     ) -> list[tuple[str, AdapterRef]]:
-        """(tenant_id, ref) of those that are still there and made for this base model."""
+        """Return (tenant_id, ref) of the moved versions that are ready and fit this base model."""
         found = [(place[0], adapter_rows.find_version_row(conn, *place)) for place in moved]
         return [
             (tenant_id, version.ref)

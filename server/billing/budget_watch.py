@@ -1,6 +1,6 @@
-"""Tells tenants of their budgets: one event when a soft one is passed or a hard one is used up.
+"""Sends tenants a webhook event when a soft budget is passed or a hard budget is used up.
 
-By what is posted, not by what is held: requests under way may still give something back.
+Posted entries decide, not open holds: requests under way may cost less than they hold.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ INTERVAL_S = 5.0
 REACHED, EXHAUSTED = "budget.threshold_reached", "budget.exhausted"
 _TYPES = {"soft": REACHED, "hard": EXHAUSTED}
 _PAGE_SIZE = 1000
-"""Budgets: of 250 tenants or more."""
+"""Budgets in one read. A tenant has at most four, so a page covers 250 tenants or more."""
 
 _Place = tuple[str, str, str]
 _BEGINNING: _Place = ("", "", "")
@@ -32,10 +32,10 @@ _BEGINNING: _Place = ("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One budget of a tenant with a webhook.
+    """The state of one budget of a tenant with a webhook.
 
-    subject: of its event; a prepaid one's is the same as long as the balance is below, a monthly
-    one's is of its month and amount.
+    subject: subject of the budget's event, which keeps it from being sent twice. For a monthly
+    budget it names the month and the amount; for a prepaid one it stays while the balance is low.
     """
 
     tenant_id: str
@@ -46,14 +46,14 @@ class _Standing:
 
 
 class BudgetWatch:
-    """A chore: looks at the budgets of all tenants that have a webhook."""
+    """The chore that checks the budgets of all tenants that have a webhook."""
 
     def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
         self._database = database
         self._clock = clock
 
     async def turn(self) -> int:
-        """How many events it made. Raises LedgerUnavailable."""
+        """Check all budgets and return the number of new events. Raises LedgerUnavailable."""
         at_ms, count, after = self._clock(), 0, _BEGINNING
         while True:
             changes = partial(_changes, after=after, at_ms=at_ms)
@@ -65,7 +65,7 @@ class BudgetWatch:
 
 
 def _changes(conn: Connection, *, after: _Place, at_ms: int) -> tuple[list[_Standing], _Place]:
-    """What of a page of budgets is not known yet, and where the next page begins."""
+    """Return the budgets of a page whose state has changed, and the place of the next page."""
     month = month_of(at_ms)
     budget, spend, account = budgets.c, monthly_spend.c, tenant_accounts.c
     of_month = (spend.tenant_id == budget.tenant_id) & (spend.month == month)
@@ -105,7 +105,7 @@ def _standing(
     if not is_monthly:
         left = row.balance_nanousd - row.amount_nanousd
     is_reached = left <= 0 if is_monthly else left < 0
-    # A hard one is used up where it does not pay for the smallest request.
+    # A hard budget is used up when it does not cover the smallest request.
     if is_hard and left < dearest:
         price = price_for(conn, at_ms, tenant_id=row.tenant_id)
         is_reached = left < price.prompt_nanousd + price.completion_nanousd
@@ -126,7 +126,7 @@ def _standing(
 
 
 def _dearest(conn: Connection) -> int:
-    """What a token of prompt and one of an answer cost at the highest price that ever was."""
+    """Return the highest price in any version of one prompt token plus one completion token."""
     columns = price_versions.c
     query = sa.select(sa.func.max(columns.prompt_nanousd + columns.completion_nanousd))
     return conn.scalar(query) or 0
@@ -142,7 +142,10 @@ def _known(conn: Connection, standings: Sequence[_Standing]) -> set[tuple[str, s
 
 
 def _write(conn: Connection, *, changed: Sequence[_Standing], at_ms: int) -> int:
-    """An event for each that is reached; one that no longer is may be told of again."""
+    """Insert an event for each budget that is reached, and return how many are new.
+
+    If a prepaid budget is no longer reached, its event is renamed, so that a new one can be sent.
+    """
     count = 0
     for standing in changed:
         if standing.is_reached:

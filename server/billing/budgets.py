@@ -1,9 +1,9 @@
 """Budgets: how many tokens a request may be leased, so that no hard limit is ever exceeded.
 
-What remains is worked out each time, from the ledger's sums and the open holds, under a lock of the
-tenant: nothing here keeps a counter that could differ from them.
+The remaining amount is computed each time from the ledger's sums and the open holds, under a lock
+of the tenant; no counter is kept that could differ from them.
 
-BudgetExhausted   a hard budget does not pay for the prompt and one token
+BudgetExhausted   a hard budget does not cover the prompt and one token
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,20 @@ BudgetKind = Literal["monthly", "prepaid"]
 Enforcement = Literal["hard", "soft"]
 
 LEASE_TOKENS = 256
-"""Of one answer, at a time: so many streams share what is left. Four times the engine's warning."""
+"""Tokens that one answer is leased at a time, so that many streams share a remaining budget.
+
+The engine asks for more when a quarter of this is left.
+"""
 CLOCK_SLACK_MS = 60_000
-"""By so much the clocks of gateways and engines may differ: so long before and after a month's end
-what is spent must fit both months, for an engine's clock says which one it is."""
+"""Largest difference expected between the clocks of gateways and engines.
+
+An engine's clock decides which month a request belongs to, so this long before and after a month's
+end a request must fit into the budgets of both months.
+"""
 
 
 class BudgetExhausted(Exception):
-    """What remains of a hard budget does not pay for what is needed."""
+    """The remaining part of a hard budget does not cover the amount that is needed."""
 
     def __init__(self, kind: BudgetKind, remaining_nanousd: int, needed_nanousd: int) -> None:
         self.kind = kind
@@ -49,7 +55,11 @@ class BudgetExhausted(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """monthly: at most that in a UTC month.   prepaid: the balance never falls below it."""
+    """A limit on what a tenant spends.
+
+    amount_nanousd: if kind is "monthly", the most that may be spent in a UTC month; if kind is
+    "prepaid", the balance that must remain.
+    """
 
     tenant_id: str
     kind: BudgetKind
@@ -59,9 +69,10 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sums:
-    """What a tenant has spent, has, and has reserved, at one moment.
+    """A tenant's spending, balance and open holds at one moment.
 
-    spent_nanousd: of its month; around a month's end, of the one that more was spent in.
+    spent_nanousd: spending in the current month; around a month's end, in that one of the two
+    months in which more was spent.
     """
 
     spent_nanousd: int
@@ -69,7 +80,7 @@ class Sums:
     held_nanousd: int
 
     def remaining(self, kind: BudgetKind, amount_nanousd: int) -> int:
-        """Nano-dollars that a budget leaves; negative where it was set below what is used."""
+        """Nano-dollars left of a budget; negative if it was set below the amount that is used."""
         if kind == "monthly":
             return amount_nanousd - self.spent_nanousd - self.held_nanousd
         return self.balance_nanousd - self.held_nanousd - amount_nanousd
@@ -88,16 +99,17 @@ def cover(
     num_answers: int,
     now_ms: int,
 ) -> int:
-    """Completion tokens, a multiple of num_answers, that a new hold may cover; at most wanted.
+    """Return how many completion tokens a new hold may cover, at most `wanted_tokens`.
 
-    Locks a tenant with a hard budget until the transaction ends. Raises BudgetExhausted.
+    A tenant without a hard budget gets `wanted_tokens`. A tenant with one gets a multiple of
+    `num_answers`, and is locked until the transaction ends. Raises BudgetExhausted.
     """
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
         return wanted_tokens
     kind, remaining = left
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
-    # What costs nothing passes, however little remains.
+    # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
         raise BudgetExhausted(kind, remaining, needed)
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
@@ -107,15 +119,17 @@ def cover(
 def extend(
     conn: Connection, request_id: str, wanted_tokens: int, *, num_answers: int, now_ms: int
 ) -> int:
-    """Let an open hold cover more completion tokens, up to wanted in all; how many it covers now.
+    """Let an open hold cover up to `wanted_tokens` completion tokens in all; return its new lease.
 
-    As many as before where nothing remains; 0 if it is no longer open.
+    The lease stays the same if nothing remains. Returns 0 if the hold is no longer open or is being
+    settled.
     """
     hold = get_hold(conn, request_id)
     if hold is None or hold.state != "open":
         return 0
     left = _lock_remaining(conn, hold.tenant_id, now_ms)
-    # Never waited for: who settles it may wait for the tenant. Its lease needs no more then.
+    # A locked row is skipped, not waited for: its settler may wait for the tenant, which is locked
+    # here. A hold that is being settled needs no more tokens.
     query = sa.select(holds.c.token_lease).where(holds.c.request_id == request_id)
     query = query.where(holds.c.state == "open").with_for_update(skip_locked=True)
     lease: int | None = conn.scalar(query)
@@ -135,7 +149,7 @@ def extend(
 
 
 def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
-    """As one statement sees them: a hold that is posted is in one sum or in the other."""
+    """Read the sums in one query, so that a hold that is just posted is in exactly one of them."""
     months = {month_of(now_ms + shift) for shift in (-CLOCK_SLACK_MS, 0, CLOCK_SLACK_MS)}
     row = conn.execute(_SUMS, {"tenant_id": tenant_id, "months": sorted(months)}).one()
     return Sums(
@@ -144,12 +158,16 @@ def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
 
 
 def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[BudgetKind, int] | None:
-    """The hard budget that leaves least, and what; None without any, and then nothing is locked."""
+    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least.
+
+    Returns None, and locks nothing, if the tenant has no hard budget.
+    """
     hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
     if not hard:
         return None
     if conn.dialect.name != "sqlite":
-        # A statement of its own: the sums of the next are of after the lock. SQLite has one writer.
+        # The lock is a query of its own, so that the sums are read after it. SQLite needs no lock,
+        # since it has one writer.
         conn.execute(_LOCK, {"tenant_id": tenant_id})
     sums = read_sums(conn, tenant_id, now_ms)
     left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
@@ -158,7 +176,7 @@ def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[Budg
 
 
 def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
-    """Completion tokens that so many nano-dollars pay, the same number for each answer."""
+    """Return how many completion tokens `remaining` nano-dollars cover, equally many per answer."""
     each = min(wanted_tokens // num_answers, LEASE_TOKENS)
     if price.completion_nanousd:
         each = min(each, remaining // (num_answers * price.completion_nanousd))
@@ -169,7 +187,7 @@ def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: 
 
 
 def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "operator") -> None:
-    """It holds from the next request on. Audited."""
+    """Set a budget, effective from the next request on, and write an audit row."""
     assert budget.amount_nanousd >= 0
     insert = upsert(conn.dialect.name, budgets).values(
         tenant_id=budget.tenant_id,
@@ -203,7 +221,7 @@ def remove_budget(
     now_ms: int,
     actor: str = "operator",
 ) -> bool:
-    """Whether there was one. Audited."""
+    """Remove a budget and write an audit row. Returns False if there was none."""
     query = sa.delete(budgets).filter_by(tenant_id=tenant_id, kind=kind, enforcement=enforcement)
     if conn.execute(query).rowcount == 0:
         return False
@@ -220,7 +238,7 @@ def remove_budget(
 
 
 def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
-    """Those of a tenant, four at most; or of all. In one order."""
+    """Return the budgets of a tenant (at most four) or of all tenants, in a fixed order."""
     query = sa.select(budgets)
     if tenant_id is not None:
         query = query.where(budgets.c.tenant_id == tenant_id)
@@ -228,7 +246,7 @@ def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
     return [Budget(**row._mapping) for row in conn.execute(query)]
 
 
-# ---- statements, made once: they are on the way of every request ----
+# ---- SQL statements, built once because every request runs them ----
 
 HAS_HARD_BUDGET = sa.exists().where(
     budgets.c.tenant_id == tenants.c.tenant_id, budgets.c.enforcement == "hard"
@@ -262,7 +280,7 @@ _SUMS = sa.select(
     _sum_of(
         sa.func.sum(holds.c.amount_nanousd),
         holds.c.tenant_id == _TENANT,
-        # To the letter, as the index of open holds says it: no planner sees it in a parameter.
+        # A literal, as in the condition of the partial index: planners do not match a parameter.
         holds.c.state == sa.literal_column("'open'"),
     ).label("held"),
 )

@@ -1,6 +1,6 @@
-"""What an operator posts by hand: credits, payments, corrections; and what a tenant has left.
+"""Entries that an operator posts by hand (credits, payments, corrections), and tenants' balances.
 
-Each is posted once for its idempotency key, however often it is asked for.
+An entry is posted once for its idempotency key, however often it is requested.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _FROM: dict[CreditKind, str] = {"credit": "expense/credit", "payment": "cash/pay
 
 
 class IdempotencyKeyReused(Invalid):
-    """The key has posted something else."""
+    """The idempotency key was used before for a different entry."""
 
     default_code = "idempotency_key_reused"
 
@@ -36,7 +36,11 @@ class IdempotencyKeyReused(Invalid):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """balance_nanousd: by the entries; negative is owed.   held_nanousd: of requests under way."""
+    """A tenant's balance.
+
+    balance_nanousd: sum of the tenant's entries; a negative balance is owed.
+    held_nanousd: sum of the open holds of its requests.
+    """
 
     balance_nanousd: int
     held_nanousd: int
@@ -51,7 +55,7 @@ def balance_of(conn: Connection, tenant_id: str) -> Balance:
     balance = conn.scalar(account.where(tenant_accounts.c.tenant_id == tenant_id))
     held = sa.select(sa.func.coalesce(sa.func.sum(holds.c.amount_nanousd), 0)).where(
         holds.c.tenant_id == tenant_id,
-        # To the letter, as the index of open holds says it: no planner sees it in a parameter.
+        # A literal, as in the condition of the partial index: planners do not match a parameter.
         holds.c.state == sa.literal_column("'open'"),
     )
     return Balance(balance_nanousd=balance or 0, held_nanousd=int(conn.execute(held).scalar_one()))
@@ -69,9 +73,10 @@ def post_credit(
     now_ms: int,
     actor: str = "operator",
 ) -> Receipt:
-    """Add to what a tenant has: given to it, or paid by it.
+    """Add to a tenant's balance: a credit that it is given, or a payment that it made.
 
-    Raises IdempotencyKeyReused."""
+    Returns the receipt. Raises IdempotencyKeyReused.
+    """
     assert amount_nanousd > 0
     lock_ledger(conn)
     asked = {"kind": kind, "tenant_id": tenant_id, "amount_nanousd": -amount_nanousd, "memo": memo}
@@ -102,9 +107,10 @@ def post_correction(
     now_ms: int,
     actor: str = "operator",
 ) -> Receipt:
-    """Undo an entry by its opposite.
+    """Undo an entry by posting its opposite, and return the receipt.
 
-    Raises NotFound, Invalid, IdempotencyKeyReused, and Conflict where that was done before."""
+    Raises NotFound, Invalid, IdempotencyKeyReused, and Conflict if the entry is corrected already.
+    """
     lock_ledger(conn)
     asked = {"kind": "correction", "reverses_entry_id": entry_id, "memo": memo}
     if known := _posted_with(conn, idempotency_key, asked):
@@ -115,10 +121,10 @@ def post_correction(
         raise NotFound(f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id")
     if entry.kind == "correction":
         raise Invalid(
-            f"Entry {entry_id} is a correction, which stays; post a credit.", param="entry_id"
+            f"Entry {entry_id} is a correction and stays; post a credit instead.", param="entry_id"
         )
     if entry.amount_nanousd == 0:
-        raise Invalid(f"Entry {entry_id} moved no money.", param="entry_id")
+        raise Invalid(f"Entry {entry_id} has no amount to correct.", param="entry_id")
     receipt = ledger.reverse(
         conn, signer, entry_id, memo=memo, idempotency_key=idempotency_key, now_ms=now_ms
     )
@@ -131,7 +137,10 @@ def post_correction(
 
 
 def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) -> Receipt | None:
-    """What this key posted before. Raises IdempotencyKeyReused."""
+    """Return the receipt that this key posted before, or None.
+
+    Raises IdempotencyKeyReused if that receipt differs from `asked`.
+    """
     query = select_receipts().where(entries.c.idempotency_key == idempotency_key)
     row = conn.execute(query).mappings().first()
     if row is None:

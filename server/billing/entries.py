@@ -1,7 +1,7 @@
-"""Entries: the only way into the ledger, its balances, roll-ups and chains of receipts.
+"""Entries: only this module adds to the ledger, its balances, roll-ups and chains of receipts.
 
 An entry moves an amount from one account to another, so all entries together sum to zero. Posting
-locks the ledger's head: one poster at a time, whose entries are numbered in the order they commit.
+locks the ledger's head: one poster works at a time, and entries are numbered in commit order.
 """
 
 from collections import defaultdict
@@ -33,7 +33,7 @@ EntryKind = Literal["usage", "storage", "pinned", "resident", "credit", "payment
 _HOUR_MS = 3_600_000
 _REVENUE = "revenue/"
 _MB_S = 10**6 * 1000
-"""Bytes times milliseconds."""
+"""Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 _ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
 _ROLLUP_SUMS = (
     "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
@@ -44,10 +44,13 @@ _ROLLUP_SUMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An entry before it has a number. at_ms: when what it is for ended.
+    """An entry before it has a number.
 
-    event: columns of the usage or kept event that it is for, and of its price, by the names that
-    `receipt_rows.receipt_of` reads.   parts: of a usage event's amount.
+    at_ms: end of the request or stretch of storage that is charged. A correction has the time of
+    the entry that it reverses, a credit or payment the time of its posting.
+    event: columns of the usage or kept event that is charged, and of its price, by the names that
+    `receipts.rows.receipt_of` reads.
+    parts: the parts of a usage event's amount.
     """
 
     kind: EntryKind
@@ -65,7 +68,7 @@ class Draft:
 
     @classmethod
     def charge(cls, kind: EntryKind, tenant_id: str, amount_nanousd: int, **fields: Any) -> "Draft":
-        """What a tenant owes for something."""
+        """Draft an entry for an amount that a tenant owes."""
         return cls(
             kind=kind,
             tenant_id=tenant_id,
@@ -79,7 +82,7 @@ class Draft:
 def post_entries(
     conn: Connection, signer: Signer, drafts: Sequence[Draft], now_ms: int
 ) -> list[Receipt]:
-    """Number, chain, sign and insert; all sums with them. Receipts in the same order.
+    """Number, chain, sign and insert entries, and update all sums. Returns receipts in that order.
 
     Locks the ledger's head until the transaction ends.
     """
@@ -127,7 +130,7 @@ def post_entries(
 
 @dataclass(slots=True)
 class _Chain:
-    """One tenant's account while its entries are posted."""
+    """One tenant's balance and end of chain while its entries are posted."""
 
     balance_nanousd: int = 0
     seq: int = 0
@@ -142,7 +145,7 @@ class _Chain:
 
 
 def lock_ledger(conn: Connection) -> int:
-    """Wait for every other poster, and keep them out until the transaction ends; the last id."""
+    """Lock out all other posters until the transaction ends, and return the last entry id."""
     head = ledger_head.c
     query = sa.select(head.last_entry_id).where(head.name == "ledger").with_for_update()
     last_id: int | None = conn.scalar(query)
@@ -155,7 +158,7 @@ def lock_ledger(conn: Connection) -> int:
 
 
 def _lock_head(conn: Connection, count: int) -> int:
-    """Reserve `count` numbers; the one before the first."""
+    """Reserve `count` entry numbers, and return the number before the first of them."""
     last_id = lock_ledger(conn)
     update = sa.update(ledger_head).where(ledger_head.c.name == "ledger")
     conn.execute(update.values(last_entry_id=last_id + count))
@@ -192,7 +195,7 @@ def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
 
 
 def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
-    """What is charged counts in the month of its time, what is corrected no longer does."""
+    """Add charges to the spending of the months they are for, and subtract corrections from it."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for draft in drafts:
         sign = draft.credit_account.startswith(_REVENUE) - draft.debit_account.startswith(_REVENUE)
@@ -220,7 +223,11 @@ def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
 
 
 def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
-    """Which month's statement an entry is on: its own month's, but after all that are issued."""
+    """Return a function that tells which month's statement an entry is on.
+
+    An entry is on its own month's statement, but if that one or a later one is issued already, on
+    the first statement after all issued ones.
+    """
     of = statements.c
     query = sa.select(of.tenant_id, sa.func.max(of.period).label("period"))
     query = query.where(of.tenant_id.in_(tenant_ids)).group_by(of.tenant_id)
@@ -233,7 +240,7 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
 
 
 def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
-    """Add entries to the sums of their hours."""
+    """Add entries to the roll-ups of their hours."""
     sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(_ROLLUP_SUMS, 0)
     )
@@ -253,13 +260,13 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
         index_elements=list(_ROLLUP_KEY),
         set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
     )
-    # In one order, so that posters never wait for one another in a circle.
+    # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
     rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
     conn.execute(statement, rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
-    """What one entry adds to the sums."""
+    """Return the numbers that one entry adds to its roll-up."""
     kept_mb_s = 0
     if receipt["kind"] in KEPT_KINDS:
         size_bytes, duration_ms = receipt["size_bytes"], receipt["duration_ms"]

@@ -1,5 +1,6 @@
-"""Requests that were answered with an error of ours: noted in the ledger before the answer leaves,
-so that nobody pays for them.
+"""Notes requests that fail with a server error in the ledger, so that nobody pays for them.
+
+The note is written before the answer leaves.
 """
 
 import asyncio
@@ -16,13 +17,15 @@ from server.database.database import Database, LedgerUnavailable
 logger = logging.getLogger(__name__)
 
 MAX_REMEMBERED = 10_000
+"""Failures that wait for the ledger; when there are more, the oldest is dropped and billed."""
 _RETRY_S = 1.0
 
 
 class Failures:
-    """Those that the ledger could not take down at once are tried again until it can.
+    """Writes failures to the ledger, and retries those that could not be written.
 
-    What is lost with the process, or beyond MAX_REMEMBERED, is billed as if the client had left.
+    A failure that is lost with the process, or beyond MAX_REMEMBERED, is billed as if the client
+    had hung up.
     """
 
     def __init__(self, database: Database, signer: Signer) -> None:
@@ -31,7 +34,7 @@ class Failures:
         self._unwritten: dict[str, None] = {}
 
     async def note(self, request_id: str) -> None:
-        """Durable when it returns, unless the ledger is away."""
+        """Note a failure; it is durable on return, unless the ledger is unavailable."""
         try:
             await self._write(request_id)
         except LedgerUnavailable:
@@ -42,7 +45,7 @@ class Failures:
                 logger.error("request %s failed and will be billed: the ledger is away", lost)
 
     async def run(self) -> None:
-        """Write down what could not be, until cancelled."""
+        """Retry the failures that could not be written, until cancelled."""
         while True:
             await asyncio.sleep(_RETRY_S)
             for request_id in list(self._unwritten):

@@ -1,7 +1,7 @@
-"""Holds: what every request may cost, reserved before it is sent to an engine.
+"""Holds: the cost of each request, reserved before the request is sent to an engine.
 
-A hold ends once: posted with the usage event of the engine's end record, or voided when that engine
-can no longer end it.
+A hold ends once: it is posted with the usage event of the engine's end record, or voided when the
+engine can no longer end the request.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ HoldState = Literal["open", "posted", "voided"]
 
 MAX_VOIDED_AT_ONCE = 500
 _MAX_OPEN = 10_000
-"""Open holds of one limit that are told; one with more seats taken is full anyway."""
+"""Open holds of one limit that `open_requests` returns; a limit with more is full anyway."""
 
 _SCOPES: dict[Scope, sa.Column[str]] = {
     "tenant": holds.c.tenant_id,
@@ -29,7 +29,7 @@ _SCOPES: dict[Scope, sa.Column[str]] = {
     "adapter": holds.c.adapter_id,
 }
 
-# Made once: a hold took 390 us of a processor when each made its own, and takes 140.
+# Built once: a hold takes 140 us of processor time, and took 390 us when each built its own.
 _INSERT = sa.insert(holds)
 _INSERT_FROM_NOW = _INSERT.values(
     expires_at_ms=postgres_now() + sa.bindparam("lifetime_ms", type_=sa.BigInteger)
@@ -38,11 +38,12 @@ _INSERT_FROM_NOW = _INSERT.values(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
-    """What a request may cost, reserved: its prompt and `token_lease` completion tokens.
+    """The reserved cost of a request: its prompt and `token_lease` completion tokens.
 
-    model: the name that was asked for.   expires_at_ms: past the request's deadline in the engine.
-    failed_at_ms: when the gateway answered with an error of ours; it is rated 0.
-    cancelled_at_ms: when its tenant asked to end it.
+    model: the model name in the request.
+    expires_at_ms: a time past the request's deadline in the engine.
+    failed_at_ms: when the gateway answered with a server error, so the request is rated 0.
+    cancelled_at_ms: when the tenant asked to cancel the request.
     """
 
     request_id: str
@@ -69,11 +70,13 @@ _NAMES = tuple(field.name for field in dataclasses.fields(Hold))
 
 
 def open_hold(conn: Connection, hold: Hold) -> None:
-    """A hold that expires as long after now, on the database's clock, as `hold` says after its
-    creation. Its request may be sent once this is committed.
+    """Insert a hold whose lifetime begins now on the database's clock.
+
+    Its lifetime is `expires_at_ms` less `created_at_ms`. The request may be sent once the hold is
+    committed.
     """
     if conn.dialect.name == "sqlite":
-        # It runs on this machine, whose clock the hold has.
+        # SQLite runs on this machine, whose clock set the times of the hold.
         insert_hold(conn, hold)
         return
     values = _fields(hold)
@@ -88,16 +91,16 @@ def insert_hold(conn: Connection, hold: Hold) -> None:
 def extend_hold(
     conn: Connection, request_id: str, *, token_lease: int, amount_nanousd: int
 ) -> bool:
-    """Cover `token_lease` completion tokens in all. False when the hold is no longer open."""
+    """Let an open hold cover `token_lease` completion tokens in all. False if it is not open."""
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
     query = query.values(token_lease=token_lease, amount_nanousd=amount_nanousd)
     return conn.execute(query).rowcount == 1
 
 
 def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: int) -> bool:
-    """To the engine that its request is sent to now; the one before never had it.
+    """Move a hold to the engine that its request is sent to now; the engine before never had it.
 
-    It expires `lifetime_ms` from now. False when the hold is no longer open.
+    The hold expires `lifetime_ms` from now. Returns False when it is no longer open.
     """
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
     expires_at_ms = from_now(conn, now_ms(), lifetime_ms)
@@ -106,18 +109,18 @@ def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: in
 
 
 def void_refused(conn: Connection, request_id: str, now_ms: int) -> bool:
-    """Void a hold whose request was never sent, or was refused by the engine's own word.
+    """Void the hold of a request that was never sent, or that the engine said it refused.
 
-    Never after an engine died or fell silent: it may have journaled the request. False when the
-    hold is no longer open.
+    Do not call it after an engine died or fell silent, since the engine may have journaled the
+    request. Returns False when the hold is no longer open.
     """
     return resolve(conn, [request_id], "voided", now_ms) == 1
 
 
 def note_failed(conn: Connection, request_id: str, now_ms: int) -> Hold | None:
-    """The gateway answers with an error of ours: whatever ran is counted and rated 0.
+    """Mark a request that the gateway answers with a server error: its tokens are rated 0.
 
-    The hold as it is now, locked. Of a posted one the caller reverses what was charged.
+    Returns the locked hold as it is now, or None. If it is posted, the caller reverses the charge.
     """
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.failed_at_ms.is_(None))
     conn.execute(query.values(failed_at_ms=now_ms))
@@ -139,9 +142,9 @@ def void_expired(
 ) -> list[str]:
     """Void this engine's holds that expired before `as_of_ms` and can no longer be used.
 
-    Call it only with a complete journal read that began after `as_of_ms` and is posted: what has
-    expired, is not open in the engine and has no end record, never will have one. Or when there is
-    no journal any more.
+    Call it only when a complete journal read that began after `as_of_ms` is posted, or when the
+    journal is lost. An expired hold that is then not open in the engine and has no end record will
+    never get one. Returns the voided request ids, at most MAX_VOIDED_AT_ONCE.
     """
     query = sa.select(holds.c.request_id).where(
         holds.c.engine_id == engine_id, holds.c.state == "open", holds.c.expires_at_ms < as_of_ms
@@ -155,9 +158,9 @@ def void_expired(
 
 
 def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> tuple[int, int]:
-    """Void expired holds of an engine whose journal is gone for good, as nobody else can.
+    """Void expired holds of an engine whose journal is gone for good, which the settler cannot do.
 
-    How many, MAX_VOIDED_AT_ONCE at most, and how many are open still.
+    Returns (voided, still open); at most MAX_VOIDED_AT_ONCE holds are voided. Writes an audit row.
     """
     voided = void_expired(
         conn, engine_id, as_of_ms=database_now_ms(conn), still_open=(), now_ms=now_ms
@@ -177,15 +180,15 @@ def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> t
 
 
 def lock_holds(conn: Connection, request_ids: list[str]) -> dict[str, Hold]:
-    """These holds, by request id, as they are until the transaction ends."""
-    # In one order: two settlers that lock the same holds must not deadlock.
+    """Lock holds until the transaction ends, and return those that exist by request id."""
+    # The holds are locked in one order, so that two settlers cannot deadlock.
     query = sa.select(holds).where(holds.c.request_id.in_(request_ids))
     rows = conn.execute(query.order_by(holds.c.request_id).with_for_update())
     return {row.request_id: Hold(**row._mapping) for row in rows}
 
 
 def resolve(conn: Connection, request_ids: list[str], state: HoldState, now_ms: int) -> int:
-    """The terminal transition of open holds; how many were open."""
+    """Give open holds their final state, and return how many were open."""
     if not request_ids:
         return 0
     query = sa.update(holds).where(holds.c.request_id.in_(request_ids), holds.c.state == "open")
@@ -197,7 +200,7 @@ def _fields(hold: Hold) -> dict[str, Any]:
 
 
 def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
-    """(request_id, left_ms) of all that may be under way and count under a limit of seats."""
+    """Return (request_id, left_ms) of unexpired open holds that count under a concurrency limit."""
     query = (
         sa.select(holds.c.request_id, holds.c.expires_at_ms)
         .where(holds.c.state == "open", _SCOPES[limit.scope] == limit.scope_id)

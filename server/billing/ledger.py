@@ -1,7 +1,7 @@
 """The ledger: engines' end records become usage events, entries and receipts.
 
-All of a group in one transaction: the events, their entries, the end of their holds, and how far
-the engine's journal is settled.
+One transaction posts a whole group of records: the events, their entries, the end of their holds,
+and how far the engine's journal is settled.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,10 @@ from server.database.upsert import upsert
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostResult:
-    """posted: new usage events.   replayed: records that were posted before.
+    """Counts of one posting.
 
-    settled_seq: the engine's journal is in the ledger up to here.
+    posted: new usage events.   replayed: end records that were posted before.
+    incidents: new incidents.   settled_seq: last record of the engine's journal in the ledger.
     """
 
     posted: int
@@ -43,7 +44,7 @@ class PostResult:
 
 
 def settled_seq(conn: Connection, engine_id: str) -> int:
-    """How far this engine's journal is posted; 0 before its first record."""
+    """Return how far this engine's journal is posted; 0 before its first record."""
     query = sa.select(journal_positions.c.settled_seq)
     return conn.scalar(query.where(journal_positions.c.engine_id == engine_id)) or 0
 
@@ -55,12 +56,12 @@ def post(
     records: Sequence[EndRecord | ResidencyRecord],
     now_ms: int,
 ) -> PostResult:
-    """Post what a journal says in this one transaction: ends, oldest first, then residency.
+    """Post records of a journal in this transaction: end records, oldest first, then residency.
 
-    The same records again change nothing. A record that does not fit its hold is posted all the
-    same, with an incident beside it: usage is never dropped.
+    Posting the same records again changes nothing. A record that does not fit its hold is posted
+    as well, with an incident: usage is never dropped.
     """
-    # Before holds: whoever locks both does it in this order, so nobody waits in a circle.
+    # The ledger is locked before the holds, everywhere in this order, to avoid deadlocks.
     lock_ledger(conn)
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
@@ -94,9 +95,9 @@ def post(
 
 
 def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) -> Receipt | None:
-    """The gateway answers this request with an error of ours: it costs nothing, whatever ran.
+    """Note that the gateway answers this request with a server error, so that it costs nothing.
 
-    What is charged for it already is reversed by an entry of its own; that one's receipt.
+    A charge that is posted already is reversed by a correction. Returns its receipt, or None.
     """
     lock_ledger(conn)
     hold = note_failed(conn, request_id, now_ms)
@@ -117,9 +118,10 @@ def reverse(
     now_ms: int,
     idempotency_key: str | None = None,
 ) -> Receipt | None:
-    """Undo an entry by its opposite, once; None if that was done before, or nothing was charged.
+    """Undo an entry by posting its opposite; None if that was done before or the amount is 0.
 
-    It is of the time that it corrects, on the statement of then, or the first one that is open.
+    The correction has the time of the entry, and is on the statement of that month, or on the first
+    one that is not issued.
     """
     row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
     query = sa.select(entries.c.entry_id).where(entries.c.reverses_entry_id == entry_id)
@@ -140,9 +142,9 @@ def reverse(
 
 
 def adopt_events(conn: Connection, signer: Signer, now_ms: int, limit: int = 1000) -> int:
-    """Give events from before there were entries their entries, oldest first; how many it did.
+    """Post entries for usage events of a release without entries, oldest first; return how many.
 
-    They get new numbers, after all that there are: an event has its entry's.
+    Such an event gets a new id, since an event has the number of its entry.
     """
     first = sa.select(sa.func.min(entries.c.entry_id)).scalar_subquery()
     query = sa.select(usage_events).order_by(usage_events.c.event_id).limit(limit)
@@ -166,7 +168,7 @@ def record_incident(
     engine_id: str | None = None,
     request_id: str | None = None,
 ) -> None:
-    """One thing that should not have happened, in the transaction that found it."""
+    """Record something that should not have happened, in the transaction that found it."""
     conn.execute(
         sa.insert(incidents).values(
             at_ms=at_ms, kind=kind, engine_id=engine_id, request_id=request_id, detail=detail
@@ -175,7 +177,7 @@ def record_incident(
 
 
 def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
-    """This engine's position, locked: a second settler waits here and then sees our events."""
+    """Lock and return this engine's position: a second settler waits here, then sees our events."""
     query = sa.select(journal_positions.c.settled_seq).where(
         journal_positions.c.engine_id == engine_id
     )
@@ -208,7 +210,7 @@ def _move_position(
 def _split_replays(
     conn: Connection, engine_id: str, records: Sequence[EndRecord]
 ) -> tuple[list[EndRecord], list[dict[str, Any]]]:
-    """The records not posted yet, and an incident for each that contradicts a posted one."""
+    """Return the records not posted yet, and an incident for each that contradicts a posted one."""
     posted = usage_events.c
     query = sa.select(posted.engine_id, posted.journal_seq, posted.request_id)
     seqs, ids = [r.seq for r in records], [r.request_id for r in records]
@@ -246,7 +248,7 @@ def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
 def _draft(
     engine_id: str, record: EndRecord, hold: Hold | None, price: TokenPrices | None
 ) -> Draft:
-    """The charge for one record: who and what was asked from the hold, what ran from the record."""
+    """Draft the charge for one record: tenant and model from the hold, counts from the record."""
     event = {
         "engine_id": engine_id,
         "journal_seq": record.seq,
@@ -277,7 +279,7 @@ def _draft(
 
 
 def _charge(event: dict[str, Any], price: TokenPrices | None) -> Draft:
-    """event: columns of usage_events."""
+    """Draft the charge for an event, given as columns of usage_events."""
     parts, unit_prices = FREE, {}
     if price is not None:
         parts = rate(event, price)
@@ -298,7 +300,7 @@ def _charge(event: dict[str, Any], price: TokenPrices | None) -> Draft:
 
 
 def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
-    """The amounts of a usage event (or of its receipt) under a price."""
+    """Return the amounts of a usage event (or of its receipt) under a price."""
     return rated_amounts(
         event["finish_reason"],
         event["stop_cause"],
@@ -330,7 +332,7 @@ def _insert_events(
 def _doubts(
     engine_id: str, record: EndRecord, hold: Hold | None, amount: int
 ) -> list[dict[str, Any]]:
-    """What does not fit between a record and its hold."""
+    """Return an incident for each difference between a record and its hold."""
     if hold is None and record.tenant_id == PROOF_TENANT:
         return []
     if hold is None:
@@ -355,7 +357,7 @@ def _doubts(
 
 
 def _adds_up(record: EndRecord) -> bool:
-    """Whether the counts can be priced; if not, a person has to look and nobody is charged."""
+    """Whether the counts can be priced; if not, nobody is charged and a person has to look."""
     return (
         0 <= record.num_cached_tokens <= record.num_prompt_tokens
         and record.num_completion_tokens >= 0
@@ -372,7 +374,7 @@ def _incident(kind: str, engine_id: str, record: EndRecord, detail: object) -> d
 
 
 def _record_new(conn: Connection, found: list[dict[str, Any]], now_ms: int) -> int:
-    """Write the incidents that are not known yet, for a replay changes nothing; how many."""
+    """Record incidents that are not known yet and return how many; a replay records none."""
     count = 0
     for incident in found:
         same = [incidents.c[name] == incident[name] for name in ("kind", "engine_id", "request_id")]

@@ -1,4 +1,4 @@
-"""Whether the ledger can be written: found out by writing."""
+"""Finds out whether the ledger can be written, by writing to it."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ from server.database.tables import leases
 from server.database.upsert import upsert
 
 _FRESH_S = 1.0
-"""Anybody may ask, without a key: one durable write a second, however many do."""
+"""Age up to which an answer is reused: anybody may ask without a key, and each write is durable."""
 
 
 class LedgerProbe:
-    """A transaction that changes nothing succeeds on a full disk; this one changes a row."""
+    """Probes by changing a row: a transaction that changes nothing succeeds even on a full disk."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
@@ -26,7 +26,7 @@ class LedgerProbe:
         self._is_writable = False
 
     async def is_writable(self) -> bool:
-        """As it was at most a second ago."""
+        """Whether the ledger could be written at most a second ago."""
         async with self._asking:
             if self._clock() >= self._asked_at + _FRESH_S:
                 self._is_writable = await self._write()

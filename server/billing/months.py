@@ -1,4 +1,4 @@
-"""Months of the bill: `2026-11`, by UTC."""
+"""Months of the bill, in UTC, written `2026-11`."""
 
 from datetime import UTC, datetime
 

@@ -1,7 +1,7 @@
-"""What the base model costs a tenant now, without a question to the database for every request.
+"""A cache of the base model's current price for each tenant, so that requests need no query.
 
-A price that begins or ends is seen to the millisecond; one that was just made, or a tenant that was
-put on another plan, at once here and within two seconds at the other gateways.
+A price that begins or ends takes effect to the millisecond. A new price or a change of a tenant's
+plan takes effect at once in this gateway and within two seconds in the others.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from server.database.expiring_cache import ExpiringCache
 
 
 class PriceTags:
-    """Prices by tenant. now_ms: in Unix milliseconds."""
+    """Cached prices by tenant. now_ms: returns Unix milliseconds."""
 
     def __init__(self, database: Database, *, now_ms: Callable[[], int] = clock.now_ms) -> None:
         self._database = database
@@ -21,14 +21,14 @@ class PriceTags:
         self._prices: ExpiringCache[tuple[Price, int]] = ExpiringCache()
 
     async def of(self, tenant_id: str) -> Price:
-        """Raises LedgerUnavailable."""
+        """Return the tenant's current price of the base model. Raises LedgerUnavailable."""
         price, ends_at_ms = await self._prices.get(tenant_id, lambda: self._read(tenant_id))
         if ends_at_ms <= self._now_ms():
             price, _ = await self._read(tenant_id)
         return price
 
     def forget(self) -> None:
-        """After a new price, and after a tenant's change of plan."""
+        """Empty the cache; call it after a new price and after a change of a tenant's plan."""
         self._prices.forget()
 
     async def _read(self, tenant_id: str) -> tuple[Price, int]:

@@ -1,4 +1,4 @@
-"""The price books: immutable versions with effective dates. `server.billing.rating` multiplies.
+"""The price books: immutable versions with effective dates. `server.billing.rating` applies them.
 
 A version belongs to a scope: the default, a plan, a tenant or an adapter. Of the scopes that have a
 price at a time the narrowest one counts: the adapter's, else the tenant's, the plan's, the default.
@@ -18,16 +18,16 @@ from server.billing.tables import price_versions
 
 Scope = Literal["adapter", "tenant", "plan", "default"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""The narrowest first."""
+"""Scopes, the narrowest first."""
 
 _NEVER_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price(Prices):
-    """One version, in effect until a later one of its scope is, or until `until_ms`.
+    """A price version, in effect until a later one of its scope is, or until `until_ms`.
 
-    scope_id: adapter_id, tenant_id or the plan's name; "" of the default, which has no until_ms.
+    scope_id: the adapter_id, tenant_id or plan name; "" for the default, which has no until_ms.
     """
 
     price_version: int
@@ -41,7 +41,7 @@ class Price(Prices):
 
 
 DEFAULT_PRICES = Prices(
-    # $0.15 and $0.60 a million, half for a cached prompt: what small hosted models cost in public.
+    # $0.15 and $0.60 a million tokens, half for cached ones: public prices of small hosted models.
     prompt_nanousd=150,
     cached_nanousd=75,
     completion_nanousd=600,
@@ -61,9 +61,9 @@ def price_for(
     plan: str | None = None,
     adapter_id: str | None = None,
 ) -> Price:
-    """What applies then to a tenant that uses an adapter; without any, the default.
+    """Return the price at `at_ms` for a tenant, plan and adapter; without any, the default price.
 
-    plan: the tenant's own where it is not named. Before the first price of all, it is that one.
+    plan: by default the tenant's own. Before the first price of all, that one applies already.
     """
     asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": plan, "adapter_id": adapter_id}
     newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
@@ -71,7 +71,7 @@ def price_for(
 
 
 def price_with_end(conn: Connection, at_ms: int, *, tenant_id: str) -> tuple[Price, int]:
-    """`price_for` without an adapter, and the first moment when another price may apply."""
+    """Return `price_for` without an adapter, and the first time when another price may apply."""
     asked = {"at_ms": at_ms, "tenant_id": tenant_id, "plan": None, "adapter_id": None}
     newest = [_price(row) for row in conn.execute(_NEWEST_OF_EACH_SCOPE, asked)]
     changes = [price.until_ms for price in newest if price.until_ms and price.until_ms > at_ms]
@@ -82,7 +82,7 @@ def price_with_end(conn: Connection, at_ms: int, *, tenant_id: str) -> tuple[Pri
 def prices_for(
     conn: Connection, at_ms: int, *, tenant_id: str, adapter_ids: Collection[str]
 ) -> dict[str, Price]:
-    """{adapter_id: what applies then}, for one tenant that uses all of them."""
+    """Return {adapter_id: price at `at_ms`} for one tenant that uses these adapters."""
     general = price_for(conn, at_ms, tenant_id=tenant_id)
     columns = price_versions.c
     query = sa.select(price_versions).where(
@@ -107,7 +107,7 @@ def add_price(
     until_ms: int | None = None,
     actor: str = "operator",
 ) -> Price:
-    """A new version, audited; the versions before it stay as they are."""
+    """Add a price version and write an audit row; existing versions never change."""
     assert effective_at_ms >= now_ms, "a price of the past would change what has been billed"
     assert until_ms is None or until_ms > effective_at_ms
     row = conn.execute(
@@ -141,7 +141,7 @@ def add_price(
 
 
 def ensure_price(conn: Connection, now_ms: int, prices: Prices = DEFAULT_PRICES) -> Price:
-    """The default price of now; on a new database, `prices` from now on."""
+    """Return the current default price; on a new database, add `prices`, in effect from now on."""
     is_in_effect = (price_versions.c.scope == "default") & (
         price_versions.c.effective_at_ms <= now_ms
     )
@@ -153,7 +153,7 @@ def ensure_price(conn: Connection, now_ms: int, prices: Prices = DEFAULT_PRICES)
 def list_prices(
     conn: Connection, limit: int, *, scope: Scope | None = None, scope_id: str | None = None
 ) -> list[Price]:
-    """The newest versions first, also those that are not in effect yet; of some scope, or all."""
+    """List versions of a scope or of all, latest start first, including those not in effect yet."""
     columns = price_versions.c
     query = sa.select(price_versions)
     if scope is not None:
@@ -165,20 +165,20 @@ def list_prices(
 
 
 def get_price(conn: Connection, price_version: int) -> Price | None:
-    """The version of this number, None if there is none."""
+    """Return the version of this number, or None if there is none."""
     query = sa.select(price_versions).where(price_versions.c.price_version == price_version)
     row = conn.execute(query).first()
     return _price(row) if row else None
 
 
 def get_prices(conn: Connection, numbers: Collection[int]) -> dict[int, Price]:
-    """Those of the versions that there are, by number."""
+    """Return the versions that exist among `numbers`, by number."""
     query = sa.select(price_versions).where(price_versions.c.price_version.in_(numbers))
     return {row.price_version: _price(row) for row in conn.execute(query)}
 
 
 def _narrowest(conn: Connection, newest: list[Price], at_ms: int) -> Price:
-    """The one that applies, of the newest of each scope."""
+    """Return the price that applies, given the newest price of each scope."""
     in_effect = [price for price in newest if not price.ends_by(at_ms)]
     return min(in_effect or [_first_price(conn)], key=lambda price: SCOPES.index(price.scope))
 
@@ -222,7 +222,8 @@ def _newest_of_each_scope() -> sa.CompoundSelect[Any]:
     return sa.union_all(*found)
 
 
-# Made once: it is on the way of every request. Four looks into one index, however old the book.
+# Built once, since every request runs it. It takes four look-ups in one index, however many prices
+# there are.
 _NEWEST_OF_EACH_SCOPE = _newest_of_each_scope()
 _NEXT_BEGINNING = sa.select(sa.func.min(price_versions.c.effective_at_ms)).where(
     price_versions.c.effective_at_ms > sa.bindparam("at_ms", type_=sa.BigInteger)

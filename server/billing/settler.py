@@ -1,7 +1,7 @@
 """The settler: reads the engines' journals and posts them to the ledger, until it is stopped.
 
-One for each engine, by lease, in one of the gateways that reach its socket. A second one would do
-no harm, only work: positions are locked and events unique.
+A lease makes one gateway settle an engine, among those that reach its socket. A second settler
+would only waste work, since positions are locked and events are unique.
 """
 
 import asyncio
@@ -25,16 +25,20 @@ logger = logging.getLogger(__name__)
 
 ReadJournal = Callable[[str, int, int], Awaitable[JournalRecords]]
 
-# What a later pass may find gone: the engine restarts, the database comes back.
+# Errors that may be gone at a later pass, after the engine restarts or the database is back.
 _TRANSIENT = (ConnectionError, TimeoutError, EngineDeadError, LedgerUnavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlerConfig:
-    """group_size: records in one transaction.   max_skipped: passes that a dead engine sits out.
+    """Sizes and intervals of a settler.
 
-    gather_s: from the first end of a group to its settling. One end costs 5 ms of a processor when
-    it is settled alone, and 0.3 among others.
+    group_size: records in one transaction.
+    poll_s: interval between passes without a call of `wake`.
+    gather_s: delay after `wake`, so that ends are settled together. One end costs 5 ms of processor
+    time when it is settled alone, and 0.3 ms among others.
+    void_interval_s: interval between looks for expired holds of an engine.
+    max_skipped: most passes that an engine is left out of after failures.
     """
 
     group_size: int = 256
@@ -47,7 +51,11 @@ class SettlerConfig:
 
 @dataclass(slots=True)
 class EngineLag:
-    """How far one engine's journal is settled, for metrics; complete_at_ms: when all of it was."""
+    """How far one engine's journal is settled, for metrics.
+
+    complete_at_ms: when all of the journal was last settled.
+    num_failures: passes that failed since the last that succeeded.
+    """
 
     settled_seq: int = 0
     last_seq: int = 0
@@ -57,7 +65,11 @@ class EngineLag:
 
 @dataclass(slots=True)
 class _Engine:
-    """skip: passes still to sit out.   voided_at_ms: the last look for expired holds."""
+    """The state of one engine.
+
+    skip: passes that still leave the engine out.   voided_at_ms: last look for expired holds.
+    is_lost: whether the journal is another one than was settled so far.
+    """
 
     lag: EngineLag
     skip: int = 0
@@ -66,10 +78,11 @@ class _Engine:
 
 
 class Settler:
-    """Posts end records within `poll_s`, or at once after `wake`.
+    """Posts end records within `poll_s`, or `gather_s` after `wake`.
 
-    read_journal: (engine_id, settled_seq, limit), never asked of another engine than that one: its
-    journal deletes what is settled. engine_ids: whose journals there are now.
+    read_journal: called with (engine_id, settled_seq, limit). It must ask that engine and no other,
+    since an engine deletes the records of its journal that are settled.
+    engine_ids: returns the engines whose journals can be read now.
     """
 
     def __init__(
@@ -98,17 +111,17 @@ class Settler:
 
     @property
     def lags(self) -> dict[str, EngineLag]:
-        """By engine id, of every engine that is there."""
+        """Lag of every current engine, by engine id."""
         return {engine_id: engine.lag for engine_id, engine in self._engines.items()}
 
     def wake(self) -> None:
-        """A request has ended: settle now, not at the next poll."""
+        """Make `run` settle soon, since a request has ended, instead of at the next poll."""
         self._woken.set()
 
     async def run(self) -> None:
         """Settle until `stop` or `drain`; cancelling it is safe at any point."""
         while not self._stopped:
-            # Cleared before the pass: what ends during it is for the next one.
+            # Cleared before the pass, so that a request that ends during it causes another pass.
             self._woken.clear()
             await self.settle()
             if not self._stopped:
@@ -117,18 +130,18 @@ class Settler:
                     await asyncio.sleep(self._config.gather_s)
 
     async def wait_settled(self, timeout_s: float) -> bool:
-        """Whether what an engine had to tell when we started is posted by then."""
+        """Wait for the first pass that settles every journal. False if there was none in time."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled_once.wait(), timeout_s)
         return self._settled_once.is_set()
 
     def stop(self) -> None:
-        """`run` returns after its pass."""
+        """Make `run` return after its current pass."""
         self._stopped = True
         self._woken.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop, and post what can still be read; False when some of it could not be."""
+        """Stop `run`, and post the records that can still be read. False if some could not be."""
         self.stop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -137,9 +150,9 @@ class Settler:
             return False
 
     async def settle(self, *, patient: bool = True) -> bool:
-        """One pass over all engines; whether every journal is settled to its end.
+        """Make one pass over all engines. Returns whether every journal is settled to its end.
 
-        patient: an engine that failed lately sits some passes out.
+        patient: leave an engine that failed lately out of some passes.
         """
         async with self._passing:
             there = dict.fromkeys(self._engine_ids())
@@ -170,12 +183,13 @@ class Settler:
         return not engine.is_lost
 
     async def _settle_group(self, engine_id: str, engine: _Engine) -> bool:
-        """Read and post one group; True when there is nothing more to post for now."""
+        """Read and post one group. Returns True when there is nothing more to post for now."""
 
         def look(conn: Connection) -> tuple[int, int]:
             return ledger.settled_seq(conn, engine_id), self._now_ms(conn)
 
-        # Before the read: what is not in the journal after this moment had no hold at it.
+        # The time is taken before the read, as `void_expired` requires: a request whose hold was
+        # expired then, and that the journal read afterwards lacks, never gets into the journal.
         position, as_of_ms = await self._database.read(look)
         found = await asyncio.wait_for(
             self._read_journal(engine_id, position, self._config.group_size),
@@ -208,7 +222,7 @@ class Settler:
         self, engine_id: str, engine: _Engine, found: JournalRecords, as_of_ms: int
     ) -> None:
         due_at_ms = engine.voided_at_ms + self._config.void_interval_s * 1000
-        # A clock that was set back must not put this off for as long.
+        # A clock that was set back must not delay the next look by as much.
         if engine.voided_at_ms <= as_of_ms < due_at_ms:
             return
         engine.voided_at_ms = as_of_ms
@@ -228,7 +242,7 @@ class Settler:
     async def _note_lost(
         self, engine_id: str, engine: _Engine, found: JournalRecords, position: int
     ) -> None:
-        """The journal is not the one that was settled so far: nothing is posted, nothing voided."""
+        """Record that the journal is not the one settled so far; nothing is posted or voided."""
         if engine.is_lost:
             return
         detail = f"settled to {position}; {found.engine_id} answers with {found.last_seq} records"

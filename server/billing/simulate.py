@@ -1,7 +1,7 @@
-"""What a past time would have cost under other prices. It reads the ledger and writes nothing.
+"""Computes the cost of a past time under other prices, without writing to the ledger.
 
-Tokens are priced by their sums, for a price is linear in them; what was kept is rounded by event,
-so equal events are counted and priced once.
+Tokens are priced by their sums, since a price is linear in them. Storage is rounded by event, so
+equal events are counted and priced once.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from server.billing.tables import entries, holds, kept_events, usage_events
 from server.database.database import Database
 
 WINDOW = 20_000
-"""Ids that one statement looks at: 0.1 s on SQLite, far below any timeout."""
+"""Ids that one query looks at: 0.1 s on SQLite, far below any timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """Prices to try: by scope and its id ("" of the default), what of them is named.
+    """Prices to try, by scope and scope id ("" for the default); a scope may name some prices only.
 
-    Each price is the one of the narrowest scope that names it; what none names stays as it was.
+    The narrowest scope that names a price decides it; a price that no scope names stays as it was.
     """
 
     named: Mapping[tuple[Scope, str], Mapping[str, int]]
@@ -47,7 +47,7 @@ class Book:
 
 @dataclass(slots=True)
 class Line:
-    """One tenant's entries of one kind; amounts as it sees them: what it is charged is positive."""
+    """Sums over one tenant's entries of one kind; amounts that it is charged are positive."""
 
     tenant_id: str
     tenant_name: str | None
@@ -80,11 +80,11 @@ class _Simulation:
             line.simulated_nanousd += sign * self._worth(row)
 
     def _worth(self, row: sa.RowMapping) -> int:
-        """Of all entries in a group; a correction is worth what it reverses."""
+        """Return the simulated amount of a group; a correction has that of the reversed entry."""
         if row["of_kind"] not in ("usage", *KEPT_KINDS):
             return int(row["amount_nanousd"])
         if row["price_version"] is None:
-            return 0  # nobody's: a proof, a pin's own residency
+            return 0  # Charged to nobody: a proof, or the residency of a pinned adapter.
         actual = self.prices[row["price_version"]]
         price = self.book.price(actual, row["tenant_id"], row["plan"], row["adapter_id"])
         if row["of_kind"] == "usage":
@@ -112,7 +112,7 @@ async def simulate(
     tenant_id: str | None = None,
     window: int = WINDOW,
 ) -> list[Line]:
-    """Every entry that ended in [start, end), of a tenant or of all; by tenant and kind.
+    """Price all entries that ended in [start, end), of one or all tenants; by tenant and kind.
 
     Raises LedgerUnavailable.
     """
@@ -130,11 +130,11 @@ async def simulate(
 
 
 def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]:
-    """Entries of a window of ids, those together that differ in nothing but amounts and tokens."""
+    """Select the entries of a window of ids, grouped if they differ only in amounts and tokens."""
     entry, usage, kept = entries.c, usage_events.c, kept_events.c
     reversed_entry = entries.alias("reversed_entry")
     of_id = sa.func.coalesce(entry.reverses_entry_id, entry.entry_id)
-    # Such a request had nothing to correct when its failure was heard of.
+    # A request that was free when its failure was noted has no correction; its hold has the note.
     is_late_failure = holds.c.failed_at_ms.is_not(None)
     keys = {
         "tenant_id": entry.tenant_id,
@@ -174,5 +174,5 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
     )
     if tenant_id is not None:
         query = query.where(entry.tenant_id == tenant_id)
-    # By place: keys with parameters, written twice, are not the same to PostgreSQL.
+    # Grouped by column number: PostgreSQL does not recognize a repeated key that has parameters.
     return query.group_by(*(sa.text(str(number)) for number in range(1, len(keys) + 1)))

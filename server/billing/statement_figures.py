@@ -1,6 +1,6 @@
-"""What a month of one tenant comes to: sums over its receipts, the same for the one who pays.
+"""Figures of a tenant's month: sums over its receipts, computed without a database.
 
-No database: a statement is made of these figures, and whoever has the receipts makes them again.
+A statement is made of these figures, and whoever has the receipts can compute the same ones.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from server.text.json_object import JsonObject
 
 SCHEMA = "chorale.statement/1"
 MAX_LINES = 5000
-"""Lines after these are one for each meter and price, without a model's or an adapter's name."""
+"""Lines of a statement; further ones are merged by meter and price, without model or adapter."""
 MAX_PAYMENTS = 1000
-"""Payments after these are in the totals only."""
+"""Payments that a statement lists; further payments are in its totals only."""
 
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _MB_S = 10**6 * 1000
-"""Bytes times milliseconds."""
+"""Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 class LineKey(NamedTuple):
-    """unit_nanousd: of a token; of a GB for an hour where the meter is `kept_mb_s`."""
+    """The key of a line. unit_nanousd: price of a token, or for `kept_mb_s` of a GB for an hour."""
 
     kind: str
     model: str | None
@@ -48,10 +48,10 @@ class _Sum:
 
 @dataclass(slots=True)
 class StatementFigures:
-    """Receipts are added in the order of their seqs; the same ones give the same figures.
+    """Sums over receipts, which are added in the order of their seqs.
 
-    A token that is charged is on a line of its price, one that is rated 0 on a line of price 0: so
-    quantity times unit is the amount of every line of tokens.
+    Charged tokens are on a line with their price, tokens that are rated 0 on a line with price 0:
+    so quantity times unit is the amount of every line of tokens.
     """
 
     num_entries: int = 0
@@ -66,7 +66,7 @@ class StatementFigures:
     _hash: Any = field(default_factory=hashlib.sha256)
 
     def copy(self) -> "StatementFigures":
-        """One that can be added to while this one stays."""
+        """Return a copy; adding receipts to it leaves the original as it is."""
         return StatementFigures(
             self.num_entries,
             self.first_receipt_seq,
@@ -81,7 +81,7 @@ class StatementFigures:
         )
 
     def add(self, receipt: Receipt) -> None:
-        """The next receipt of the tenant that is on this statement."""
+        """Add the tenant's next receipt that is on this statement."""
         kind, amount = str(receipt["kind"]), _int(receipt, "amount_nanousd")
         self.num_entries += 1
         self.last_receipt_seq = _int(receipt, "receipt_seq")
@@ -102,7 +102,10 @@ class StatementFigures:
         self._hash.update(f"{receipt['sha256']}\n".encode())
 
     def document(self) -> JsonObject:
-        """Plain JSON. receipts_sha256: of the receipts' sha256 in hex, a line each."""
+        """Return the figures as plain JSON.
+
+        receipts_sha256: hash of the receipts' sha256, each in hex on a line.
+        """
         return {
             "tenant_name": self.tenant_name,
             "num_entries": self.num_entries,
@@ -123,7 +126,7 @@ class StatementFigures:
         }
 
     def _add_tokens(self, receipt: Receipt, amount: int) -> None:
-        # Of a request that is rated 0 the prices are known, too.
+        # A request that is rated 0 has prices in its receipt, too; its tokens get price 0 here.
         is_charged = amount > 0
         counts = dict(zip(_TOKENS, (_int(receipt, name) for name in _TOKENS), strict=True))
         counts["prompt_tokens"] -= counts["cached_tokens"]
@@ -147,7 +150,7 @@ class StatementFigures:
 
 
 def canonical(statement: Mapping[str, Any]) -> bytes:
-    """What is hashed: JSON sorted by name, no spaces, UTF-8."""
+    """Return the bytes that are hashed: JSON sorted by name, without spaces, in UTF-8."""
     return _encode(statement).encode()
 
 
@@ -164,7 +167,7 @@ def _order(key: LineKey) -> tuple[Any, ...]:
 
 
 def _int(receipt: Receipt, name: str) -> int:
-    """A number, 0 where there is none."""
+    """Return an integer field, 0 if it is None."""
     value = receipt[name]
     assert value is None or isinstance(value, int)
     return value or 0

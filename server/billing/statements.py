@@ -1,6 +1,6 @@
-"""Statements: what a tenant's month came to, once it is over; signed, and never changed.
+"""Statements: a tenant's total of a month, issued when the month is over, signed, never changed.
 
-What is posted for a month after its statement is on the statement of a later one.
+An entry that is posted for a month after its statement is on the statement of a later month.
 """
 
 import asyncio
@@ -26,17 +26,18 @@ from server.database.database import Database
 from server.text.times import rfc3339
 
 GRACE_MS = 3_600_000
-"""After a month, for what ended in it and is not posted yet."""
+"""Shortest wait after a month, in which requests that ended in it are posted."""
 MAX_GRACE_MS = 24 * GRACE_MS
-"""After it, a request that is still not settled waits for the next statement."""
+"""Longest wait after a month; requests that are not settled then go on the next statement."""
 MAX_PERIODS = 1200
+"""Months of one tenant that are looked at."""
 
 _TENANTS_PER_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """document: canonical JSON, as it was signed."""
+    """An issued statement. document: canonical JSON, as it was signed."""
 
     tenant_id: str
     period: str
@@ -56,7 +57,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class OpenPeriod:
-    """A month without a statement, as it is so far. totals: (entries, amount) by kind."""
+    """The figures so far of a month without a statement. totals: (entries, amount) by kind."""
 
     tenant_id: str
     period: str
@@ -73,7 +74,7 @@ class OpenPeriod:
 
 
 class PeriodNotOver(Exception):
-    """Its statement would change yet."""
+    """A statement was requested for a month that is not over, whose figures still change."""
 
     def __init__(self, period: str) -> None:
         self.period = period
@@ -81,8 +82,10 @@ class PeriodNotOver(Exception):
 
 
 class Statements:
-    """Issues statements. Its receipts are summed in short reads; only the last of them under the
-    ledger's lock, so that nothing slips in and nobody waits for a long month.
+    """Issues statements.
+
+    Receipts are summed in short reads, and only the last of them under the ledger's lock: no entry
+    can come in between, and nobody waits for a long month.
     """
 
     def __init__(
@@ -97,11 +100,11 @@ class Statements:
         self._now_ms = now_ms
 
     async def turn(self) -> None:
-        """A chore: issue all that are due. Raises LedgerUnavailable."""
+        """Issue all statements that are due, in a thread. Raises LedgerUnavailable."""
         await asyncio.to_thread(self.issue_due)
 
     def issue_due(self) -> int:
-        """Statements of months that are over and settled; how many."""
+        """Issue the statements of months that are over and settled. Returns how many."""
         count, after = 0, ""
         while True:
 
@@ -116,7 +119,7 @@ class Statements:
                 return count
 
     def issue(self, tenant_id: str, period: str, *, actor: str = "gateway") -> Statement:
-        """The statement, now if it was not before. Raises PeriodNotOver."""
+        """Return the statement of a month, issuing it if it is not issued. Raises PeriodNotOver."""
         figures = StatementFigures()
         while page := self._database.read_sync(lambda c: _page(c, tenant_id, period, figures)):
             for receipt in page:
@@ -133,7 +136,7 @@ class Statements:
         figures: StatementFigures,
         actor: str,
     ) -> Statement:
-        """Under the ledger's lock: what was posted since the reads, and the statement."""
+        """Lock the ledger, add the receipts posted since the reads, and insert the statement."""
         lock_ledger(conn)
         now_ms = self._now_ms(conn)
         if now_ms < end_of(period):
@@ -189,17 +192,17 @@ def get_statement(conn: Connection, tenant_id: str, period: str) -> Statement | 
 
 
 def list_statements(conn: Connection, tenant_id: str, limit: int) -> list[Statement]:
-    """A tenant's, the newest month first."""
+    """List a tenant's statements, newest month first."""
     query = sa.select(statements).where(statements.c.tenant_id == tenant_id)
     rows = conn.execute(query.order_by(statements.c.period.desc()).limit(limit))
     return [Statement(**row._mapping) for row in rows]
 
 
 def open_periods(conn: Connection, tenant_id: str) -> list[str]:
-    """Months that a tenant has entries of and no statement, oldest first."""
+    """Return the months in which a tenant has entries but no statement, oldest first."""
     query = sa.select(statements.c.period).where(statements.c.tenant_id == tenant_id)
     issued = set(conn.scalars(query.limit(MAX_PERIODS)))
-    # From one month to the next in the index: a plain DISTINCT would read every entry.
+    # The query steps from month to month in the index; a plain DISTINCT would read every entry.
     months = sa.select(_first_after(tenant_id, "").label("period")).cte(recursive=True)
     following = _first_after(tenant_id, months.c.period)
     months = months.union_all(sa.select(following).where(months.c.period.is_not(None)))
@@ -208,7 +211,7 @@ def open_periods(conn: Connection, tenant_id: str) -> list[str]:
 
 
 def open_period(conn: Connection, tenant_id: str, period: str) -> OpenPeriod:
-    """How a month without a statement stands."""
+    """Return the figures so far of a month without a statement."""
     of = entries.c
     is_charge = of.debit_account == tenant_account(tenant_id)
     amount = sa.func.sum(sa.case((is_charge, of.amount_nanousd), else_=-of.amount_nanousd))
@@ -220,7 +223,10 @@ def open_period(conn: Connection, tenant_id: str, period: str) -> OpenPeriod:
 
 
 def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: int) -> list[str]:
-    """Tenants with entries of a month and no statement of it; all of them, or that one."""
+    """Return tenants that have entries in a month but no statement of it, at most `limit`.
+
+    tenant_id: look at that tenant only.
+    """
     account = tenant_accounts.c.tenant_id
     query = sa.select(account).where(
         _has(entries, account, period), ~_has(statements, account, period)
@@ -231,7 +237,7 @@ def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: in
 
 
 def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tuple[str, str]], str]:
-    """(tenant, month) of a page of tenants, and where the next page begins; "" at the end."""
+    """Return the due (tenant, month) of a page of tenants, and the next page's place or ""."""
     account = tenant_accounts.c.tenant_id
     query = sa.select(account).where(account > after_tenant_id).order_by(account)
     tenant_ids = list(conn.scalars(query.limit(_TENANTS_PER_PAGE)))
@@ -245,11 +251,12 @@ def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tupl
 
 
 def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> bool:
-    """Whether nothing of a month is to come, as far as anybody knows.
+    """Whether no more entries of a month are expected.
 
-    Every request has a hold until its engine's journal is settled past its end, or past any time at
-    which it could have one: so without an open hold of before, all of them are posted. What was
-    kept on its last day is posted after that day, by another chore.
+    Every request has an open hold until its engine's journal is settled past the request's end, or
+    past any time at which it could end. So all requests of a month are posted when no hold from
+    before its end is open. Storage of the last day is posted after that day, by another chore.
+    After MAX_GRACE_MS neither is waited for.
     """
     if now_ms < end_ms + GRACE_MS:
         return False
@@ -263,7 +270,7 @@ def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> b
 
 
 def _opening_balance(conn: Connection, tenant_id: str) -> int:
-    """What all statements of before leave owed: the closing balance of the last one."""
+    """Return the amount owed after all issued statements: the last one's closing balance."""
     total = sa.func.coalesce(sa.func.sum(statements.c.total_nanousd), 0)
     return int(conn.scalar(sa.select(total).where(statements.c.tenant_id == tenant_id)) or 0)
 
@@ -271,10 +278,11 @@ def _opening_balance(conn: Connection, tenant_id: str) -> int:
 def _page(
     conn: Connection, tenant_id: str, period: str, figures: StatementFigures
 ) -> list[Receipt]:
-    """The receipts of a month after those that are in `figures`."""
+    """Return a page of a month's receipts after those that are in `figures`."""
     of, place = entries.c, Place(tenant_id, figures.last_receipt_seq or 0)
     query = select_receipts().where(of.tenant_id == tenant_id, of.period == period)
-    # The place says it, too, but not so that both databases begin there in the month's index.
+    # `read_receipts` compares the place, too, but both databases need this form to begin there in
+    # the index of the month.
     query = query.where(of.receipt_seq > place.receipt_seq)
     return read_receipts(conn, query, place, PAGE_SIZE)
 

@@ -1,8 +1,8 @@
-"""What tenants keep: every UTC day's storage and pins become entries when the day is over.
+"""Charges tenants for storage and pins: a UTC day's become entries when the day is over.
 
-Storage is counted by object: equal adapters of one tenant are one, for as long as any version that
-means it is not deleted. A version that was restored counts as never deleted, on the days that are
-not posted yet. A gateway that was away posts all days that it missed.
+Storage is counted by object: equal adapters of one tenant are one object, which is kept while any
+version that refers to it is not deleted. On days that are not posted yet, a restored version counts
+as never deleted. A gateway that was down posts all days that it missed.
 """
 
 from collections import defaultdict
@@ -28,12 +28,12 @@ DAY_MS = 86_400_000
 PAGE_SIZE = 100
 """Objects or pins in one transaction: 27 ms of the ledger's lock, on SQLite and 2 busy cores."""
 _GRACE_MS = 60_000
-"""What was changed in a day's last moments is committed by then."""
+"""Wait after a day, in which changes from its last moments are committed."""
 INTERVAL_S = 60.0
 
 
 class Kept:
-    """The chore of the daily entries."""
+    """The chore that posts the daily entries."""
 
     def __init__(
         self,
@@ -49,9 +49,10 @@ class Kept:
         self._page_size = page_size
 
     async def turn(self) -> int:
-        """Post every day that is over and not posted; how many entries. Raises LedgerUnavailable.
+        """Post every day that is over and not posted. Returns the number of entries.
 
-        A turn that was cut off goes on with the next: what of a day is posted is passed over.
+        The next turn continues one that was cut off: objects and pins whose entries of a day are
+        posted are skipped. Raises LedgerUnavailable.
         """
         num_posted = 0
         for account in ACCOUNTS:
@@ -60,7 +61,7 @@ class Kept:
         return num_posted
 
     async def _due(self, account: Account) -> int | None:
-        """The first day that is over and not posted, since the first start; None if there is none.
+        """Return the first day since the first start that is over and not posted, or None.
 
         Days are numbered from 1970-01-01.
         """
@@ -88,8 +89,8 @@ class Kept:
     def _post_page(
         self, conn: Connection, account: Account, day: int, place: str
     ) -> tuple[int, str | None]:
-        """(entries, where the next page begins); after the last page the day is done: None."""
-        # Before it looks: another keeper, should there be one, has posted all or nothing.
+        """Post a page. Returns (number of entries, next page's place), None if the day is done."""
+        # The lock comes first, so that a second poster's page is posted entirely or not at all.
         lock_ledger(conn)
         if _posted_day(conn, account) != day - 1:
             return 0, None
@@ -105,14 +106,14 @@ class Kept:
 
 
 def posted_until_ms(conn: Connection) -> int | None:
-    """What was kept before this moment is posted; None before the first start."""
+    """Return the time before which all storage and pins are posted; None before the first start."""
     days = [_posted_day(conn, account) for account in ACCOUNTS]
     known = [day for day in days if day is not None]
     return (min(known) + 1) * DAY_MS if len(known) == len(days) else None
 
 
 def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Stretch], str | None]:
-    """What lay in the store on a day: a page of objects after a place, and the next place."""
+    """Return stretches of a page of the day's stored objects after `place`, and the next place."""
     columns = adapter_versions.c
     start, end = day * DAY_MS, (day + 1) * DAY_MS
     was_there = (columns.created_at_ms < end) & (
@@ -127,7 +128,7 @@ def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
     page = keys.distinct().order_by(columns.tenant_id, columns.digest).limit(limit).subquery()
     is_of_page = (columns.tenant_id == page.c.tenant_id) & (columns.digest == page.c.digest)
     query = sa.select(adapter_versions).join(page, is_of_page).where(was_there)
-    # The version that brought the object comes first.
+    # The version that created the object comes first.
     query = query.order_by(columns.created_at_ms, columns.adapter_id, columns.version)
     objects: dict[tuple[str, str], list[sa.Row[Any]]] = defaultdict(list)
     for row in conn.execute(query):
@@ -138,7 +139,7 @@ def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
 
 
 def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Stretch], str | None]:
-    """What was pinned on a day: a page of intervals after a place, and the next place."""
+    """Return stretches of a page of the day's pins after `place`, and the next place."""
     columns, version = adapter_pins.c, adapter_versions.c
     start, end = day * DAY_MS, (day + 1) * DAY_MS
     is_its = (version.adapter_id == columns.adapter_id) & (version.version == columns.version)
@@ -160,7 +161,7 @@ def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
 
 
 def _storage(day: int, versions: Sequence[sa.Row[Any]]) -> Stretch | None:
-    """versions: of one object, the oldest first."""
+    """Return an object's stretch on a day, or None. versions: the object's, oldest first."""
     first = versions[0]
     lifetimes = [(row.created_at_ms, row.deleted_at_ms) for row in versions]
     spans = _union(day, lifetimes)
@@ -204,7 +205,7 @@ def _pin(day: int, row: sa.Row[Any]) -> Stretch | None:
 
 
 def _union(day: int, lifetimes: Sequence[tuple[int, int | None]]) -> list[tuple[int, int]]:
-    """The parts of a day that any of [start, end) covers, in order; end None: it still is."""
+    """Return the parts of a day in lifetimes [start, end), in order; end None means still kept."""
     spans: list[tuple[int, int]] = []
     for begun, ended in sorted(lifetimes, key=lambda lifetime: lifetime[0]):
         start = max(begun, day * DAY_MS)
@@ -222,12 +223,12 @@ def _posted_day(conn: Connection, account: Account) -> int | None:
 
 
 def _begin(conn: Connection, account: Account, now_ms: int) -> None:
-    """The first day is today."""
+    """Record that the days before today are done, so that today is the first day posted."""
     values = {"engine_id": _name(account), "settled_seq": now_ms // DAY_MS - 1}
     insert = upsert(conn.dialect.name, journal_positions)
     conn.execute(insert.values(**values, updated_at_ms=now_ms).on_conflict_do_nothing())
 
 
 def _name(account: Account) -> str:
-    """Among the positions of the engines' journals."""
+    """Return the account's name in the table of the engines' journal positions."""
     return f"kept/{account}"

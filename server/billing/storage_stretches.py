@@ -1,6 +1,6 @@
-"""Stretches: bytes of an adapter that were kept somewhere for a while, and their entries.
+"""Stretches: bytes of an adapter that were kept somewhere for some time, and their entries.
 
-What happened is in the stretch; what it costs follows from it and the price then.
+A stretch says what was kept; its cost follows from it and the price at that time.
 """
 
 from collections import defaultdict
@@ -28,10 +28,12 @@ _COLUMNS = tuple(column.name for column in kept_events.c if column.name != "even
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """source, source_id: where it was seen, once.   duration_ms: in all, between the two times.
+    """Bytes of an adapter that were kept in a tier.
 
-    at_ms: its last millisecond, so that it is in the day and month that it was kept in.
-    is_free: it is metered and has no price.
+    source, source_id: the origin of the stretch; unique, so that it is posted once.
+    duration_ms: time kept in all, between started_at_ms and at_ms.
+    at_ms: the last millisecond, so that the stretch belongs to the day and month it was kept in.
+    is_free: whether the stretch is only metered and has no price.
     """
 
     kind: Kind
@@ -53,7 +55,7 @@ class Stretch:
 def post_stretches(
     conn: Connection, signer: Signer, stretches: Sequence[Stretch], now_ms: int
 ) -> list[Receipt]:
-    """Those that are not posted yet. Call it under the ledger's lock."""
+    """Post the stretches that are not posted yet. Call it under the ledger's lock."""
     drafts = drafts_of(conn, stretches)
     receipts = post_entries(conn, signer, drafts, now_ms)
     insert_events(conn, drafts, receipts)
@@ -61,14 +63,14 @@ def post_stretches(
 
 
 def drafts_of(conn: Connection, stretches: Sequence[Stretch]) -> list[Draft]:
-    """Entries for those that are not posted yet, at the prices of their last millisecond."""
+    """Draft entries for stretches not posted yet, at the prices of their last millisecond."""
     fresh = _fresh(conn, stretches)
     prices = _prices(conn, fresh)
     return [_draft(stretch, prices.get(stretch.source_id)) for stretch in fresh]
 
 
 def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[Receipt]) -> None:
-    """The events of entries that were just posted, in the same transaction."""
+    """Insert the events of entries that the same transaction has just posted."""
     rows = [
         {name: draft.event[name] for name in _COLUMNS} | {"event_id": receipt["entry_id"]}
         for draft, receipt in zip(drafts, receipts, strict=True)
@@ -80,7 +82,7 @@ def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[
 def residency_stretches(
     conn: Connection, engine_id: str, records: Sequence[ResidencyRecord]
 ) -> list[Stretch]:
-    """Where an engine's adapters were. On the device it has a price, but for what is pinned."""
+    """Return stretches of an engine's adapters; only unpinned ones on the device have a price."""
     objects = {_object_of(item) for record in records for item in record.items}
     owners = _first_versions(conn, objects)
     return [
@@ -97,7 +99,7 @@ def _residency(
     item: ResidencyItem,
     version: tuple[str, int] | None,
 ) -> Stretch:
-    """version: (adapter_id, number); None of what was not proved to be one."""
+    """Make the stretch of one item. version: (adapter_id, number), None if it never became one."""
     return Stretch(
         kind="resident",
         source=engine_id,
@@ -112,22 +114,22 @@ def _residency(
         started_at_ms=round(record.started_at * 1000),
         at_ms=round(record.at * 1000),
         duration_ms=item.duration_ms,
-        # A pin is paid for by itself; the other tiers are the server's own affair.
+        # A pin has its own charge; copies in other tiers are the server's own choice, so free.
         is_free=item.tier != "device" or item.is_pinned,
     )
 
 
 def _object_of(item: ResidencyItem) -> tuple[str, str]:
-    """(tenant_id, digest): what a tenant's object key is made of."""
+    """Return (tenant_id, digest), of which a tenant's object key is made."""
     return item.object_key.split("/")[1], item.digest
 
 
 def _first_versions(
     conn: Connection, objects: set[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[str, int]]:
-    """{(tenant_id, digest): (adapter_id, version)}, of each object the version that brought it.
+    """Return {(tenant_id, digest): (adapter_id, version)}: the version that created each object.
 
-    Not what the engine calls it: that is an upload, if it was proved and has been warm since.
+    The engine's own name is not used: an adapter that stayed warm since its proof has its upload's.
     """
     columns = adapter_versions.c
     query = sa.select(columns.tenant_id, columns.digest, columns.adapter_id, columns.version).where(
@@ -153,14 +155,14 @@ def _fresh(conn: Connection, stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _prices(conn: Connection, stretches: Sequence[Stretch]) -> dict[str, Price]:
-    """{source_id: price}, of those that have one. A query or two for a tenant and a time."""
+    """Return {source_id: price} of stretches with a price, by two queries per tenant and time."""
     groups: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
     for stretch in stretches:
         if not stretch.is_free:
             groups[stretch.tenant_id, stretch.at_ms].append(stretch)
     prices: dict[str, Price] = {}
     for (tenant_id, at_ms), group in groups.items():
-        # An object that is no version's has no price of its own: "" is no adapter's id.
+        # An object without a version has no price of its own: "" is the id of no adapter.
         ids = {stretch.adapter_id or "" for stretch in group}
         found = prices_for(conn, at_ms, tenant_id=tenant_id, adapter_ids=ids)
         prices |= {stretch.source_id: found[stretch.adapter_id or ""] for stretch in group}

@@ -1,6 +1,6 @@
-"""The tables of money: prices, holds, events, entries, and what is kept beside them.
+"""The tables of money: prices, holds, events, entries, and the tables that are kept beside them.
 
-They name tenants, keys and adapters without foreign keys: a bill outlives what it is for. Times are
+They name tenants, keys and adapters without foreign keys, since a bill outlives them. Times are
 Unix milliseconds, money is integer nano-dollars.
 """
 
@@ -21,8 +21,9 @@ from sqlalchemy import (
 
 from registry.tables import RowId, metadata
 
-# Never updated: another price is another version. Of a token; of a GB for an hour.
-# In effect from effective_at_ms until a later one of its scope is, or until until_ms.
+# Rows are never updated: another price is another version. prompt, cached, completion: price of a
+# token.   storage, pinned, resident: price of a GB for an hour. A version is in effect from
+# effective_at_ms until a later one of its scope is, or until until_ms.
 price_versions = Table(
     "price_versions",
     metadata,
@@ -47,7 +48,8 @@ price_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# model: the name that was asked for.   token_lease: completion tokens that the amount covers.
+# Reserved costs of requests. model: the name in the request.   token_lease: completion tokens that
+# the amount covers.
 holds = Table(
     "holds",
     metadata,
@@ -67,9 +69,9 @@ holds = Table(
     Column("expires_at_ms", BigInteger, nullable=False),
     Column("state", String(8), nullable=False),
     Column("resolved_at_ms", BigInteger),
-    # The gateway answered with an error of ours: it is counted and rated 0.
+    # When the gateway answered with a server error: the request is counted and rated 0.
     Column("failed_at_ms", BigInteger),
-    # Its tenant asked to end it, maybe at another gateway than the one that serves it.
+    # When the tenant asked to cancel it, possibly at a gateway that does not serve the request.
     Column("cancelled_at_ms", BigInteger),
     CheckConstraint("state IN ('open', 'posted', 'voided')", name="state"),
     CheckConstraint("(state = 'open') = (resolved_at_ms IS NULL)", name="resolved"),
@@ -91,8 +93,10 @@ Index(
     postgresql_where=_IS_CANCELLED,
 )
 
-# One row per request that an engine ended. Never updated.
-# event_id: of its entry.   number: which of its engine's ends.   hold_nanousd: what was reserved.
+# One row per request that an engine ended. Rows are never updated, except that events of a release
+# without entries get the number of their entry (`ledger.adopt_events`).
+# event_id: number of its entry.   number: the engine's ends are numbered from 1; NULL in events of
+# older releases.   hold_nanousd: the reserved amount.
 usage_events = Table(
     "usage_events",
     metadata,
@@ -125,8 +129,8 @@ usage_events = Table(
     UniqueConstraint("engine_id", "journal_seq"),
 )
 
-# An adapter that was kept somewhere for a while. Never updated.
-# source, source_id: where it was seen, once.   tier: store | device | host | disk.
+# One row per stretch of time that an adapter was kept somewhere. Rows are never updated.
+# source, source_id: origin of the row; unique.   tier: store | device | host | disk.
 kept_events = Table(
     "kept_events",
     metadata,
@@ -145,9 +149,9 @@ kept_events = Table(
     UniqueConstraint("source", "source_id"),
 )
 
-# What is owed to whom: one transfer from an account to another. Never updated, never deleted.
+# Transfers of an amount from one account to another. Rows are never updated, never deleted.
 # Each is a receipt as well: the receipt_seq-th of its tenant, chained by sha256, signed.
-# period: "2026-11", whose statement it is on.
+# period: month of the statement that the entry is on, such as "2026-11".
 entries = Table(
     "entries",
     metadata,
@@ -177,7 +181,7 @@ entries = Table(
     Index("ix_entries_tenant_period", "tenant_id", "period", "receipt_seq"),
 )
 
-# One row: who locks it posts. last_entry_id: of all tenants.
+# One row; a poster locks it. last_entry_id: number of the last entry, over all tenants.
 ledger_head = Table(
     "ledger_head",
     metadata,
@@ -186,7 +190,7 @@ ledger_head = Table(
 )
 
 # Sums over a tenant's entries and the end of its chain, changed in the transactions that post.
-# balance_nanousd: what it has left; negative is what it owes.
+# balance_nanousd: credit that is left; a negative balance is owed.
 tenant_accounts = Table(
     "tenant_accounts",
     metadata,
@@ -196,8 +200,8 @@ tenant_accounts = Table(
     Column("receipt_sha256", String(64), nullable=False),
 )
 
-# What a tenant was charged for a UTC month ("2026-11") by its entries' at_ms, less corrections;
-# changed in the transactions that post. Credits and payments are no part of it.
+# A tenant's charges of a UTC month ("2026-11") by its entries' at_ms, less corrections, without
+# credits and payments. Rows are changed in the transactions that post.
 monthly_spend = Table(
     "monthly_spend",
     metadata,
@@ -206,8 +210,9 @@ monthly_spend = Table(
     Column("amount_nanousd", BigInteger, nullable=False),
 )
 
-# What a tenant may spend. kind, amount: "monthly", at most that in a UTC month; "prepaid", its
-# balance never falls below that.   enforcement: "hard" stops it there, "soft" sends a webhook.
+# Limits on tenants' spending. amount: if kind is "monthly", the most that may be spent in a UTC
+# month; if kind is "prepaid", the balance that must remain.   enforcement: "hard" refuses requests
+# at the limit, "soft" sends a webhook.
 budgets = Table(
     "budgets",
     metadata,
@@ -220,8 +225,8 @@ budgets = Table(
     CheckConstraint("amount_nanousd >= 0", name="not_negative"),
 )
 
-# Sums over entries by hour and dimensions, changed in the transactions that post; "" for none.
-# amount: signed, as the tenant sees it.   kept_mb_s: 10^6 bytes for a second.
+# Sums over entries by hour and dimensions, changed in the transactions that post. A dimension that
+# entries lack is "". amount: a charge is positive.   kept_mb_s: 10^6 bytes for a second.
 usage_rollups = Table(
     "usage_rollups",
     metadata,
@@ -243,7 +248,7 @@ usage_rollups = Table(
     Index("ix_usage_rollups_hour", "hour_ms"),
 )
 
-# A closed month of one tenant. document: canonical JSON, signed. Never updated.
+# One row per closed month of a tenant. document: canonical JSON, signed. Rows are never updated.
 statements = Table(
     "statements",
     metadata,
@@ -258,7 +263,7 @@ statements = Table(
     Column("signature", String(96), nullable=False),
 )
 
-# Exports to the object store: what follows exported_seq of the tenant's chain goes there next.
+# Exports to the object store. exported_seq: last receipt of the tenant's chain that is exported.
 scheduled_exports = Table(
     "scheduled_exports",
     metadata,
@@ -271,7 +276,7 @@ scheduled_exports = Table(
     Column("error", Text),
 )
 
-# Public keys that receipts were signed with, hex; the private ones are in nobody's database.
+# Public keys that receipts were signed with, in hex; the private keys are in no database.
 signing_keys = Table(
     "signing_keys",
     metadata,
@@ -285,7 +290,7 @@ journal_positions = Table(
     metadata,
     Column("engine_id", String(64), primary_key=True),
     Column("settled_seq", BigInteger, nullable=False),
-    # What the journal says of all its ends up to there; the auditor compares.
+    # The journal's totals over its ends up to settled_seq, which the audit compares.
     Column("num_ends", BigInteger, nullable=False, server_default="0"),
     Column("prompt_tokens", BigInteger, nullable=False, server_default="0"),
     Column("cached_tokens", BigInteger, nullable=False, server_default="0"),
@@ -293,7 +298,7 @@ journal_positions = Table(
     Column("updated_at_ms", BigInteger, nullable=False),
 )
 
-# What should not have happened to money, for a person to look at; never deleted by the gateway.
+# Things that should not have happened to money, for a person to look at. The gateway deletes none.
 incidents = Table(
     "incidents",
     metadata,

@@ -1,8 +1,8 @@
-"""Usage as tenants and operators ask for it: sums over the ledger's entries, for any time.
+"""Usage for tenants and operators: sums over the ledger's entries, for any range of time.
 
-Whole hours come from the roll-ups, that are changed where entries are posted; what a time begins
-and ends with in the middle of an hour comes from the entries themselves. Times are Unix
-milliseconds, [start, end) of when what an entry is for ended.
+Whole hours are read from the roll-ups, which are updated when entries are posted. The parts of
+hours at the beginning and end of a range are read from the entries themselves. Ranges [start, end)
+are in Unix milliseconds, and select entries by their `at_ms`.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -40,9 +40,9 @@ _SUMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """Whose entries and of what; None is all of them.
+    """A selection of entries; None selects all.
 
-    models: names that were asked for; an adapter's stands for its aliases and versions as well.
+    models: model names in requests; the name of an adapter includes its aliases and versions.
     """
 
     tenant_ids: Collection[str] | None = None
@@ -56,10 +56,10 @@ EVERYTHING = Which()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """What one group used, and what it is charged: corrections, credits and payments included.
+    """Usage and charges of one group, including corrections, credits and payments.
 
-    A dimension that is not grouped by is None. at_ms: where its day, hour or minute begins.
-    num_failed_requests: those answered with an error of ours, which num_requests leaves out.
+    A dimension that is not grouped by is None. at_ms: beginning of the group's day, hour or minute.
+    num_failed_requests: requests answered with a server error, which num_requests leaves out.
     kept_mb_s: 10^6 bytes for a second.   cached_, completion_amount: parts of the amount.
     """
 
@@ -87,16 +87,16 @@ def sum_entries(
     group_by: Iterable[Dimension] = (),
     which: Which = EVERYTHING,
 ) -> list[UsageSum]:
-    """One row per group, in the order of its dimensions; without any, one row in all.
+    """Return one row per group, ordered by its dimensions; without dimensions, one row in all.
 
-    At most one of day, hour and minute. Raises Invalid when there are more than MAX_GROUPS: a sum
-    that is cut off is no sum.
+    group_by: may contain at most one of day, hour and minute. Raises Invalid when there are more
+    than MAX_GROUPS groups, since a list that is cut off would not add up.
     """
     group_by = tuple(dict.fromkeys(group_by))
-    # A caller's number may be larger than any column.
+    # The caller's numbers may be too large for any column.
     start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
     hours, edges = _cut(start_ms, end_ms, in_hours="minute" not in group_by)
-    # One statement, so that both sides are of one moment.
+    # A single query reads roll-ups and entries as of the same moment.
     rows = sa.union_all(
         *(_rollup_rows(start, end, group_by, which) for start, end in hours),
         *(_entry_rows(start, end, group_by, which) for start, end in edges),
@@ -110,7 +110,7 @@ def sum_entries(
             f"There are more than {MAX_GROUPS} groups; ask for a shorter time or fewer dimensions.",
             param="group_by",
         )
-    # Here, not in SQL: databases disagree on the order of names.
+    # Sorted here and not in SQL, since databases disagree on the order of names.
     ordered = sorted(found, key=lambda row: tuple(row[name] for name in group_by))
     return [_usage_sum(row, group_by) for row in ordered]
 
@@ -119,7 +119,7 @@ Span = tuple[int, int]
 
 
 def _cut(start_ms: int, end_ms: int, *, in_hours: bool) -> tuple[list[Span], list[Span]]:
-    """A time as whole hours, and what is before and after them.
+    """Divide a range of time into whole hours and the parts before and after them.
 
     [start, first)  entries      [first, last)  roll-ups      [last, end)  entries
     """
@@ -164,7 +164,7 @@ def _entry_rows(
         "adapter_digest": digest,
         "kind": entry.kind,
     }
-    # What is free has no parts, whatever its tokens cost otherwise.
+    # A free entry has no parts, whatever its tokens would cost otherwise.
     is_paid = entry.amount_nanousd > 0
     is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
     values: JsonObject = {
@@ -184,7 +184,8 @@ def _entry_rows(
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
     joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
     query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
-    # There is no index by time alone: that of each tenant is used, of the few who have entries.
+    # There is no index by time alone, so the index by tenant and time is used for each tenant that
+    # has entries.
     tenant_ids = which.tenant_ids
     whose = sa.select(tenant_accounts.c.tenant_id) if tenant_ids is None else tenant_ids
     query = query.where(entry.tenant_id.in_(whose), entry.at_ms >= start_ms, entry.at_ms < end_ms)
@@ -192,7 +193,7 @@ def _entry_rows(
 
 
 def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int]) -> Any:
-    """As `entries.rollup_values`: down to whole ones, entry by entry, and no product overflows."""
+    """Megabyte-seconds of an entry, rounded down like `entries.rollup_values`, without overflow."""
     whole, rest = size_bytes // 10**9, size_bytes % 10**9
     return whole * duration_ms + rest * duration_ms // 10**9
 
@@ -200,7 +201,7 @@ def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int])
 def _select(
     dimensions: JsonObject, at_ms: Any, values: JsonObject, group_by: Sequence[Dimension]
 ) -> sa.Select[Any]:
-    """Rows that are not summed yet, with the dimensions that are asked for."""
+    """Select rows that are not summed yet, with the dimensions in `group_by`."""
     columns = []
     for name in group_by:
         width_ms = WIDTH_MS.get(name)

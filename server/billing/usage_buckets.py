@@ -1,7 +1,7 @@
-"""Usage and costs in buckets of time, as OpenAI's usage API cuts and pages them.
+"""Usage and costs in buckets of time, divided and paged as in OpenAI's usage API.
 
-Buckets begin at whole minutes, hours or days, UTC; the first and the last one of a query are cut
-off at its start and end. Times are Unix seconds.
+Buckets begin at whole minutes, hours or days in UTC; the first and the last bucket of a query are
+cut off at its start and end. Times are Unix seconds.
 """
 
 import base64
@@ -23,7 +23,7 @@ LineItem = Literal[
 WIDTH_S: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
 UNIT: dict[Width, Dimension] = {"1m": "minute", "1h": "hour", "1d": "day"}
 
-# What a tenant pays is no cost, so payments are not among them.
+# Payments are left out, since a payment is no cost.
 ITEM_OF_KIND: dict[str, LineItem] = {
     "storage": "adapter storage",
     "pinned": "adapter pinning",
@@ -40,7 +40,10 @@ _MB_S_PER_GIB_HOUR = 2**30 / 10**6 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """buckets: [start, end) of each, oldest first.   next_page: the cursor of what follows."""
+    """A page of a query.
+
+    buckets: (start, end) of each, oldest first.   next_page: cursor of the next page, None if last.
+    """
 
     buckets: tuple[tuple[int, int], ...]
     next_page: str | None
@@ -55,9 +58,9 @@ class Page:
 
 
 def cut_page(width: Width, start: int, end: int, limit: int, cursor: str | None) -> Page:
-    """The buckets of one page of [start, end).
+    """Return the buckets of one page of [start, end).
 
-    A cursor says where its page begins and where the query ends: what is used meanwhile moves
+    A cursor contains the beginning of its page and the end of the query, so new usage moves
     neither. Raises Invalid for a cursor of another query.
     """
     width_s = WIDTH_S[width]
@@ -92,7 +95,7 @@ def _invalid_page() -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """quantity: what was priced, in `unit`; None where there is no one unit."""
+    """A line of costs. quantity: priced amount in `unit`; both are None if there is no one unit."""
 
     line_item: LineItem
     amount_nanousd: int
@@ -101,7 +104,7 @@ class Cost:
 
 
 def costs_of(total: UsageSum) -> Iterator[Cost]:
-    """What the sum of one kind is made of; without what is neither used nor charged."""
+    """Divide the sum of one kind into its lines, leaving out those without quantity and amount."""
     assert total.kind is not None
     if total.kind == "usage":
         items = _token_costs(total)
@@ -125,6 +128,6 @@ def _token_costs(total: UsageSum) -> Sequence[Cost]:
 def _kept_cost(item: LineItem, total: UsageSum) -> Cost:
     if total.kind in ("credit", "correction"):
         return Cost(item, total.amount_nanousd)
-    # The one unit of bytes and time in OpenAI's list; prices are of a GB, 10^9 bytes.
+    # The only unit of bytes and time that OpenAI lists. Prices are for a GB, 10^9 bytes.
     quantity = total.kept_mb_s / _MB_S_PER_GIB_HOUR
     return Cost(item, total.amount_nanousd, quantity, "gibibyte_hours")

@@ -1,4 +1,4 @@
-"""Webhooks: where tenants want to hear of things, what they are told, and how it is delivered.
+"""Webhooks: the URLs that tenants register, the events sent to them, and their delivery.
 
-It imports the database and text. It owns the tables of webhooks and of their events.
+The package imports the database and text. It owns the tables of webhooks and of their events.
 """

@@ -1,4 +1,4 @@
-"""Delivers webhook events: at least once, signed, to public addresses, with waits between tries."""
+"""Delivers webhook events at least once, signed, to public addresses, with waits between tries."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,22 +16,28 @@ from server.webhooks.urls import BadWebhookUrl, UrlRules, check_url, resolve
 
 INTERVAL_S = 5.0
 TIMEOUT_S = 5.0
-"""Of one try, from the look-up of the host to the end of the answer."""
+"""Time limit of one try, from the look-up of the host to the end of the answer."""
 MAX_AT_ONCE = 16
+"""Events that are sent at the same time."""
 MAX_OF_TENANT = 2
-"""So that one receiver that never answers does not take all places."""
+"""Share of one tenant in MAX_AT_ONCE, so that a receiver that never answers cannot block all."""
 WAITS_MS = (5_000, 30_000, 120_000, 600_000, 3_600_000, 21_600_000)
-"""After the first try, the second, ...; the last one again and again."""
+"""Waits after the first failed try, the second, ...; the last wait is repeated."""
 GIVEN_UP_MS = 86_400_000
+"""Age of an event after which it is not tried again."""
 MAX_ANSWER_BYTES = 1024
 
 _GONE = 410
 _MAX_ROUNDS = 100
-"""Of one turn; what is still due then is the next one's."""
+"""Rounds of MAX_AT_ONCE events in one turn; events that are still due wait for the next turn."""
 
 
 class WebhookDelivery:
-    """One gateway's at a time, by lease; two that deliver the same are allowed by at-least-once."""
+    """Sends the events that are due.
+
+    A lease makes one gateway at a time deliver. Two that deliver the same event are allowed, since
+    delivery is at least once.
+    """
 
     def __init__(
         self,
@@ -49,14 +55,18 @@ class WebhookDelivery:
         self._clock = clock
 
     async def turn(self) -> int:
-        """Try what is due; forget what is old. How many tries. Raises LedgerUnavailable."""
+        """Try due events, delete old ones, and return the number of tries.
+
+        Raises LedgerUnavailable.
+        """
         count = 0
         for _ in range(_MAX_ROUNDS):
             due = await self._database.read(lambda conn: due_events(conn, self._clock()))
             if not due:
                 break
-            # Not before: to read the certificates takes 40 ms, in which nothing else runs.
-            # No proxy and no .netrc: the address that was checked is the one that is connected to.
+            # The client is made only when an event is due: reading the certificates takes 40 ms, in
+            # which nothing else runs. It uses no proxy and no .netrc, so that it connects to the
+            # address that was checked.
             async with httpx.AsyncClient(
                 trust_env=False, follow_redirects=False, timeout=self._timeout_s
             ) as client:
@@ -80,7 +90,7 @@ class WebhookDelivery:
     async def _post(
         self, client: httpx.AsyncClient, webhook: Webhook, event: Event, at_ms: int
     ) -> tuple[int | None, str | None]:
-        """The status, and what was wrong; None if it was delivered."""
+        """Return (status, error). status is None without an answer, error if it was delivered."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 url = check_url(webhook.url, self._rules)
@@ -96,7 +106,7 @@ class WebhookDelivery:
                         "user-agent": "chorale-webhook",
                         **signed_headers(self._pepper, webhook.webhook_id, event, at_ms),
                     },
-                    # The certificate must be the name's, not the address's.
+                    # The certificate must be valid for the host name, not for the address.
                     extensions={"sni_hostname": url.host},
                 ) as answer:
                     await _read_little(answer)
@@ -111,7 +121,7 @@ class WebhookDelivery:
 
 
 async def _read_little(answer: httpx.Response) -> None:
-    """So much that a short answer's connection is used again, and no more."""
+    """Read an answer of up to MAX_ANSWER_BYTES to its end, so that its connection can be reused."""
     received = 0
     async for chunk in answer.aiter_raw():
         received += len(chunk)
@@ -120,7 +130,7 @@ async def _read_little(answer: httpx.Response) -> None:
 
 
 def due_events(conn: Connection, at_ms: int) -> list[tuple[Webhook, Event]]:
-    """The next ones to try: few of each tenant, those that wait longest first."""
+    """Return the next events to try, longest due first, at most MAX_OF_TENANT of each tenant."""
     event, hook = webhook_events.c, webhooks.c
     place = sa.func.row_number().over(
         partition_by=event.tenant_id, order_by=(event.next_at_ms, event.event_id)
@@ -144,7 +154,10 @@ def due_events(conn: Connection, at_ms: int) -> list[tuple[Webhook, Event]]:
 
 
 def note_try(conn: Connection, event: Event, error: str | None, at_ms: int) -> Event:
-    """How a try ended: delivered, to be tried again, or given up; the event as it is now."""
+    """Record that a try delivered the event or failed, and return the updated event.
+
+    After a failure, `next_at_ms` is the time of the next try, or None if the event is given up.
+    """
     number = event.num_attempts + 1
     again_at_ms = at_ms + WAITS_MS[min(number, len(WAITS_MS)) - 1]
     is_last = error is None or again_at_ms > event.created_at_ms + GIVEN_UP_MS

@@ -1,7 +1,7 @@
-"""Webhooks: where a tenant wants to hear of things, and the signed events that it is told.
+"""Webhooks and events: a tenant's registered URL, and the signed events that are sent to it.
 
-A webhook's secret is derived from the pepper and its id, so that it is stored nowhere. Headers and
-signature are those of Standard Webhooks.
+A webhook's secret is derived from the pepper and the webhook's id, so it is stored nowhere. Headers
+and signature follow the Standard Webhooks specification.
 """
 
 import base64
@@ -22,15 +22,15 @@ from server.text.times import rfc3339
 from server.webhooks.tables import webhook_events, webhooks
 
 MAX_PENDING = 100
-"""Events of one tenant that wait for delivery, before it may ask for another test."""
+"""Undelivered events of one tenant at which its requests for another test event are refused."""
 KEPT_MS = 30 * 86_400_000
-"""After that an event is forgotten."""
+"""Age at which an event is deleted."""
 MAX_PRUNED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """is_enabled: False after its receiver said that it is gone (410)."""
+    """A tenant's webhook. is_enabled: False after its receiver answered 410 (Gone)."""
 
     tenant_id: str
     webhook_id: str
@@ -41,7 +41,12 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """body: JSON, the very bytes that are signed.   next_at_ms: of the next try, None after all."""
+    """An event for one tenant.
+
+    subject: what the event is about; a tenant has at most one event of a type and subject.
+    body: JSON, byte for byte as signed.
+    next_at_ms: time of the next try; None if the event was delivered or given up.
+    """
 
     event_id: str
     tenant_id: str
@@ -58,7 +63,7 @@ class Event:
 def new_event(
     tenant_id: str, type: str, data: Mapping[str, Any], *, now_ms: int, subject: str | None = None
 ) -> Event:
-    """An event to be delivered now. subject: what it is about; itself where it is left out."""
+    """Make an event that is due now. subject: what the event is about, by default its own id."""
     event_id = f"evt_{secrets.token_hex(12)}"
     body = {"type": type, "timestamp": rfc3339(now_ms), "data": dict(data)}
     return Event(
@@ -73,14 +78,14 @@ def new_event(
 
 
 def insert_event(conn: Connection, event: Event) -> bool:
-    """False if there is one of its type and subject already."""
+    """Insert an event. Returns False if the tenant has one of this type and subject already."""
     values = {name: getattr(event, name) for name in Event.__slots__}
     insert = upsert(conn.dialect.name, webhook_events).values(**values)
     return conn.execute(insert.on_conflict_do_nothing()).rowcount == 1
 
 
 def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
-    """The newest first."""
+    """Return a tenant's events, newest first."""
     columns = webhook_events.c
     query = sa.select(webhook_events).where(columns.tenant_id == tenant_id)
     query = query.order_by(columns.created_at_ms.desc(), columns.event_id).limit(limit)
@@ -88,7 +93,7 @@ def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
 
 
 def num_pending(conn: Connection, tenant_id: str) -> int:
-    """Its events that wait for delivery."""
+    """Count a tenant's events that wait for delivery."""
     columns = webhook_events.c
     query = sa.select(sa.func.count()).where(
         columns.tenant_id == tenant_id, columns.next_at_ms.is_not(None)
@@ -97,7 +102,7 @@ def num_pending(conn: Connection, tenant_id: str) -> int:
 
 
 def prune_events(conn: Connection, now_ms: int) -> int:
-    """Forget the oldest of those that are old enough; how many."""
+    """Delete the oldest events that are older than KEPT_MS. Returns how many were deleted."""
     columns = webhook_events.c
     old = sa.select(columns.event_id).where(columns.created_at_ms < now_ms - KEPT_MS)
     old = old.order_by(columns.created_at_ms).limit(MAX_PRUNED_AT_ONCE)
@@ -107,7 +112,10 @@ def prune_events(conn: Connection, now_ms: int) -> int:
 def set_webhook(
     conn: Connection, tenant_id: str, url: str, *, now_ms: int, actor: str
 ) -> tuple[Webhook, bool]:
-    """A tenant's one webhook, enabled; True if it is new, and so is its secret. Audited."""
+    """Set the URL of a tenant's only webhook, enable the webhook, and write an audit row.
+
+    Returns (webhook, is_new); a new webhook has a new secret.
+    """
     before = get_webhook(conn, tenant_id)
     if before is None:
         webhook_id = f"wh_{secrets.token_hex(12)}"
@@ -131,7 +139,10 @@ def get_webhook(conn: Connection, tenant_id: str) -> Webhook | None:
 
 
 def remove_webhook(conn: Connection, tenant_id: str, *, now_ms: int, actor: str) -> bool:
-    """Whether there was one; what waits for delivery is given up with it. Audited."""
+    """Remove a tenant's webhook, give up its undelivered events, and write an audit row.
+
+    Returns False if the tenant has no webhook.
+    """
     found = get_webhook(conn, tenant_id)
     if found is None:
         return False
@@ -145,12 +156,12 @@ def remove_webhook(conn: Connection, tenant_id: str, *, now_ms: int, actor: str)
 
 
 def secret_of(pepper: str, webhook_id: str) -> str:
-    """What the receiver checks signatures with: `whsec_` and base64 of 32 bytes."""
+    """Return the secret that signatures are checked with: `whsec_` and base64 of 32 bytes."""
     return "whsec_" + base64.b64encode(_key(pepper, webhook_id)).decode()
 
 
 def signed_headers(pepper: str, webhook_id: str, event: Event, now_ms: int) -> dict[str, str]:
-    """Of one try: its id is the event's at each of them, its timestamp is the try's."""
+    """Return the headers of one try. All tries share the event's id; each has its own timestamp."""
     timestamp = now_ms // 1000
     signed = f"{event.event_id}.{timestamp}.{event.body}".encode()
     digest = hmac.new(_key(pepper, webhook_id), signed, "sha256").digest()
@@ -172,7 +183,7 @@ def _audit(conn: Connection, action: str, webhook: Webhook, now_ms: int, actor: 
         actor=actor,
         action=action,
         target=webhook.webhook_id,
-        # Not all of it: whoever knows such a URL may often call it.
+        # The host alone: many receivers accept calls from anybody who knows the whole URL.
         detail=urlsplit(webhook.url).hostname or "",
         tenant_id=webhook.tenant_id,
     )

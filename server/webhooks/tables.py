@@ -1,4 +1,4 @@
-"""The tables of webhooks, and of the events that they are told.
+"""The tables of webhooks and of the events that are sent to them.
 
 Times are Unix milliseconds.
 """
@@ -18,7 +18,7 @@ from sqlalchemy import (
 
 from registry.tables import metadata
 
-# Where a tenant wants to hear of things.
+# The URL that a tenant's events are sent to.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -29,8 +29,8 @@ webhooks = Table(
     Column("created_at_ms", BigInteger, nullable=False),
 )
 
-# What they are told, at least once. subject: what it is about; one event of a type for it.
-# next_at_ms: of the next try; None when it was delivered or given up.
+# Events, delivered at least once. subject: what an event is about; a tenant has at most one event
+# of a type and subject.   next_at_ms: time of the next try; NULL after delivery or giving up.
 webhook_events = Table(
     "webhook_events",
     metadata,

@@ -1,6 +1,6 @@
-"""Which addresses a webhook may be sent to: public ones, looked up once and then connected to.
+"""Checks webhook URLs: the host must have public addresses, and the checked address is used.
 
-BadWebhookUrl   the URL cannot be sent to, or its host is not of the public internet
+BadWebhookUrl   the URL breaks a rule, or its host has no address or one that is not public
 """
 
 import asyncio
@@ -15,48 +15,48 @@ import httpx
 MAX_URL_CHARACTERS = 2048
 _PLAIN = re.compile(r"[!-~]+")
 _UNICAST = IPv6Network("2000::/3")
-"""All that the internet routes; what embeds an IPv4 address elsewhere is outside of it."""
+"""Global unicast addresses; addresses that embed IPv4 in other prefixes lie outside this range."""
 _INSIDE = (
-    IPv4Network("192.0.0.0/24"),  # global to Python 3.11; some clouds keep their metadata there
+    IPv4Network("192.0.0.0/24"),  # Python 3.11 says global; some clouds serve metadata there
     IPv4Network("192.88.99.0/24"),
     IPv4Network("168.63.129.16/32"),  # the host of a virtual machine at Azure
 )
 
 
 class BadWebhookUrl(Exception):
-    """Says which rule it breaks."""
+    """A URL that no webhook may have; the message says which rule it breaks."""
 
 
 @dataclass(frozen=True, slots=True)
 class UrlRules:
-    """For tests and for closed networks: what else is let through."""
+    """Exceptions to the rules, for tests and for closed networks."""
 
     allow_http: bool = False
     allow_private: bool = False
 
 
 def check_url(text: str, rules: UrlRules) -> httpx.URL:
-    """What is wrong with it without asking for its host's address. Raises BadWebhookUrl."""
+    """Parse and check a URL without looking up its host. Raises BadWebhookUrl."""
     if len(text) > MAX_URL_CHARACTERS or not _PLAIN.fullmatch(text):
-        raise BadWebhookUrl(f"url is at most {MAX_URL_CHARACTERS} visible ASCII characters.")
+        raise BadWebhookUrl(f"url must be at most {MAX_URL_CHARACTERS} visible ASCII characters.")
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise BadWebhookUrl("url is not a URL.") from error
     if url.scheme not in (("https", "http") if rules.allow_http else ("https",)):
-        raise BadWebhookUrl("url begins with https://.")
+        raise BadWebhookUrl("url must begin with https://.")
     if not url.host or url.userinfo or url.fragment:
-        raise BadWebhookUrl("url names a host, and neither a user nor a fragment.")
+        raise BadWebhookUrl("url must name a host, and neither a user nor a fragment.")
     try:
         address = ipaddress.ip_address(url.host)
     except ValueError:
-        return url  # a name
+        return url  # The host is a name; `resolve` checks its addresses.
     _check_address(address, rules)
     return url
 
 
 async def resolve(url: httpx.URL, rules: UrlRules) -> str:
-    """The address to connect to. Raises BadWebhookUrl unless all of the host's are allowed."""
+    """Return the address to connect to. Raises BadWebhookUrl unless all the host's are allowed."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(url.host, url.port or 443, type=socket.SOCK_STREAM)
@@ -69,7 +69,10 @@ async def resolve(url: httpx.URL, rules: UrlRules) -> str:
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Of the public internet, also by what it carries inside."""
+    """Whether an address belongs to the public internet.
+
+    An IPv4-mapped address counts as its IPv4 address; 6to4 and Teredo addresses are refused.
+    """
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -82,5 +85,5 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 def _check_address(address: IPv4Address | IPv6Address, rules: UrlRules) -> None:
     if not rules.allow_private and not is_public(address):
-        # Not which one: it would tell what names mean inside.
+        # The message leaves the address out: it would reveal how internal names resolve.
         raise BadWebhookUrl("The host's address is not a public one.")

@@ -1,4 +1,4 @@
-"""The auditor: reads what the ledger says in more than one place, and names every difference.
+"""The audit: compares values that the ledger keeps in more than one place, and names differences.
 
-It writes nothing, shares no sums with what it checks, and owns no state.
+The checks write nothing, share no sums with the code that they check, and own no state.
 """

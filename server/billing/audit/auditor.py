@@ -1,4 +1,4 @@
-"""The gateway's own audit: the ledger's sums, every hour and after a start."""
+"""The gateway's own audit of the ledger's sums, every hour and after a start."""
 
 import logging
 from collections.abc import Callable
@@ -17,15 +17,16 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 _SETTLE_WAIT_S = 60.0
-"""After a start: what lay in the journals meanwhile is posted first, and no difference."""
+"""Longest wait for the first settling, so that records still in the journals are no difference."""
 _MAX_INCIDENTS = 100
-"""Of one audit: what breaks a thousand sums is one fault."""
+"""Incidents that one audit may record: a thousand broken sums have one cause."""
 
 
 class Auditor:
-    """A chore. last: its newest report, for the operator; None in a gateway that has done none.
+    """The chore that audits the sums.
 
-    note_report: told of every report, for the metrics.
+    last: the newest report, for the operator; None until this gateway has made one.
+    note_report: called with every report, for the metrics.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Auditor:
         self.last: Report | None = None
 
     async def turn(self) -> None:
-        """Audit, and make every finding an incident, once. Raises LedgerUnavailable."""
+        """Audit, and record each new finding as an incident. Raises LedgerUnavailable."""
         await self._settler.wait_settled(_SETTLE_WAIT_S)
         report = await self._database.read(audit_sums)
         self.last = report

@@ -1,4 +1,4 @@
-"""Entry by entry: seal and chain, the event it is for, what that is worth, what it reverses."""
+"""Checks of each entry: seal and chain, its event, the event's price, and the entry it reverses."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import entries, holds, kept_events, statements, usage_events
 
 WINDOW = 20_000
-"""Ids that one statement looks at: about 10 ms on SQLite, far below any timeout."""
+"""Ids that one query looks at: about 10 ms on SQLite, far below any timeout."""
 
 Row = Mapping[str, Any]
 
 
 def check_entries(scope: Scope) -> Iterator[Finding]:
-    """Every entry with its event, a tenant after the other, in the order of their chains."""
+    """Check every entry with its event, tenant by tenant, in the order of each tenant's chain."""
     keys = {known.public.key_id: known.public for known in list_keys(scope.conn)}
     chain: _Chain | None = None
     for page in _pages(scope):
@@ -53,7 +53,7 @@ def check_entries(scope: Scope) -> Iterator[Finding]:
 
 
 def check_events(scope: Scope) -> Iterator[Finding]:
-    """Every event has an entry of its kind, and what was held for it is posted."""
+    """Check that every event has an entry of its kind, and that its hold still has a row."""
     usage, kept = usage_events.c, kept_events.c
     is_lost = sa.or_(entries.c.entry_id.is_(None), entries.c.kind != "usage")
     was_held = usage.hold_nanousd.is_not(None)
@@ -83,7 +83,7 @@ def check_events(scope: Scope) -> Iterator[Finding]:
 
 
 def id_windows(conn: Connection, column: sa.Column[int]) -> Iterator[tuple[int, int]]:
-    """(first, last) of consecutive ranges, WINDOW ids or fewer in each, all in all."""
+    """Yield (first, last) of consecutive ranges of at most WINDOW ids, which together cover all."""
     first = conn.scalar(sa.select(sa.func.min(column)))
     while first is not None:
         page = sa.select(column).where(column >= first).order_by(column).limit(WINDOW).subquery()
@@ -105,7 +105,7 @@ def entry_name(row: Row) -> str:
 def _pages(scope: Scope) -> Iterator[list[Row]]:
     query = _select_entries()
     if scope.since_ms:
-        # By number from the first one on: clocks differ, and a chain has no holes.
+        # All entries from the first one by number: clocks differ, and a chain has no gaps.
         first = sa.select(sa.func.min(entries.c.entry_id))
         first_id = scope.conn.scalar(first.where(entries.c.posted_at_ms >= scope.since_ms))
         query = query.where(entries.c.entry_id >= first_id)
@@ -116,7 +116,7 @@ def _pages(scope: Scope) -> Iterator[list[Row]]:
 
 
 def _select_entries() -> sa.Select[Any]:
-    """`select_receipts`, and what the events and a reversed entry say of the same."""
+    """`select_receipts`, with the same values from the event and from the reversed entry."""
     reversed_entry = entries.alias()
     query = select_receipts().outerjoin(
         reversed_entry, reversed_entry.c.entry_id == entries.c.reverses_entry_id
@@ -142,7 +142,7 @@ def _select_entries() -> sa.Select[Any]:
 
 @dataclass(slots=True)
 class _Chain:
-    """One tenant's receipts so far."""
+    """The end of one tenant's chain of receipts, as far as it has been read."""
 
     tenant_id: str
     seq: int = 0
@@ -150,7 +150,7 @@ class _Chain:
 
     @classmethod
     def before(cls, scope: Scope, row: Row) -> "_Chain":
-        """Empty; of an audit since some time, up to the receipt before its first."""
+        """Return an empty chain, or with since_ms the chain up to the receipt before `row`."""
         tenant_id, seq = row["tenant_id"], row["receipt_seq"] - 1
         query = sa.select(entries.c.sha256).filter_by(tenant_id=tenant_id, receipt_seq=seq)
         if scope.since_ms and (sha256 := scope.conn.scalar(query)):
@@ -175,7 +175,7 @@ class _Chain:
                 expected=self.sha256,
                 found=row["prev_sha256"],
             )
-        # From what it says itself: one broken link is one finding.
+        # The chain continues from the stated hash, so that one broken link is one finding.
         self.seq, self.sha256 = seq, row["sha256"]
 
 
@@ -212,7 +212,7 @@ def _check_event(row: Row) -> Iterator[Finding]:
             name: (row[f"event_{name}"], row[name])
             for name in ("price_version", "amount_nanousd", "ended_at_ms")
         }
-        # An event of an older release was posted before there were entries.
+        # An event without a number is of an older release: its posting is older than its entry.
         if row["number"] is not None:
             pairs["posted_at_ms"] = (row["event_posted_at_ms"], row["posted_at_ms"])
     yield from differences("events", subject, pairs)
@@ -234,7 +234,7 @@ def _check_rating(row: Row) -> Iterator[Finding]:
 
 
 def _worth(row: Row) -> int:
-    """What its event costs, by the pure arithmetic."""
+    """Return the amount of the entry's event, computed from its counts and prices alone."""
     if row["price_version"] is None:
         return 0
     if row["kind"] != "usage":
@@ -261,11 +261,11 @@ def _check_correction(row: Row) -> Iterator[Finding]:
 
 
 def _check_period(scope: Scope, row: Row) -> Iterator[Finding]:
-    """An entry is on a later month's statement only if that of the month before it was issued."""
+    """Check an entry on a later month's statement: that of the month before must be issued."""
     try:
         month, before = month_of(row["ended_at_ms"]), month_before(row["period"])
     except UNREADABLE:
-        return  # its seal is broken
+        return  # The entry's seal is broken, which `_check_seal` reports.
     if month > before:
         return
     query = sa.select(statements.c.period).filter_by(tenant_id=row["tenant_id"], period=before)

@@ -1,4 +1,4 @@
-"""Holds: each ended once, as its event says, and none is open that nothing can use any more."""
+"""Checks of holds: each ends once, as its event says, and none stays open that nothing can use."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,16 +11,20 @@ from server.billing.receipts.rows import PAGE_SIZE
 from server.billing.tables import entries, holds, incidents, price_versions, usage_events
 
 _GRACE_MS = 60_000
-"""A settler voids within seconds; its engine's clock may differ from the database's."""
+"""Time after expiry in which an open hold is no finding.
+
+A settler voids within seconds, but the engine's clock may differ from the database's.
+"""
 _LOST_MS = 24 * 3_600_000
-"""A hold this long past its expiry is of a journal that nobody settles any more."""
+"""Time after expiry at which an open hold is a finding even if nobody settles its journal."""
 
 _SAME = (
     "tenant_id", "key_id", "model", "adapter_id", "adapter_version", "adapter_digest",
     "price_version", "engine_id",
 )  # fmt: skip
 _END = ("finish_reason", "stop_cause", "completion_tokens")
-# What the settler found strange when it posted, and wrote down, is not found again.
+# Kinds of incident by name of difference: the settler recorded these when it posted the event, so
+# the audit does not report them again.
 _KNOWN_AS = {
     "state": "hold_voided",
     "engine_id": "engine_differs",
@@ -31,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 def check_holds(scope: Scope) -> Iterator[Finding]:
-    """Every hold against its event and its price."""
+    """Compare every hold with its event and its price."""
     query = _select_holds().order_by(holds.c.request_id).limit(PAGE_SIZE)
     if scope.since_ms:
         query = query.where(holds.c.created_at_ms >= scope.since_ms)
@@ -54,7 +58,10 @@ def check_holds(scope: Scope) -> Iterator[Finding]:
 
 
 def check_open_holds(scope: Scope) -> Iterator[Finding]:
-    """An open hold has not expired, or its engine's journal is not settled so far yet."""
+    """Report holds that are open past their expiry though the engine's journal is settled past it.
+
+    _LOST_MS after its expiry a hold is reported however far the journal is settled.
+    """
     hold, usage = holds.c, usage_events.c
     settled_past = sa.exists().where(
         usage.engine_id == hold.engine_id,
@@ -107,7 +114,7 @@ def _amount(row: Row) -> int:
 
 
 def _pairs(row: Row) -> dict[str, tuple[Any, Any]]:
-    """What a hold and its event say of the same."""
+    """Return the values that a hold and its event must share, as (expected, found) by name."""
     is_free = row["event_amount_nanousd"] == 0 or row["correction_id"] is not None
     pairs = {name: (row[f"event_{name}"], row[name]) for name in _SAME}
     pairs |= {

@@ -1,5 +1,7 @@
-"""Engines' journals against the ledger: by number and totals, and record by record where the files
-are at hand; and the runner's own meter, which shares no code with either.
+"""Compares the engines' journals with the ledger, and with the runner's own meter.
+
+Numbers and totals are compared in the database, single records only where the files are at hand.
+The meter shares no code with the journal or the ledger.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,9 +30,9 @@ _TOTALS = ("num_ends", *_COUNTS)
 
 
 def check_journals(scope: Scope) -> Iterator[Finding]:
-    """Each engine's events add up to what its journal says of all its ends.
+    """Compare the sums of each engine's events with the totals in its journal.
 
-    Events of an older release have no number, and are in none of its totals.
+    Events of an older release have no number, and the journal's totals leave them out.
     """
     usage = usage_events.c
     sums: dict[str, dict[str, int]] = {}
@@ -63,7 +65,7 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
 
 
 def check_numbers(scope: Scope) -> Iterator[Finding]:
-    """Each engine's ends are numbered 1, 2, 3, ...: what is missing is named."""
+    """Report gaps in the numbers 1, 2, 3, ... of each engine's ends."""
     usage = usage_events.c
     for engine_id in scope.conn.scalars(sa.select(journal_positions.c.engine_id)).all():
         query = sa.select(usage.journal_seq, usage.number, usage.request_id)
@@ -88,9 +90,10 @@ def check_numbers(scope: Scope) -> Iterator[Finding]:
 
 
 def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
-    """Every end record that is still on disk against its event; the newest may be unsettled.
+    """Compare the records that are still on disk with their events; the newest may be unsettled.
 
-    Read after the database's snapshot was taken: what is settled in that is on disk, or deleted.
+    Call it after the database's snapshot was taken: each record that is settled in the snapshot is
+    then on disk, or deleted.
     """
     engine_id = (engine_dir / "identity").read_text().split()[0]
     query = sa.select(journal_positions.c.settled_seq).filter_by(engine_id=engine_id)
@@ -115,7 +118,7 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
         yield Finding(
             check="journal files",
             subject=f"engine {engine_id}",
-            detail="is settled to what is no end of anything in its journal",
+            detail="is settled to a position where its journal has no end or residency record",
             found=settled_seq,
         )
     if num_unsettled:
@@ -123,23 +126,23 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
 
 
 def _is_end_at(record: Record, settled_seq: int) -> bool:
-    """Whether a settler that had this record would stand there; what it had may be deleted."""
+    """Whether `settled_seq` is this record's position, or lies in records deleted before it."""
     if isinstance(record, CheckpointRecord):
         return record.seq >= settled_seq
     return record.seq == settled_seq and isinstance(record, EndRecord | ResidencyRecord)
 
 
 def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
-    """What the journal counted was computed: the meter is never behind it.
+    """Check that the journal did not count more tokens than the runner's meter.
 
-    It is ahead by the steps that killed engines cut off, and by what was computed again after a
-    preemption; nobody pays for these.
+    The meter is ahead by steps of killed engines that never reached the journal, and by tokens that
+    were computed again after a preemption; nobody pays for either.
     """
     before = TokenMeter.read(engine_dir / "meter")
     try:
         journaled = _journaled(engine_dir / "journal")
     except JournalCorrupt:
-        return  # `check_journal_files` says so
+        return  # `check_journal_files` reports a corrupt journal.
     after = TokenMeter.read(engine_dir / "meter")
     scope.count("meter", 1)
     names = ("prompt tokens", "sampled tokens")
@@ -152,7 +155,7 @@ def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
                 expected=meter,
                 found=counted,
             )
-    # A live engine may be between its runner's count and its journal's.
+    # In a live engine, the runner may have counted a step that the journal has not yet.
     ahead = [before[i] - before[i + 2] - journaled[i] for i in (0, 1)]
     if max(ahead) > 0:
         prompt, sampled = (max(tokens, 0) for tokens in ahead)
@@ -180,7 +183,7 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
 
 
 def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Iterator[Finding]:
-    """Where adapters were, against the events that were made of it."""
+    """Compare a record of where adapters were with the events that were made from it."""
     kept = kept_events.c
     ids = [f"{record.seq}/{index}" for index in range(len(record.items))]
     query = sa.select(kept_events).where(kept.source == engine_id, kept.source_id.in_(ids))
@@ -200,7 +203,7 @@ def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Itera
 
 
 def _as_event(end: EndRecord) -> dict[str, Any]:
-    """Columns of usage_events."""
+    """Return the columns of usage_events that an end record determines."""
     first_token_at = end.first_token_at
     return {
         "number": end.number,
@@ -220,7 +223,7 @@ def _as_event(end: EndRecord) -> dict[str, Any]:
 
 
 def _journaled(directory: Path) -> tuple[int, int]:
-    """(prompt tokens computed, tokens sampled) by a journal's word, of open requests too."""
+    """Return (prompt tokens computed, tokens sampled) of a journal, open requests included."""
     computed = sampled = 0
     is_open: dict[str, tuple[int, int]] = {}
     for record in read_records(directory):

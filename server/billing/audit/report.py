@@ -1,4 +1,4 @@
-"""What an audit found: the rows it looked at, and each difference by its name."""
+"""The report of an audit: how many rows it looked at, and each difference that it found."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,22 +9,22 @@ from sqlalchemy.engine import Connection
 from server.text.json_object import JsonObject
 
 MAX_FINDINGS = 1000
-"""Of one check, by name; the rest are counted."""
+"""Findings that a report keeps of one check; the rest are only counted."""
 
 UNREADABLE = (ValueError, OverflowError, OSError, TypeError)
-"""What a value that nobody could have posted may raise, such as a date of the year 33714."""
+"""Exceptions that an impossible value may raise, such as a date in the year 33714."""
 
 Progress = Callable[[str, int], None]
-"""(check, rows looked at so far)"""
+"""Callback that takes (check, rows looked at so far)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is in two places and is not the same.
+    """A value that is kept in two places and differs.
 
-    subject: which row, such as `entry 12` or `hold r7`.   detail: what does not fit, in words that
-    do not change while it lasts.   difference_nanousd: what its event is worth by its price, less
-    what was charged.
+    subject: the row, such as `entry 12` or `hold r7`.
+    detail: the difference, in words that stay the same from audit to audit while it lasts.
+    difference_nanousd: the price of the row's event less the amount that was charged.
     """
 
     check: str
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(slots=True)
 class CheckResult:
-    """findings: the first MAX_FINDINGS of num_findings."""
+    """Result of one check. findings: the first MAX_FINDINGS of num_findings."""
 
     num_rows: int = 0
     num_findings: int = 0
@@ -46,9 +46,11 @@ class CheckResult:
 
 @dataclass(slots=True)
 class Report:
-    """difference_nanousd: of all findings, what was not charged less what was charged too much.
+    """Results of one audit, by check.
 
-    incidents: how many of each kind the ledger has on record.   notes: what is no difference.
+    difference_nanousd: sum over all findings, amounts not charged less amounts charged too much.
+    incidents: number of incidents of each kind that the ledger has on record.
+    notes: sentences for the operator about things that are no difference.
     """
 
     at_ms: int
@@ -76,9 +78,9 @@ class Report:
 
 @dataclass(slots=True)
 class Scope:
-    """What a check works with: one snapshot of the database, and the report for what it counts.
+    """Input of a check: one snapshot of the database, and the report that it adds to.
 
-    since_ms: rows of before are left out where rows are looked at one by one.
+    since_ms: checks that look at single rows leave out older ones.
     """
 
     conn: Connection
@@ -88,21 +90,21 @@ class Scope:
     progress: Progress = lambda check, num_rows: None
 
     def count(self, check: str, num_rows: int) -> None:
-        """These rows were looked at."""
+        """Add to the number of rows that the check has looked at."""
         result = self.report.checks.setdefault(check, CheckResult())
         result.num_rows += num_rows
         self.progress(check, result.num_rows)
 
 
 def differences(check: str, subject: str, pairs: dict[str, tuple[Any, Any]]) -> Iterable[Finding]:
-    """A finding for each pair (expected, found) that is none. pairs: by what they are called."""
+    """Yield a finding for each (expected, found) that differ. pairs: by the detail to report."""
     for name, (expected, found) in pairs.items():
         if expected != found:
             yield Finding(check=check, subject=subject, detail=name, expected=expected, found=found)
 
 
 def report_body(report: Report) -> JsonObject:
-    """Plain JSON."""
+    """Return the report as plain JSON."""
     return {
         "at": report.at_ms // 1000,
         "difference_nanousd": report.difference_nanousd,

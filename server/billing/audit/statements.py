@@ -1,4 +1,4 @@
-"""Issued statements against the entries of their periods, which nothing came to since."""
+"""Compares issued statements with the entries of their periods, to which none was added since."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ Row = sa.Row[Any]
 
 
 def check_statements(scope: Scope) -> Iterator[Finding]:
-    """Count and total of each are those of its period, and none was posted after it."""
+    """Check each statement's count and total, and that none of its entries was posted after it."""
     entry = entries.c
     for row in _statements(scope):
         query = sa.select(
@@ -39,7 +39,7 @@ def check_statements(scope: Scope) -> Iterator[Finding]:
 
 
 def check_documents(scope: Scope) -> Iterator[Finding]:
-    """Each document is sealed and says what its receipts come to, line by line."""
+    """Check that each document is sealed and equals the sums over its receipts, line by line."""
     keys = {known.public.key_id: known.public for known in list_keys(scope.conn)}
     opening: tuple[str, int] = ("", 0)
     for row in _statements(scope):
@@ -64,7 +64,7 @@ def check_documents(scope: Scope) -> Iterator[Finding]:
 
 
 def _document(scope: Scope, row: Row) -> dict[str, Any]:
-    """As its receipts make it now. Raises UNREADABLE."""
+    """Return the document's fields as its receipts determine them now. Raises UNREADABLE."""
     figures, of = StatementFigures(), entries.c
     query = select_receipts().where(of.tenant_id == row.tenant_id, of.period == row.period)
     for receipt in iterate_receipts(scope.conn, query):
@@ -79,7 +79,7 @@ def _document(scope: Scope, row: Row) -> dict[str, Any]:
 
 
 def _statements(scope: Scope) -> Iterator[Row]:
-    """By tenant, the oldest first: a page at a time."""
+    """Yield all statements by tenant, oldest first; they are read a page at a time."""
     table, after = statements.c, ("", "")
     query = sa.select(statements).order_by(table.tenant_id, table.period).limit(PAGE_SIZE)
     place = sa.tuple_(table.tenant_id, table.period)

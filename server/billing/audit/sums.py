@@ -1,4 +1,4 @@
-"""What the ledger keeps as sums, against sums over its entries made anew, a page at a time."""
+"""Compares the sums that the ledger keeps with new sums over its entries, a page at a time."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -39,11 +39,11 @@ signed_amount = sa.case(
     ),
     else_=-entries.c.amount_nanousd,
 )
-"""As its tenant sees it."""
+"""An entry's amount as its tenant sees it: a charge is positive."""
 
 
 def check_entry_ids(scope: Scope) -> Iterator[Finding]:
-    """Entries are numbered without a gap up to the ledger's head."""
+    """Check that entries are numbered without a gap up to the ledger's head."""
     entry_id, last_id = entries.c.entry_id, None
     for first, last in id_windows(scope.conn, entry_id):
         is_here = entry_id.between(first, last)
@@ -56,7 +56,7 @@ def check_entry_ids(scope: Scope) -> Iterator[Finding]:
                 before = found
         last_id = last
     head = scope.conn.scalar(sa.select(ledger_head.c.last_entry_id).filter_by(name="ledger")) or 0
-    # Without any entry: events of an older release, which get theirs at the gateway's start.
+    # Without entries, all events are of an older release and get theirs at the gateway's start.
     if last_id is not None:
         yield from _gap(last_id + 1, head)
         yield from differences(
@@ -71,7 +71,7 @@ def _gap(first: int, last: int) -> Iterator[Finding]:
 
 
 def check_accounts(scope: Scope) -> Iterator[Finding]:
-    """Balances and ends of chains are those of the tenants' entries; both sides of all are zero."""
+    """Compare each account's balance, count and end of chain with the tenant's entries."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])  # balance, entries, last seq
     entry = entries.c
     for first, last in id_windows(scope.conn, entry.entry_id):
@@ -109,10 +109,10 @@ def check_accounts(scope: Scope) -> Iterator[Finding]:
 
 
 def check_months(scope: Scope) -> Iterator[Finding]:
-    """What each tenant was charged for each month; budgets go by it."""
+    """Compare the amount that each tenant was charged for each month, which budgets rely on."""
     expected: dict[tuple[str, str], int] = defaultdict(int)
     entry = entries.c
-    # Days: the databases have no month in common, and all hours of a day are of one.
+    # Sums are made by day, since the databases share no function for months; a day has one month.
     day = entry.at_ms.op("/")(sa.literal_column(str(_DAY_MS)))
     charged = sa.case(
         (entry.credit_account.startswith("revenue/"), entry.amount_nanousd),
@@ -123,7 +123,7 @@ def check_months(scope: Scope) -> Iterator[Finding]:
         query = sa.select(entry.tenant_id, day, integer_sum(charged))
         query = query.where(entry.entry_id.between(first, last)).group_by(entry.tenant_id, day)
         for tenant_id, number, amount in scope.conn.execute(query):
-            with suppress(*UNREADABLE):  # no date at all: its receipt's seal is broken
+            with suppress(*UNREADABLE):  # An impossible date: the receipt's seal is broken.
                 expected[tenant_id, month_of(number * _DAY_MS)] += amount
     rows = scope.conn.execute(sa.select(monthly_spend))
     found = {(row.tenant_id, row.month): row.amount_nanousd for row in rows}
@@ -134,7 +134,7 @@ def check_months(scope: Scope) -> Iterator[Finding]:
 
 
 def check_rollups(scope: Scope) -> Iterator[Finding]:
-    """Each hour's sums are those of its entries, and there are no others."""
+    """Compare the roll-ups of each hour with its entries; one without entries is a finding."""
     for tenant_id in _tenant_ids(scope):
         begin = _next_hour(scope, tenant_id, scope.since_ms - scope.since_ms % _HOUR_MS)
         while begin is not None:
@@ -156,7 +156,7 @@ def check_rollups(scope: Scope) -> Iterator[Finding]:
 
 
 def _tenant_ids(scope: Scope) -> Iterator[str]:
-    """Of all who have an account or a roll-up."""
+    """Yield the ids of all tenants that have an account or a roll-up."""
     of_accounts = sa.select(tenant_accounts.c.tenant_id)
     both = of_accounts.union(sa.select(usage_rollups.c.tenant_id)).subquery()
     query = sa.select(both.c.tenant_id).order_by(both.c.tenant_id).limit(PAGE_SIZE)
@@ -167,7 +167,7 @@ def _tenant_ids(scope: Scope) -> Iterator[str]:
 
 
 def _next_hour(scope: Scope, tenant_id: str, begin: int) -> int | None:
-    """The first at or after `begin` that has an entry or a roll-up."""
+    """Return the first hour at or after `begin` that has an entry or a roll-up."""
     times = (entries.c.at_ms, usage_rollups.c.hour_ms)
     firsts = [
         scope.conn.scalar(
@@ -183,7 +183,7 @@ def _sums_of_entries(
     scope: Scope, tenant_id: str, begin: int, end: int
 ) -> dict[tuple[Any, ...], tuple[int, ...]]:
     entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
-    # A constant in the text: PostgreSQL takes two parameters for two different groups.
+    # The constant is a literal: PostgreSQL takes two parameters for two different groups.
     hour = entry.at_ms - entry.at_ms % sa.literal_column(str(_HOUR_MS))
     key = (
         hour, entry.kind, usage.key_id, usage.model,
@@ -196,7 +196,7 @@ def _sums_of_entries(
         usage.prompt_tokens,
         usage.cached_tokens,
         usage.completion_tokens,
-        # op: `//` becomes a division of floats on SQLite.
+        # `op` is used because `//` becomes a division of floats on SQLite.
         sa.case((is_kept, (kept.size_bytes * kept.duration_ms).op("/")(_MB_S))),
         sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
         sa.case((is_paid, usage.completion_tokens * price.completion_nanousd)),

@@ -1,4 +1,4 @@
-"""Receipts as files, in five formats, written and read back.
+"""Exports: receipts as files in five formats, written and read back.
 
-All but `pages` and `stream` without a database: whoever has a file can read it.
+Only `pages`, `stream` and `schedules` need a database, so that anybody can read a file.
 """

@@ -1,4 +1,4 @@
-"""What a file says of a receipt, made one if it has a receipt's fields and types."""
+"""Makes a receipt of values from a file, if they have a receipt's fields and types."""
 
 import re
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ _BOOLS = {"true": True, "false": False}
 
 
 def check_receipt(values: object) -> Receipt:
-    """Raises ValueError, with what is wrong.
+    """Return the values as a receipt. Raises ValueError, whose message says what is wrong.
 
-    A column that a file of an older release lacks is null.
+    A column that is missing, as in a file of an older release, is None.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"it is no receipt, but {type(values).__name__}")
@@ -28,7 +28,7 @@ def check_receipt(values: object) -> Receipt:
         if value is not None and type(value) is not _TYPES[name]:
             raise ValueError(f"{name} is {value!r:.80}, no {_TYPES[name].__name__}")
         if isinstance(value, str):
-            value.encode()  # half a surrogate pair is no text
+            value.encode()  # Raises ValueError for half a surrogate pair.
     for name in _REQUIRED:
         if values.get(name) is None:
             raise ValueError(f"{name} is missing")
@@ -36,7 +36,7 @@ def check_receipt(values: object) -> Receipt:
 
 
 def check_header(names: list[str]) -> None:
-    """Of a CSV. Raises ValueError."""
+    """Check the header of a CSV file. Raises ValueError."""
     if unknown := [name for name in names if name not in _TYPES]:
         raise ValueError(f"it is no header of an export, there is no column {unknown[0]!r:.80}")
     if missing := [name for name in _REQUIRED if name not in names]:
@@ -46,7 +46,7 @@ def check_header(names: list[str]) -> None:
 
 
 def receipt_of_cells(names: list[str], cells: list[str]) -> Receipt:
-    """Of a CSV row. Raises ValueError."""
+    """Make a receipt of a CSV row. Raises ValueError."""
     if len(names) != len(cells):
         raise ValueError(f"it has {len(cells)} cells for {len(names)} columns")
     return check_receipt(
@@ -62,4 +62,4 @@ def _value(name: str, text: str) -> Value:
         return _BOOLS[text]
     if expected is int and _INTEGER.fullmatch(text):
         return int(text)
-    return text  # of a type that the check refuses, with its name
+    return text  # A text of the wrong type, which `check_receipt` refuses by the field's name.

@@ -1,4 +1,4 @@
-"""Receipts as CloudEvents 1.0 in JSON, a line each."""
+"""Receipts as CloudEvents 1.0 in JSON, one event a line."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ def encode(receipts: Iterable[Receipt]) -> bytes:
 
 
 def cloud_event(receipt: Receipt) -> Mapping[str, Any]:
-    """source and id name an entry once: who gets an event again can tell."""
+    """Return a receipt's event. source and id identify the entry, so duplicates can be found."""
     return {
         "specversion": "1.0",
         "id": str(receipt["entry_id"]),

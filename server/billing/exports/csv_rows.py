@@ -1,7 +1,7 @@
-"""Receipts as CSV: a column a field, null an empty cell, and no cell that a spreadsheet would run.
+"""Receipts as CSV: a column for each field, null as an empty cell, and no cell that is a formula.
 
-A text that begins like a formula gets a `'` before it, and so does one that begins with a `'` and
-one that is empty; `parse_cell` takes it off again, so every text comes back as it was.
+A text that begins like a formula gets a `'` before it, so that no spreadsheet runs it. So does a
+text that begins with a `'` or is empty. `parse_cell` removes the `'`, so every text is restored.
 """
 
 import csv
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from server.billing.receipts.receipt import COLUMNS, Receipt, Value
 
 _ESCAPED_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
-# A number is no formula: amounts below zero stay numbers.
+# Numbers are not escaped, though `-` begins a formula, too: negative amounts stay numbers.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
@@ -36,7 +36,7 @@ def cell(value: Value) -> str:
 
 
 def parse_cell(text: str) -> str | None:
-    """The text that `cell` was given."""
+    """Return the text that `cell` was called with; None for an empty cell."""
     return text.removeprefix("'") if text else None
 
 

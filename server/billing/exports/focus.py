@@ -1,6 +1,6 @@
-"""Receipts as charges of FOCUS 1.2, the FinOps Foundation's format of bills.
+"""Receipts as charges in FOCUS 1.2, the FinOps Foundation's format of bills.
 
-A pure function of the receipt, so that whoever reads a file can make its rows again and compare.
+The rows follow from the receipt alone, so that a reader of a file can make them again and compare.
 https://github.com/FinOps-Open-Cost-and-Usage-Spec/FOCUS_Spec, tag v1.2.
 """
 
@@ -27,14 +27,14 @@ COLUMNS = (
 )  # fmt: skip
 
 Row = dict[str, str | None]
-"""By the names of COLUMNS; None is null."""
+"""Values by the names of COLUMNS; None is null."""
 
 _PROVIDER = "Chorale"
 _SERVICE = "LoRA Serving"
 _CASH = "cash"
-"""The account that payments come from, or the first part of its name."""
+"""First part of the name, or the whole name, of the account that payments come from."""
 _GB_HOUR = Decimal(10**9 * 3_600_000)
-"""Bytes times milliseconds."""
+"""Bytes times milliseconds in a gigabyte-hour."""
 _COSTS = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
 _EXACT = Context(prec=60)
 _QUANTITY = Decimal(1).scaleb(-18)
@@ -60,14 +60,15 @@ def encode(receipts: Iterable[Receipt]) -> bytes:
 
 
 def focus_cells(receipt: Receipt) -> list[list[str]]:
-    """The rows of a receipt as CSV has them, in the order of COLUMNS."""
+    """Return the rows of a receipt as cells of CSV, in the order of COLUMNS."""
     return [[cell(row[name]) for name in COLUMNS] for row in focus_rows(receipt)]
 
 
 def focus_rows(receipt: Receipt) -> list[Row]:
-    """A row for each kind of tokens, or one; none for a payment, which is no charge.
+    """Return the rows of a receipt: for usage one for each kind of tokens, otherwise one.
 
-    Their BilledCost sums to the receipt's amount. The first row has the receipt itself.
+    A payment has no row, since it is no charge. The rows' BilledCost add up to the amount of the
+    receipt. The first row contains the receipt itself.
     """
     kind = str(receipt["kind"])
     if kind == "usage":
@@ -85,7 +86,7 @@ def focus_rows(receipt: Receipt) -> list[Row]:
 
 
 def _usage_rows(receipt: Receipt) -> Iterator[Row]:
-    """Of each kind of tokens that there are; of a request without any, of no prompt tokens."""
+    """Yield a row for each kind of tokens used; without any, a row of 0 prompt tokens."""
     prompt, cached, completion = (
         int(receipt[f"{name}_tokens"] or 0) for name in ("prompt", "cached", "completion")
     )
@@ -106,7 +107,7 @@ def _usage_rows(receipt: Receipt) -> Iterator[Row]:
             row = _metered_row(receipt, name, meter, str(tokens[name]), "Tokens")
             row |= _costs(billed, listed)
             row["ListUnitPrice"] = format_usd(unit_prices[name])
-            # What we broke is agreed to cost nothing.
+            # Tokens that are rated 0 have a contracted price of 0.
             row["ContractedUnitPrice"] = format_usd(unit_prices[name] if billed == listed else 0)
             yield row
 
@@ -122,7 +123,7 @@ def _kept_row(receipt: Receipt, kind: str) -> Row:
 
 
 def _correction_row(receipt: Receipt, charged: str) -> Row:
-    """One charge of that kind, taken back at its price."""
+    """Return the row of a correction: one unit of that kind of charge, taken back at its price."""
     amount = int(receipt["amount_nanousd"] or 0)
     sku_price = f"entry/{receipt['reverses_entry_id']}"
     row = _metered_row(receipt, "correction", f"Correction of {charged}", "-1", "Units")
@@ -157,7 +158,7 @@ def _metered_row(receipt: Receipt, sku: str, meter: str, quantity: str, unit: st
 
 
 def _row(receipt: Receipt) -> Row:
-    """What every row of a receipt has, as a charge that happens once."""
+    """Return the columns that all rows of a receipt share, as for a one-time charge."""
     row: Row = dict.fromkeys(COLUMNS)
     tenant_id, period = str(receipt["tenant_id"]), str(receipt["period"])
     start, end = _charge_period(receipt)
@@ -185,7 +186,7 @@ def _row(receipt: Receipt) -> Row:
         row["ResourceId"] = str(receipt["adapter_digest"])
         row["ResourceName"] = _text(receipt["model"] or receipt["adapter_id"])
         row["ResourceType"] = "LoRA adapter"
-    # An entry is on the statement of its own month, unless that one was issued before.
+    # A correction on a later statement than its own month's corrects an issued statement.
     if receipt["kind"] == "correction" and period != str(receipt["ended_at"])[:7]:
         row["ChargeClass"] = "Correction"
     return row
@@ -199,7 +200,7 @@ def _costs(billed_nanousd: int, list_nanousd: int | None = None) -> Row:
 
 
 def _charged_kind(receipt: Receipt) -> str | None:
-    """Of a correction: what kind of charge it takes back."""
+    """Return the kind of charge that a correction takes back, None for anything else."""
     if receipt["kind"] != "correction":
         return None
     name, _, kind = str(receipt["debit_account"]).partition("/")
@@ -213,13 +214,13 @@ def _is_payment(receipt: Receipt) -> bool:
 
 
 def _gb_hours(size_bytes: int, duration_ms: int) -> str:
-    """To 18 places: times the price it is the cost to the nano-dollar, which was rounded once."""
+    """Return GB-hours to 18 places, so that times the price they are exact to the nano-dollar."""
     quantity = _EXACT.divide(Decimal(size_bytes * duration_ms), _GB_HOUR)
     return f"{quantity.quantize(_QUANTITY, context=_EXACT):f}"
 
 
 def _charge_period(receipt: Receipt) -> tuple[str, str]:
-    """From the second in which it began to the end of the one in which it ended."""
+    """Return the start and end of a charge, widened to whole seconds, at least one second apart."""
     ended = datetime.fromisoformat(str(receipt["ended_at"]))
     began = datetime.fromisoformat(str(receipt["started_at"] or receipt["ended_at"]))
     start = began.replace(microsecond=0)
@@ -230,5 +231,5 @@ def _charge_period(receipt: Receipt) -> tuple[str, str]:
 
 
 def _text(value: Value) -> str | None:
-    """FOCUS knows no empty texts."""
+    """Return a text, or None for an empty one, which FOCUS does not know."""
     return None if value in (None, "") else str(value)

@@ -1,4 +1,4 @@
-"""What an export can be: five formats, one way to write them."""
+"""The five formats of exports, and the interface of their encoders."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
 class FormatUnavailable(Exception):
-    """A format whose library is not installed. extra: of this package, that brings it."""
+    """A format's library is not installed. extra: the extra of this package that installs it."""
 
     def __init__(self, format: str, extra: str) -> None:
         self.format = format
@@ -23,7 +23,7 @@ class FormatUnavailable(Exception):
 
 
 class Encoder(Protocol):
-    """One file: what `begin`, each `add` and `end` return, joined."""
+    """Writes one file, which consists of the bytes that `begin`, each `add` and `end` return."""
 
     def begin(self) -> bytes: ...
 
@@ -34,7 +34,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """A format of rows, each its own: a file of them can be cut and continued."""
+    """Encoder of a format with independent rows: a file can be cut after a row and continued."""
 
     header: bytes
     encode: Callable[[Sequence[Receipt]], bytes]
@@ -51,7 +51,10 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatInfo:
-    """extension: of a file's name, without its first dot.   is_resumable: see `resuming`."""
+    """Properties of a format.
+
+    extension: end of a file's name, without the first dot.   is_resumable: see `resuming`.
+    """
 
     media_type: str
     extension: str
@@ -72,7 +75,7 @@ INFO: dict[ExportFormat, FormatInfo] = {
 
 
 def open_encoder(format: ExportFormat) -> Encoder:
-    """A new file of that format. Raises FormatUnavailable."""
+    """Return an encoder for a new file. Raises FormatUnavailable."""
     if format == "csv":
         return _Rows(csv_rows.header(), csv_rows.encode)
     if format == "focus":
@@ -82,7 +85,7 @@ def open_encoder(format: ExportFormat) -> Encoder:
     if format == "cloudevents":
         return _Rows(b"", cloud_events.encode)
     try:
-        # Only when asked for: it is 60 MB of memory, half of what a gateway has without it.
+        # Imported on demand: pyarrow takes 60 MB of memory, half of a gateway's without it.
         from server.billing.exports.parquet import ParquetEncoder
     except ImportError as error:
         raise FormatUnavailable("parquet", "parquet") from error

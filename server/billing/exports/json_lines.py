@@ -10,7 +10,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def encode_json(value: object) -> str:
-    """In one line, without spaces."""
+    """Encode a value as JSON in one line, without spaces."""
     return one_line(_encode(value))
 
 

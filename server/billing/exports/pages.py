@@ -1,4 +1,4 @@
-"""Receipts of a time as a reader of many pages meets them: by tenant, in that tenant's order."""
+"""Reads the receipts of a time range page by page: by tenant, each tenant's in order of seq."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from server.billing.tables import entries, ledger_head
 
 PAGE_SIZE = 500
 MAX_STEPS = 64
-"""Of one read, past tenants and stretches that have nothing in the time."""
+"""Steps of one read, each past a tenant or part of a chain without entries in the range."""
 _MAX_MS = 2**62
 
 _entries = entries.c
@@ -20,7 +20,7 @@ _entries = entries.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Entries of [start_ms, end_ms) up to a number. tenant_id None is every tenant."""
+    """Entries in [start_ms, end_ms) up to entry id `through`. tenant_id None is every tenant."""
 
     tenant_id: str | None
     start_ms: int
@@ -29,7 +29,7 @@ class Range:
 
     @classmethod
     def clamped(cls, tenant_id: str | None, start_ms: int, end_ms: int, through: int) -> "Range":
-        """A caller's numbers may be larger than any column."""
+        """Make a range of a caller's numbers, clamped to numbers that fit into the columns."""
         start_ms, end_ms, through = (
             min(max(given, 0), _MAX_MS) for given in (start_ms, end_ms, through)
         )
@@ -38,16 +38,16 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """receipts: may be none though more follow.   next: where to go on, None at the end."""
+    """A page. receipts: may be empty though more follow.   next: the next place; None if last."""
 
     receipts: Sequence[Receipt]
     next: Place | None
 
 
 def last_entry_id(conn: Connection, tenant_id: str | None) -> int:
-    """What has been posted by now: a bound that keeps the pages of one export together.
+    """Return the last entry posted by now, as an upper bound for all pages of one export.
 
-    Of a tenant its own last one: what others do is nothing that it could count.
+    A tenant gets its own last entry, so that it cannot count the entries of others.
     """
     if tenant_id is None:
         query = sa.select(ledger_head.c.last_entry_id).where(ledger_head.c.name == "ledger")
@@ -58,7 +58,7 @@ def last_entry_id(conn: Connection, tenant_id: str | None) -> int:
 
 
 def place_of_entry(conn: Connection, tenant_id: str | None, entry_id: int) -> Place | None:
-    """Of an entry of that tenant, or of any; None where there is no such entry."""
+    """Return the place of an entry of that tenant, or of any; None if there is no such entry."""
     query = sa.select(_entries.tenant_id, _entries.receipt_seq)
     query = query.where(_entries.entry_id == min(max(entry_id, 0), _MAX_MS))
     if tenant_id is not None:
@@ -68,13 +68,13 @@ def place_of_entry(conn: Connection, tenant_id: str | None, entry_id: int) -> Pl
 
 
 def read_page(conn: Connection, within: Range, place: Place, size: int = PAGE_SIZE) -> Page:
-    """What follows `place`, from at most `size` entries, in a short read."""
+    """Return receipts after `place`, from at most `size` entries; the read is short."""
     for _ in range(MAX_STEPS):
         tenant_id = within.tenant_id or place.tenant_id
         found = _next_seq(conn, replace(within, tenant_id=tenant_id), place.receipt_seq)
         if found is not None:
             receipts = _read(conn, within, Place(tenant_id, found - 1), size)
-            # A tenant's entries are numbered in its order: behind one that is too late all are.
+            # A tenant's entry numbers rise with its seq: after one beyond `through`, all are.
             if receipts:
                 return Page(receipts, Place(tenant_id, found - 1 + size))
         if within.tenant_id is not None or (follower := _next_tenant(conn, place)) is None:
@@ -84,9 +84,9 @@ def read_page(conn: Connection, within: Range, place: Place, size: int = PAGE_SI
 
 
 def _next_seq(conn: Connection, within: Range, after_seq: int) -> int | None:
-    """The tenant's first entry of the time behind that one; from the index of times alone."""
-    # The sum keeps both planners off the index of receipts, where they would walk all that is
-    # older than the time to find its first.
+    """Return the seq of the tenant's first entry in the range after `after_seq`, or None."""
+    # Adding 0 makes both planners use the index of times, not that of receipts, in which they would
+    # walk all entries older than the range to find its first.
     seq = _entries.receipt_seq + 0
     query = sa.select(sa.func.min(seq)).where(*_in_time(within), seq > after_seq)
     found: int | None = conn.scalar(query.where(_entries.tenant_id == within.tenant_id))
@@ -104,7 +104,8 @@ def _read(conn: Connection, within: Range, place: Place, size: int) -> list[Rece
     query = select_receipts().where(
         _entries.tenant_id == place.tenant_id,
         seq > place.receipt_seq,
-        # A stretch of the chain, not a number of hits: what does not belong is no long read either.
+        # The page is a part of the chain, not a number of hits, so that entries outside the range
+        # cannot make the read long.
         seq <= place.receipt_seq + size,
         _entries.entry_id <= within.through,
         *_in_time(within),

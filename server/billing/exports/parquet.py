@@ -1,4 +1,4 @@
-"""Receipts as Parquet: typed columns, row groups of a bounded size, written as they fill."""
+"""Receipts as Parquet: typed columns, and row groups of a bounded size, written when full."""
 
 import io
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from server.billing.receipts.receipt import COLUMNS, FIELDS, SEAL, Receipt
 
 ROW_GROUP_ROWS = 10_000
-"""Each costs the footer 7 KB, which is held until the end; a full one is 5 MB."""
+"""Rows in a row group. A full group is 5 MB; each adds 7 KB to the footer, held until the end."""
 _BATCH_ROWS = 500
 
 _ARROW = {"int": pa.int64(), "str": pa.string(), "bool": pa.bool_()}
@@ -21,11 +21,11 @@ SCHEMA = pa.schema(
 
 
 class ParquetEncoder:
-    """One file, as `formats.Encoder`."""
+    """Writes one Parquet file; a `formats.Encoder`."""
 
     def __init__(self) -> None:
         self._sink = _Sink()
-        # Of every page a checksum: a reader sees what was changed.
+        # Every page gets a checksum, so that a reader finds changes.
         self._writer = pq.ParquetWriter(self._sink, SCHEMA, write_page_checksum=True)
         self._batches: list[pa.RecordBatch] = []
         self._num_rows = 0
@@ -56,7 +56,7 @@ class ParquetEncoder:
 
 
 class _Sink(io.RawIOBase):
-    """A file that only gets longer; what it has is taken out as it comes."""
+    """An append-only file in memory, whose bytes are taken out as they are written."""
 
     def __init__(self) -> None:
         self._written = bytearray()
@@ -80,7 +80,7 @@ class _Sink(io.RawIOBase):
 
 
 def read(file: BinaryIO) -> Iterator[dict[str, object]]:
-    """Its rows by the names of its columns. Raises pyarrow.ArrowException, OSError."""
+    """Yield a file's rows as {column: value}. Raises pyarrow.ArrowException, OSError."""
     parquet = pq.ParquetFile(file, page_checksum_verification=True)
     for batch in parquet.iter_batches(batch_size=_BATCH_ROWS):
         yield from batch.to_pylist()

@@ -1,4 +1,4 @@
-"""An export read back, whatever its format, a row at a time and without a database."""
+"""Reads exports of any format, a row at a time and without a database."""
 
 import csv
 import json
@@ -14,13 +14,13 @@ from server.billing.exports.formats import FormatUnavailable
 from server.billing.receipts.receipt import Receipt
 
 MAX_LINE_BYTES = 1 << 20
-"""Hundreds of times a receipt: what is longer is no export."""
+"""Longest line of an export; a receipt is hundreds of times shorter."""
 
 _PARQUET = b"PAR1"
 
 
 class ExportUnreadable(Exception):
-    """A file that is no export, or has been changed. line: from 1; of Parquet the row."""
+    """A file is no export, or was changed. line: the line, or in Parquet the row, from 1."""
 
     def __init__(self, line: int, reason: str) -> None:
         self.line = line
@@ -29,11 +29,11 @@ class ExportUnreadable(Exception):
 
 
 def read_export(source: Path | BinaryIO) -> Iterator[Receipt]:
-    """Its receipts in the order of the file, the format told from its first bytes.
+    """Yield the receipts of a file in its order; its first bytes tell the format.
 
-    They have the fields and types of receipts; whether they are true is for who checks them. Of
-    CloudEvents and FOCUS all that is beside the receipt is what its receipt makes it. A file that
-    is handed in stays open; Parquet needs one that can seek.
+    The receipts have the right fields and types; whether they are true is not checked here. In
+    CloudEvents and FOCUS, all values beside a receipt must be those that follow from it. A file
+    object stays open; for Parquet it must be able to seek.
     Raises ExportUnreadable, FormatUnavailable, OSError.
     """
     if isinstance(source, Path):
@@ -57,9 +57,9 @@ def _read(file: BinaryIO) -> Iterator[Receipt]:
 
 
 class _Lines:
-    """Texts of lines with their ends, counted. number: of the last one given.
+    """Iterates over the lines of a file, with their ends. number: number of the last line returned.
 
-    head: what was read of the first one. Raises ExportUnreadable.
+    head: bytes of the first line that are read already. Raises ExportUnreadable.
     """
 
     def __init__(self, file: BinaryIO, head: bytes) -> None:
@@ -125,7 +125,7 @@ def _read_csv(lines: _Lines) -> Iterator[Receipt]:
 
 @contextmanager
 def _named(line: int) -> Iterator[None]:
-    """ExportUnreadable of that line for what is wrong with a receipt or with a number."""
+    """Turn errors in a receipt or a number into ExportUnreadable with that line."""
     try:
         yield
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
@@ -133,7 +133,7 @@ def _named(line: int) -> Iterator[None]:
 
 
 def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line where each begins: a text may hold newlines."""
+    """Yield (line, cells) of each row; a text may contain newlines, so line is the row's first."""
     line = 1
     try:
         for cells in csv.reader(lines, strict=True):
@@ -144,7 +144,7 @@ def _csv_rows(lines: _Lines) -> Iterator[tuple[int, list[str]]]:
 
 
 def _read_focus(rows: Iterator[tuple[int, list[str]]]) -> Iterator[Receipt]:
-    """Receipts, once all their rows are what they should be."""
+    """Yield each receipt after all its rows were compared with those that follow from it."""
     for line, cells in rows:
         with _named(line):
             receipt = _receipt_of_focus(cells)

@@ -1,4 +1,4 @@
-"""Where a file that broke off goes on: behind its last entry that came whole."""
+"""Finds the place where a file that broke off can be continued: after its last complete entry."""
 
 import csv
 import json
@@ -14,9 +14,10 @@ _HEADERS = {"csv": csv_rows.header(), "focus": focus.header()}
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """size_bytes: of the file, up to the end of an entry.   entry_id: that one's.
+    """The complete part of a file.
 
-    None: nothing came whole that could be continued, and the export begins again.
+    size_bytes: size up to the end of its last entry.   entry_id: number of that entry; None if no
+    part can be continued, so that the export begins again.
     """
 
     size_bytes: int = 0
@@ -24,10 +25,10 @@ class Whole:
 
 
 def whole_part(file: BinaryIO, format: ExportFormat) -> Whole:
-    """How much of a file can stay, whatever was cut off.
+    """Return the part of a file that can stay, wherever it was cut off.
 
-    Of FOCUS the last entry goes: more rows of it may have been to come. A file that is none of ours
-    is not continued.
+    In FOCUS the last entry is dropped, since it may lack rows. A file that is no export is not
+    continued.
     """
     if not INFO[format].is_resumable:
         return Whole()
@@ -44,14 +45,15 @@ def whole_part(file: BinaryIO, format: ExportFormat) -> Whole:
 
 
 def _rows(file: BinaryIO, format: ExportFormat) -> Iterator[tuple[int, bytes]]:
-    """Each row behind the header, and how long the file is with it."""
+    """Yield (file size up to the end of the row, row) for each row after the header."""
     header = _HEADERS.get(format, b"")
     if file.read(len(header)) != header:
         return
     size_bytes, row = len(header), b""
     for line in file:
         row += line
-        # A text with newlines is in quotes, and a quote in it is doubled: they come in pairs.
+        # A text with newlines is in quotes, and quotes in it are doubled, so a complete row has an
+        # even number of quotes.
         if line.endswith(b"\n") and (not header or row.count(b'"') % 2 == 0):
             size_bytes += len(row)
             yield size_bytes, row

@@ -1,7 +1,7 @@
-"""Scheduled exports: what a chain of receipts got since the last object goes into the next one.
+"""Scheduled exports: each object has the receipts of a tenant's chain since the last object.
 
-`exports/{tenant_id}/{format}/{first_seq}-{last_seq}.{extension}`: in posting order, so that nothing
-comes late, nothing is in two objects and none is missing.
+Objects are named `exports/{tenant_id}/{format}/{first_seq}-{last_seq}.{extension}`. They are in
+posting order, so that no receipt comes late, is in two objects, or is missing.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from server.database.upsert import upsert
 
 INTERVAL_S = {"hour": 3600, "day": 86_400}
 TURN_S = 10.0
-"""From one look for what is due to the next."""
+"""Interval between looks for due schedules."""
 ROWS_PER_OBJECT = 100_000
 PAGE_SIZE = 500
 MAX_DUE = 1000
-"""Schedules of one turn; those that failed longest ago come first."""
+"""Schedules in one turn; the longest due come first."""
 
 _MAX_ERROR = 500
 _columns = scheduled_exports.c
@@ -47,7 +47,7 @@ _columns = scheduled_exports.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One row of `scheduled_exports`. error: of the last try, until one succeeds."""
+    """One row of `scheduled_exports`. error: error of the last try; None after a success."""
 
     tenant_id: str
     format: ExportFormat
@@ -83,7 +83,7 @@ def put_schedule(
     *,
     actor: str = "operator",
 ) -> Schedule:
-    """Due at once. One that is there changes its interval only."""
+    """Add a schedule, or change the interval of an existing one; both are due at once. Audited."""
     values = {
         "tenant_id": tenant_id,
         "format": format,
@@ -110,13 +110,13 @@ def delete_schedule(
     *,
     actor: str = "operator",
 ) -> None:
-    """Again is fine."""
+    """Delete a schedule and write an audit row; do nothing if there is none."""
     if conn.execute(sa.delete(scheduled_exports).where(*_is(tenant_id, format))).rowcount:
         _audit(conn, "export.unschedule", tenant_id, format, now_ms, actor)
 
 
 class ScheduledExports:
-    """Writes what is due. work_dir: where an object lies until it is whole."""
+    """Writes the objects of due schedules. work_dir: folder for objects until they are complete."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class ScheduledExports:
         self._rows_per_object = rows_per_object
 
     async def turn(self) -> None:
-        """Bring every schedule that is due up to date; what fails is noted, and due again.
+        """Bring every due schedule up to date. A failed one stays due, and its error is recorded.
 
         Raises LedgerUnavailable.
         """
@@ -150,22 +150,22 @@ class ScheduledExports:
                 await self._update(schedule, next_at_ms=next_at_ms, error=None)
 
     async def _bring_up_to_date(self, schedule: Schedule) -> None:
-        """As far as the chain goes now: what is posted meanwhile is for the next time."""
+        """Export the chain up to its present end; later receipts are exported the next time."""
         tenant_id, seq = schedule.tenant_id, schedule.exported_seq
         through = await self._database.read(partial(_last_seq, tenant_id=tenant_id))
         while seq < through:
-            # A process that was killed left an object of which the row knows nothing. It stays as
-            # it is: whoever reads the store may have it already.
+            # A killed process may have left an object that the row does not mention. The object
+            # stays as it is, since readers of the store may have it already.
             last = await asyncio.to_thread(self._find_written, schedule, seq + 1)
             if last is None:
                 last = min(seq + self._rows_per_object, through)
                 await self._write_object(schedule, seq + 1, last)
-            # The object is there before the row says so.
+            # The row is updated only after the object is written.
             await self._update(schedule, exported_seq=last)
             seq = last
 
     def _find_written(self, schedule: Schedule, first: int) -> int | None:
-        """The last receipt of the object that begins with `first`."""
+        """Return the last seq of an existing object that begins with seq `first`, or None."""
         start = f"{prefix_of(schedule)}{first:012d}-"
         for found in self._storage.list(start):
             if match := re.match(r"[0-9]{12}", found.key.removeprefix(start)):
@@ -173,7 +173,7 @@ class ScheduledExports:
         return None
 
     async def _write_object(self, schedule: Schedule, first: int, last: int) -> None:
-        """The receipts first to last, which are there: a chain has no gaps."""
+        """Write the receipts `first` to `last`; all of them exist, since a chain has no gaps."""
         key = f"{prefix_of(schedule)}{first:012d}-{last:012d}.{INFO[schedule.format].extension}"
         encoder = await asyncio.to_thread(open_encoder, schedule.format)
         with tempfile.NamedTemporaryFile(dir=self._work_dir, prefix="export-") as file:

@@ -1,4 +1,4 @@
-"""An export as a stream: one short read of the ledger a page, nothing held between them."""
+"""Streams an export: each page is one short read of the ledger, and none is kept in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,10 +18,10 @@ async def stream(
     *,
     page_size: int = PAGE_SIZE,
 ) -> AsyncIterator[bytes]:
-    """The file in chunks. place: of the last row that the caller has; then no header comes.
+    """Yield the file in chunks. place: last row that the caller has, if any; then no header comes.
 
-    A page is encoded by a thread: 500 receipts take tens of milliseconds, in which the event loop
-    has tokens to send.
+    Pages are encoded in a thread: 500 receipts take tens of milliseconds, and meanwhile the event
+    loop has tokens to send.
     """
     if place is None:
         yield encoder.begin()

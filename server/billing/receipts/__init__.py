@@ -1,5 +1,5 @@
-"""Receipts: made, signed, read from the database, and checked.
+"""Receipts: modules that make, sign, read and check them.
 
-`receipt`, `signing`, `faults` and `check` need no database and no network: whoever has receipts and
-the public keys can check them. `rows` and `signing_keys` read the tables of money.
+`receipt`, `signing`, `faults` and `check` need no database and no network, so that anybody with
+receipts and the public keys can check them. `rows` and `signing_keys` use the tables of money.
 """

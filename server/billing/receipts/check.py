@@ -1,8 +1,8 @@
-"""Whether receipts are true: checked by whoever has them, with the public keys and nothing else.
+"""Checks receipts with nothing but the public keys, so that anybody who has receipts can do it.
 
-What is checked is what receipts say, so what says nothing of them may differ: of Parquet statistics
-and offsets that a reader of rows does not need (a third of a small file), of CSV line ends, of JSON
-spaces and how an escape is spelled. Any other byte that changes is found.
+The values of receipts are checked, so bytes that carry no value may differ: in Parquet, statistics
+and offsets that a reader of rows does not need (a third of a small file); in CSV, line ends; in
+JSON, spaces and the spelling of escapes. A change of any other byte is found.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,12 +27,12 @@ from server.billing.statement_figures import StatementFigures
 from server.text.json_object import JsonObject
 
 MAX_FINDINGS = 1000
-"""More are counted, not kept; the same of gaps."""
+"""Findings that are kept, and gaps as well; further ones only add to the counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that cannot be. row: of the file, from 1; None where it is about all of them."""
+    """An error in a file. row: row of the file, from 1; None if it concerns the whole file."""
 
     row: int | None
     tenant_id: str | None = None
@@ -56,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Receipts that are not in the file, though some before and after them are."""
+    """Receipts of a tenant that are missing in the file, though a later one is there."""
 
     tenant_id: str
     first_seq: int
@@ -69,7 +69,7 @@ class Gap:
 
 @dataclass(slots=True)
 class TenantSummary:
-    """One tenant's receipts in the file. amounts: by kind, as the tenant sees them."""
+    """Summary of one tenant's receipts in the file. amounts: by kind; a charge is positive."""
 
     first_seq: int
     last_seq: int
@@ -78,7 +78,7 @@ class TenantSummary:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     amounts: dict[str, int] = field(default_factory=dict)
     last_sha256: tuple[str, str] = (GENESIS, GENESIS)
-    """As the last receipt states it, and as it is."""
+    """sha256 of the last receipt, as it states it and as it is computed."""
 
     @property
     def total_nanousd(self) -> int:
@@ -97,9 +97,11 @@ class TenantSummary:
 class ReceiptCheck:
     """Checks receipts one after the other, in constant memory for each tenant.
 
-    keys: by key id.   is_complete: each tenant's receipts begin with its first and lack none;
-    otherwise the file may be a period, and what lies between is told by `gaps`.   statement: one,
-    without its seal, that those of its tenant and period come to.
+    keys: public keys by key id.
+    is_complete: each tenant's receipts must begin with its first and lack none; otherwise the file
+    may be a part, and `gaps` lists the receipts that are missing in between.
+    statement: a statement without its seal, which is compared with the receipts of its tenant and
+    period.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ReceiptCheck:
         self.tenants: dict[str, TenantSummary] = {}
 
     def add(self, row: int, receipt: Receipt) -> None:
-        """The next receipt, of that row of the file."""
+        """Check the next receipt, which is in that row of the file."""
         self.num_receipts += 1
         if faults := list(type_faults(receipt)):
             self._note(row, receipt, faults)
@@ -132,7 +134,7 @@ class ReceiptCheck:
             self._figures.add(receipt)
 
     def add_reversal(self, row: int, receipt: Receipt, correction: Receipt) -> None:
-        """A correction, by itself, of a receipt that was added."""
+        """Check a correction by itself, and that it reverses a receipt that was added."""
         if faults := list(type_faults(correction)):
             self._note(row, correction, faults)
             return
@@ -141,7 +143,7 @@ class ReceiptCheck:
         self._note(row, correction, reversal_faults(receipt, correction))
 
     def finish(self) -> None:
-        """Compare with the statement, if there is one: nothing more is added."""
+        """Compare the receipts with the statement, if there is one. Call it after all receipts."""
         if self._statement is None:
             return
         for name, value in self._figures.document().items():
@@ -151,7 +153,7 @@ class ReceiptCheck:
                 self.note(name, message)
 
     def note(self, field: str | None, message: str) -> None:
-        """A finding about all of the file."""
+        """Add a finding about the whole file."""
         self._keep(Finding(row=None, field=field, message=message))
 
     def _note(self, row: int, receipt: Receipt, faults: "Iterator[Fault] | list[Fault]") -> None:
@@ -169,11 +171,11 @@ class ReceiptCheck:
             self.findings.append(finding)
 
     def _chain_faults(self, receipt: Receipt, computed: str) -> Iterator[Fault]:
-        """Whether it follows the one before it of its tenant, which it then is itself."""
+        """Check that a receipt follows the tenant's last one, and make it the last."""
         tenant_id, seq = str(receipt["tenant_id"]), int_of(receipt, "receipt_seq")
         tenant = self.tenants.get(tenant_id)
         if tenant is None:
-            # As if all before it were there, but for the file that is said to have them.
+            # Earlier receipts count as present, unless the file is supposed to contain them.
             before = 0 if self._is_complete or seq < 1 else seq - 1
             tenant = self.tenants[tenant_id] = TenantSummary(seq, before)
         if seq <= tenant.last_seq:
@@ -182,9 +184,9 @@ class ReceiptCheck:
         is_known = seq == 1 or tenant.num_receipts > 0
         if seq > tenant.last_seq + 1:
             yield from self._gap(tenant, Gap(tenant_id, tenant.last_seq + 1, seq - 1))
-        # Either hash: a receipt that was changed is found once, not again in the next one.
+        # Either hash will do, so that a changed receipt is not found again at the next one.
         elif is_known and receipt["prev_sha256"] not in tenant.last_sha256:
-            yield "prev_sha256", f"it does not follow receipt {seq - 1} as that is"
+            yield "prev_sha256", f"it is not the hash of receipt {seq - 1}"
         tenant.add(receipt, computed)
 
     def _gap(self, tenant: TenantSummary, gap: Gap) -> Iterator[Fault]:
@@ -198,7 +200,7 @@ class ReceiptCheck:
 def statement_faults(
     statement: Mapping[str, Any], sha256: object, signature: object, keys: Mapping[str, PublicKey]
 ) -> Iterator[Fault]:
-    """What is wrong with a statement by itself: its seal and its sums."""
+    """Yield the errors of a statement by itself, in its seal and its sums."""
     if sha256 != statement_figures.sha256_of(statement):
         yield "sha256", "it is not the hash of the statement: one of them was changed"
     yield from signature_faults(statement.get("signing_key"), sha256, signature, keys)
@@ -216,9 +218,9 @@ def statement_faults(
         yield None, f"it is no statement: {error!r}"
         return
     if stated != sums:
-        yield "total_nanousd", f"it has {stated} entries and nano-dollars, its kinds {sums}"
+        yield "total_nanousd", f"it has {stated} entries and nano-dollars; its kinds have {sums}"
     if lines != charges:
-        yield "lines", f"they come to {lines}, the charges to {charges}"
+        yield "lines", f"they add up to {lines}, the charges to {charges}"
     if stated_closing != closing:
         yield "closing_balance_nanousd", f"it is {stated_closing}; the sums make {closing}"
 

@@ -1,6 +1,6 @@
-"""What is wrong with one receipt by itself: its types, its seal, its accounts, its amount.
+"""Finds errors in one receipt by itself: in its types, its seal, its accounts, its amount.
 
-No database: whoever has a receipt and the public keys can tell.
+The checks need no database, only the receipt and the public keys.
 """
 
 import base64
@@ -28,38 +28,41 @@ _OF_USAGE = ("request_id", *COUNTS, "finish_reason", "stop_cause", "is_failed", 
 _OF_KEPT = ("tier", "size_bytes", "slabs", "duration_ms")
 
 Fault = tuple[str | None, str]
-"""The field that is wrong, if it can be known, and a sentence about it."""
+"""(field, message): the wrong field, or None if it is unknown, and a sentence about the error."""
 
 
 def receipt_faults(
     receipt: Receipt, computed: str, keys: Mapping[str, PublicKey]
 ) -> Iterator[Fault]:
-    """computed: its hash.   keys: by key id. Its fields have their types (see `type_faults`)."""
+    """Yield the errors of a receipt whose fields have the right types (see `type_faults`).
+
+    computed: the hash of the receipt.   keys: public keys by key id.
+    """
     yield from _seal_faults(receipt, computed, keys)
     yield from _account_faults(receipt)
     yield from _amount_faults(receipt)
 
 
 def reversal_faults(receipt: Receipt, correction: Receipt) -> Iterator[Fault]:
-    """Whether a correction undoes a receipt, all of it."""
+    """Yield an error for each field in which a correction does not reverse the receipt."""
     if correction["reverses_entry_id"] != receipt["entry_id"]:
         yield "reverses_entry_id", f"it does not reverse entry {receipt['entry_id']}"
     if int_of(correction, "amount_nanousd") != -int_of(receipt, "amount_nanousd"):
         yield "amount_nanousd", f"it does not undo {receipt['amount_nanousd']}"
     accounts = (correction["credit_account"], correction["debit_account"])
     if accounts != (receipt["debit_account"], receipt["credit_account"]):
-        yield "debit_account", "its accounts are not those of what it reverses, the other way"
+        yield "debit_account", "its accounts are not those of the reversed entry, exchanged"
 
 
 def int_of(receipt: Receipt, name: str) -> int:
-    """A number, 0 where there is none."""
+    """Return an integer field, 0 if it is None."""
     value = receipt[name]
     assert value is None or isinstance(value, int)
     return value or 0
 
 
 def type_faults(receipt: Receipt) -> Iterator[Fault]:
-    """Fields that have no value, or one of another type."""
+    """Yield an error for each field that lacks a value or has one of another type."""
     for name, expected in TYPES.items():
         value = receipt.get(name)
         if value is not None and type(value) is not expected:
@@ -73,7 +76,7 @@ def type_faults(receipt: Receipt) -> Iterator[Fault]:
         if receipt.get(name) is None:
             yield name, "it is missing"
     if receipt.get("kind") not in _KINDS:
-        yield "kind", f"there is no {receipt.get('kind')!r:.80}"
+        yield "kind", f"there is no kind {receipt.get('kind')!r:.80}"
 
 
 def _seal_faults(receipt: Receipt, computed: str, keys: Mapping[str, PublicKey]) -> Iterator[Fault]:
@@ -84,7 +87,7 @@ def _seal_faults(receipt: Receipt, computed: str, keys: Mapping[str, PublicKey])
     elif not faults:
         yield None, "a field was changed after it was signed: its hash is another"
     elif not list(signature_faults(receipt["signing_key"], computed, signature, keys)):
-        yield "sha256", "it was changed: the receipt and its signature fit another"
+        yield "sha256", "it was changed: the receipt and its signature fit another hash"
     else:
         yield None, "hash and signature do not fit: a field and its hash, or its key, were changed"
 
@@ -92,17 +95,17 @@ def _seal_faults(receipt: Receipt, computed: str, keys: Mapping[str, PublicKey])
 def signature_faults(
     key_id: object, sha256: object, signature: object, keys: Mapping[str, PublicKey]
 ) -> Iterator[Fault]:
-    """Whether the key of that id signed that hash."""
+    """Yield an error unless the key of that id signed that hash."""
     if (key := keys.get(str(key_id))) is None:
         yield "signing_key", f"the key {key_id!s:.80} is not among those that were given"
     elif not _is_canonical_base64(str(signature)):
-        yield "signature", "it is no base64, or was changed"
+        yield "signature", "it is not base64, or it was changed"
     elif not key.is_signed(str(sha256), str(signature)):
-        yield "signature", "it is not the key's"
+        yield "signature", "the key did not make it for this hash"
 
 
 def _is_canonical_base64(text: str) -> bool:
-    # The last digit has bits that say nothing: another one there would be read as the same bytes.
+    # Some bits of the last digit are unused: another digit there would decode to the same bytes.
     try:
         return base64.b64encode(base64.b64decode(text, validate=True)).decode() == text
     except (binascii.Error, ValueError):
@@ -114,20 +117,20 @@ def _account_faults(receipt: Receipt) -> Iterator[Fault]:
     own = tenant_account(str(receipt["tenant_id"]))
     debit, credit = receipt["debit_account"], receipt["credit_account"]
     if (debit == own) == (credit == own):
-        yield "debit_account", "one of the two accounts is the tenant's own, and one only"
+        yield "debit_account", "exactly one of the two accounts must be the tenant's own"
     elif amount and (amount > 0) != (debit == own):
-        yield "amount_nanousd", "a charge is positive, what the tenant is given negative"
+        yield "amount_nanousd", "it must be positive if the tenant is debited, else negative"
     elif kind in CHARGES and (debit, credit) != (own, f"revenue/{kind}"):
-        yield "credit_account", f"{kind} is owed by the tenant to revenue/{kind}"
+        yield "credit_account", f"{kind} must be owed by the tenant to revenue/{kind}"
     elif kind in ("credit", "payment") and credit != own:
-        yield "credit_account", f"a {kind} goes to the tenant"
+        yield "credit_account", f"a {kind} must go to the tenant"
     if (kind == "correction") != (receipt["reverses_entry_id"] is not None):
         yield (
             "reverses_entry_id",
-            "a correction names what it reverses, and nothing else does",
+            "a correction must name the entry that it reverses, and no other kind may",
         )
     if str(receipt["period"]) < str(receipt["ended_at"])[:7]:
-        yield "period", f"it ended later, at {receipt['ended_at']}"
+        yield "period", f"the entry ended after this month, at {receipt['ended_at']}"
 
 
 def _amount_faults(receipt: Receipt) -> Iterator[Fault]:
@@ -152,7 +155,7 @@ def _amount_faults(receipt: Receipt) -> Iterator[Fault]:
 
 
 def _usage_amount(receipt: Receipt) -> int:
-    """What the price version makes of the counts; without one it is free."""
+    """Return the amount from the counts and prices of a usage receipt; without prices it is 0."""
     prompt, cached, completion = (int_of(receipt, name) for name in COUNTS)
     return rated_amounts(
         str(receipt["finish_reason"]),

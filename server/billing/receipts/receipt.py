@@ -1,7 +1,7 @@
-"""A receipt: one entry of the ledger with all it was made of, hash-chained and signed.
+"""A receipt: one entry of the ledger with its event and prices, hash-chained and signed.
 
-Its fields are the columns of every export, so a row can be checked by whoever has it. Here is the
-arithmetic of that check, without a database: canonical form, hash, chain, price.
+The fields of a receipt are the columns of every export, so that each row can be checked by itself.
+This module has its fields, canonical form and hash, and needs no database.
 """
 
 import hashlib
@@ -12,10 +12,10 @@ from typing import Literal
 
 Value = int | str | bool | None
 Receipt = Mapping[str, Value]
-"""By the names of FIELDS, and `sha256` and `signature`; None where a field has no meaning."""
+"""Values by the names of FIELDS, `sha256` and `signature`; None where a field has no meaning."""
 
 GENESIS = "0" * 64
-"""What the first receipt of a tenant has before it."""
+"""The `prev_sha256` of a tenant's first receipt."""
 
 SCHEMA = "chorale.receipt/1"
 
@@ -30,7 +30,7 @@ def _fields(type: Literal["int", "str", "bool"], names: str) -> list[Field]:
     return [Field(name, type) for name in names.split()]
 
 
-# The order is that of an export's columns: new ones go before sha256.
+# The order is that of an export's columns. New fields are added at the end, before sha256.
 FIELDS: tuple[Field, ...] = (
     *_fields("int", "entry_id"),
     *_fields("str", "kind request_id tenant_id tenant_name key_id model adapter_id"),
@@ -57,9 +57,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=
 
 
 def canonical(receipt: Receipt) -> bytes:
-    """What is hashed: JSON of the fields that have a value, sorted by name, no spaces, UTF-8.
+    """Return the bytes that are hashed: JSON of the fields with a value, sorted, no spaces, UTF-8.
 
-    A field that is added later leaves the receipts of before as they are.
+    A field that is added later has no value in earlier receipts, so their hashes stay the same.
     """
     present: dict[str, Value] = {"schema": SCHEMA}
     for name in _NAMES:

@@ -1,7 +1,7 @@
-"""Receipts as they lie in the database: entries beside the event and the price each is made of.
+"""Reads receipts from the database: entries, each with the event and the price it is made of.
 
 The same function makes a receipt when it is posted and when it is read again, from rows with the
-same names, so what is exported is what was signed.
+same names, so that an exported receipt is the one that was signed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,23 +34,24 @@ KEPT_KINDS = ("storage", "pinned", "resident")
 NO_EVENT: Mapping[str, Any] = dict.fromkeys(
     (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")
 )
-"""The columns of an event, as an entry without one has them."""
+"""The columns of an event and its prices, all None, for an entry without an event."""
 
 PAGE_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a reader is: the last receipt that it has. Order is by tenant, then by seq."""
+    """A reader's position: the last receipt that it has, in order of tenant and then seq."""
 
     tenant_id: str = ""
     receipt_seq: int = 0
 
 
 def receipt_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A receipt without its seal. row: as `select_receipts` names it; amount_nanousd unsigned.
+    """Make a receipt without its seal.
 
-    Signed as its tenant sees it: what it is charged is positive.
+    row: columns named as in `select_receipts`, with an unsigned amount_nanousd. The receipt's
+    amount is signed as the tenant sees it: a charge is positive.
     """
     kind = row["kind"]
     is_charged = row["debit_account"] == tenant_account(row["tenant_id"])
@@ -75,7 +76,7 @@ def sealed_receipt(row: Mapping[str, Any]) -> Receipt:
 
 
 def select_receipts() -> sa.Select[Any]:
-    """Every entry with what it is made of, by the names that `receipt_of` reads."""
+    """Select every entry with its event and price, by the names that `receipt_of` reads."""
     usage, kept, price = usage_events.c, kept_events.c, price_versions.c
     columns: list[sa.ColumnElement[Any]] = [
         entries.c[name] for name in (*_SAME, "amount_nanousd", "sha256", "signature")
@@ -94,9 +95,9 @@ def select_receipts() -> sa.Select[Any]:
 
 
 def after(query: sa.Select[Any], place: Place) -> sa.Select[Any]:
-    """What follows a place, in order."""
+    """Restrict a query to receipts after a place, and put them in order."""
     tenant_id, seq = entries.c.tenant_id, entries.c.receipt_seq
-    # Spelled out, not as a row value: the planners of both databases then use the index.
+    # Written without a row value, so that the planners of both databases use the index.
     query = query.where(
         tenant_id >= place.tenant_id,
         sa.or_(tenant_id > place.tenant_id, seq > place.receipt_seq),
@@ -107,7 +108,7 @@ def after(query: sa.Select[Any], place: Place) -> sa.Select[Any]:
 def read_receipts(
     conn: Connection, query: sa.Select[Any], place: Place, limit: int = PAGE_SIZE
 ) -> list[Receipt]:
-    """At most `limit` receipts after a place."""
+    """Read at most `limit` receipts after a place."""
     rows = conn.execute(after(query, place).limit(limit)).mappings()
     return [sealed_receipt(dict(row)) for row in rows]
 
@@ -117,7 +118,7 @@ def place_of(receipt: Receipt) -> Place:
 
 
 def iterate_receipts(conn: Connection, query: sa.Select[Any]) -> Iterator[Receipt]:
-    """All of them, a page at a time, on one connection: for a reader that nobody waits for."""
+    """Yield all receipts of a query. One connection is held meanwhile; pages are read from it."""
     place = Place()
     while page := read_receipts(conn, query, place):
         yield from page

@@ -1,6 +1,6 @@
-"""The key that receipts and statements are signed with: Ed25519.
+"""The Ed25519 keys that receipts and statements are signed with.
 
-Who verifies needs the public key only, so this module imports no database.
+Verification needs only the public key, so this module imports no database.
 """
 
 import base64
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-# What is signed says what it is, so that a signature means one thing only.
+# The signed bytes begin with this, so that a signature cannot be used for anything else.
 _DOMAIN = b"chorale receipt 1\n"
 
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """raw: 32 bytes.   key_id: the first 16 hex digits of their sha256."""
+    """A public key. raw: 32 bytes.   key_id: the first 16 hex digits of their sha256."""
 
     raw: bytes
 
@@ -25,7 +25,7 @@ class PublicKey:
         return hashlib.sha256(self.raw).hexdigest()[:16]
 
     def is_signed(self, sha256: str, signature: str) -> bool:
-        """Whether `signature` (base64) is this key's, of that document hash (hex)."""
+        """Whether this key made `signature` (base64) for the document hash `sha256` (hex)."""
         try:
             Ed25519PublicKey.from_public_bytes(self.raw).verify(
                 base64.b64decode(signature, validate=True), _DOMAIN + sha256.encode()
@@ -44,5 +44,5 @@ class Signer:
         self.key_id = self.public.key_id
 
     def sign(self, sha256: str) -> str:
-        """Base64. Ed25519 is deterministic: the same document has one signature."""
+        """Return the signature in base64. Ed25519 is deterministic: a document has only one."""
         return base64.b64encode(self._key.sign(_DOMAIN + sha256.encode())).decode()

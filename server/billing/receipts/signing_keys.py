@@ -1,4 +1,4 @@
-"""The public keys of a ledger's receipts: today's, and those of before a key was changed."""
+"""The public keys of a ledger's receipts: the current key and all earlier ones."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class KnownKey:
 
 
 def record_key(conn: Connection, public: PublicKey, now_ms: int) -> None:
-    """Known from now on, so that what it signs can be checked; again is fine."""
+    """Record a key, so that its signatures can be checked. A known key stays as it is."""
     query = sa.select(signing_keys.c.key_id).where(signing_keys.c.key_id == public.key_id)
     if conn.scalar(query) is None:
         values = {
@@ -30,7 +30,7 @@ def record_key(conn: Connection, public: PublicKey, now_ms: int) -> None:
 
 
 def list_keys(conn: Connection) -> list[KnownKey]:
-    """The newest first."""
+    """List the recorded keys, newest first."""
     query = sa.select(signing_keys).order_by(
         signing_keys.c.created_at_ms.desc(), signing_keys.c.key_id
     )
