@@ -94,7 +94,7 @@ class RowFile:
         self._begun.unlink(missing_ok=True)
 
     def give_up(self, why: str) -> bool:
-        """Write the row that was begun and not ended as a wrong one; False if there is none."""
+        """Write the row that was begun and not ended as wrong. Returns False if there is none."""
         if not self._begun.exists():
             return False
         bench, setup = json.loads(self._begun.read_text())

@@ -28,7 +28,7 @@ class _NoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Experiment):
-    """running: requests that decode.   waiting: requests queued behind them; all of `tenants`."""
+    """running: requests that decode.   waiting: requests queued behind them.   tenants: senders."""
 
     stack: str = "small-5m"
     running: tuple[int, ...] = (64, 256)
