@@ -12,7 +12,7 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text()
 
 
 def walk(title: str) -> list[str]:
-    """The files of a section's numbered list, in order."""
+    """Return the files of a section's numbered list, in order."""
     section = TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
     steps = re.search(r"^1\. .*?(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
     assert steps, title

@@ -1,4 +1,4 @@
-"""SECURITY.md says what is so: its rows are all there, and the tests that it names exist."""
+"""SECURITY.md has a row for every rule, and the tests that it names exist."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row with a number."""
+    """Return the cells of every row with a number."""
     lines = (ROOT / "SECURITY.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     return [row for row in cells if row[0].isdecimal()]
@@ -35,7 +35,7 @@ def test_every_test_that_is_named_exists() -> None:
         )
 
 
-# ---- what a rule forbids, and no one test would meet ----
+# ---- rules about code that must not exist ----
 
 
 def test_no_code_of_the_gateway_asks_for_an_address_made_from_the_host_header() -> None:

@@ -1,4 +1,4 @@
-"""docs/surface.md shows what the code shows: what is added appears, and an old page is refused."""
+"""docs/surface.md is made from the code: it shows additions, and an outdated page is refused."""
 
 from pathlib import Path
 
