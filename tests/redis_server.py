@@ -63,7 +63,10 @@ class RedisServer:
         self.client.flushall()
 
     def freeze(self) -> None:
-        """Suspend the server: it accepts connections and answers nothing until `thaw`."""
+        """Suspend the server: it accepts connections and answers nothing until `thaw`.
+
+        A server that swaps behaves in the same way.
+        """
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
