@@ -1,1 +1,1 @@
-"""Measures the product from outside, over HTTP, beside its peers. Nothing imports it."""
+"""Benchmarks of the product, beside its peers. No code of the product imports them."""

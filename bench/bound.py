@@ -1,7 +1,7 @@
-"""What bounds a burst on a CPU: the model's matrix products, measured on the same machine.
+"""Lower bound on the time of a burst on a CPU: the model's matrix products on the same machine.
 
-Every token needs them, whoever serves it; attention, adapters, sampling, HTTP come on top. They are
-measured with the fastest library that we use, by the very numbers of rows of a run's steps.
+Every token needs them, whichever system serves it; attention, adapters, sampling, HTTP come on top.
+They are measured with the fastest library that we use, at the row counts of a run's own steps.
 """
 
 import contextlib
@@ -24,9 +24,10 @@ MakeLinear = Callable[[torch.Tensor, None], Linear]
 
 
 class Products:
-    """All linear layers of a model with random weights, each with its own, as in a model.
+    """All linear layers of a model, each with random weights of its own, in every library that runs
+    here; the fastest library counts, at each number of rows.
 
-    model_dir: of a config.json.   libraries: that are tried; the fastest counts, for each step.
+    model_dir: folder with the model's config.json.
     """
 
     def __init__(self, model_dir: Path, threads: int) -> None:
@@ -35,7 +36,7 @@ class Products:
         self._models = [_Model(config, make) for make in _libraries(threads)]
 
     def seconds(self, steps: Iterable[tuple[int, int]]) -> float:
-        """Processor seconds of these steps: (tokens, rows that choose a token)."""
+        """Return the processor seconds of `steps`, each (tokens, rows that choose a token)."""
         counts = list(steps)
         layers = self._fastest([tokens for tokens, _ in counts], lambda model: model.layers)
         heads = self._fastest([rows for _, rows in counts if rows], lambda model: [model.head])
@@ -60,7 +61,7 @@ def _libraries(threads: int) -> list[MakeLinear]:
 
 
 class _Model:
-    """layers, head: linear layers with the number of their inputs."""
+    """A model's linear layers in one library. layers, head: each with its number of inputs."""
 
     def __init__(self, config: dict[str, int], make: MakeLinear) -> None:
         hidden, intermediate = config["hidden_size"], config["intermediate_size"]
@@ -78,7 +79,7 @@ class _Model:
 
 @torch.inference_mode()
 def _seconds(linears: Sequence[tuple[Linear, int]], num_rows: int) -> float:
-    """Of a pass over all of them, the fastest of a few."""
+    """Return the processor seconds of a pass over all layers, the fastest of a few."""
     inputs = {width: torch.randn(num_rows, width) for _, width in linears}
     seconds = []
     for _ in range(_REPEATS):

@@ -65,14 +65,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-# A small model with as large a head as full-size ones have, and room for long prompts.
+# A small model whose vocabulary is as large as a full-size model's, with room for long prompts.
 SHAPES["wide"] = SHAPES["tiny"] | {"vocab_size": 65536, "max_position_embeddings": 32768}
 STACKS = (*SHAPES, "demo")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk.   adapters: name -> folder, as PEFT writes one."""
+    """A checkpoint on disk.   adapters: name -> folder, as PEFT writes it."""
 
     model_dir: Path
     adapters: dict[str, Path]
@@ -84,7 +84,7 @@ class Checkpoint:
 
 
 def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
-    """The checkpoint of a stack, written under `folder`. The same every time."""
+    """Writes the checkpoint of a stack under `folder`, with the same bytes every time."""
     if stack == "demo":
         return _demo(folder)
     config = LlamaConfig(
@@ -104,7 +104,9 @@ def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
 
 
 def save_adapter(stack: str, folder: Path, rank: int, seed: int) -> None:
-    """Random A and B on all seven projections, large enough to change what the model says."""
+    """Writes an adapter with random A and B on all seven projections, large enough to change the
+    model's output.
+    """
     folder.mkdir(parents=True)
     shape = SHAPES[stack]
     generator = torch.Generator().manual_seed(seed)
@@ -126,7 +128,7 @@ def save_adapter(stack: str, folder: Path, rank: int, seed: int) -> None:
 
 
 def _demo(folder: Path) -> Checkpoint:
-    """The demo's model and adapters; its folder has no telling name, so it is copied."""
+    """Return the demo's model and adapters; the model is copied to a folder named after it."""
     model_dir = folder / "demo"
     shutil.copytree(_ROOT / "demo" / "model", model_dir)
     adapters = {path.name: path for path in sorted((_ROOT / "demo" / "adapters").iterdir())}
@@ -139,14 +141,14 @@ def _save_model(config: LlamaConfig, folder: Path) -> None:
     model = LlamaForCausalLM(config)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 2:
-            # Twice what keeps the variance: smaller weights repeat one token for ever.
+            # Twice the scale that keeps the variance: smaller weights repeat one token for ever.
             scale = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
             torch.nn.init.normal_(parameter, std=scale)
     model.save_pretrained(folder)
 
 
 def _save_tokenizer(vocab_size: int, folder: Path) -> None:
-    """Byte-level BPE: every byte, then pairs of bytes until the model has no id left."""
+    """Writes a byte-level BPE tokenizer: every byte, then pairs of bytes until ids run out."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [(a, b) for a in alphabet for b in alphabet][: vocab_size - 1 - len(alphabet)]
     tokens = ["<|end|>", *alphabet, *(a + b for a, b in pairs)]
@@ -160,7 +162,7 @@ def _save_tokenizer(vocab_size: int, folder: Path) -> None:
 
 
 def _features(shape: dict[str, Any], projection: str) -> tuple[int, int]:
-    """(in, out) of a projection."""
+    """Return the (in, out) widths of a projection."""
     q = shape["num_attention_heads"] * shape["head_dim"]
     kv = shape["num_key_value_heads"] * shape["head_dim"]
     hidden, intermediate = shape["hidden_size"], shape["intermediate_size"]

@@ -1,4 +1,4 @@
-"""A child process that does one piece of work: what kills it, or hangs, ends nothing else.
+"""A child process that does one piece of work, so that a crash or a hang ends nothing else.
 
 The child is forked, so that it has its parent's imports and need not load torch again. The parent
 must not have used the GPU before: CUDA does not survive a fork.
@@ -24,8 +24,8 @@ _POLL_S = 0.02
 class Ended:
     """How a child has ended.
 
-    failure: a line that says why it did not do its work; None where it did.
-    said: everything that it and its own children printed.   seconds: how long it took.
+    failure: a line that says why the child did not do its work; None if it did.
+    said: everything that the child and its own children printed.   seconds: how long it took.
     """
 
     failure: str | None
@@ -36,8 +36,8 @@ class Ended:
 class Child:
     """A forked process; it leads a process group, and its own children end with it.
 
-    timeout_s: It is killed when it takes longer. Shortly before, it prints where it is.
-    is_heard: It prints where its parent does, and nothing is kept of it.
+    timeout_s: The child is killed when it takes longer. Shortly before, it prints its stack.
+    is_heard: The child prints to its parent's output, and its output is not kept.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Child:
         self._timeout_s = timeout_s
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (_end closes it)
         self._start = time.monotonic()
-        # Else the child would print once more what is still in these buffers.
+        # Flushed, or the child would print once more what is still in these buffers.
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
@@ -54,7 +54,7 @@ class Child:
             _be_child(work, None if is_heard else self._log.fileno(), timeout_s)
 
     def poll(self) -> Ended | None:
-        """How it has ended; None while it works."""
+        """Return how the child has ended; None while it works."""
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid:
             return self._end(_failure(os.waitstatus_to_exitcode(status)))
@@ -69,7 +69,7 @@ class Child:
 
     def _end(self, failure: str | None) -> Ended:
         seconds = time.monotonic() - self._start
-        with suppress(ProcessLookupError):  # mostly it has left no children behind
+        with suppress(ProcessLookupError):  # usually the child has left no children behind
             os.killpg(self._pid, signal.SIGKILL)
         with self._log as log:
             log.seek(0)
@@ -79,9 +79,9 @@ class Child:
 def run_all(
     works: Iterable[tuple[str, Callable[[], object]]], at_once: int, timeout_s: float
 ) -> Iterator[tuple[str, Ended]]:
-    """Do named works, each in a child, `at_once` of them side by side; yield each as it ends.
+    """Run named works, each in a child, `at_once` of them side by side; yield each as it ends.
 
-    works: The next one is asked for when there is a place for it.
+    works: The next work is taken from the iterable when there is a place for it.
     """
     waiting, running = iter(works), dict[str, Child]()
     try:
@@ -96,12 +96,12 @@ def run_all(
                     yield name, ended
             time.sleep(_POLL_S)
     finally:
-        for child in running.values():  # whoever asked wants no more
+        for child in running.values():  # the caller has closed the iterator early
             child.kill()
 
 
 def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) -> Ended:
-    """Do one work in a child, and wait for it. is_heard: see Child."""
+    """Run one work in a child, and wait for its end. is_heard: see Child."""
     child = Child(work, timeout_s, is_heard)
     try:
         while (ended := child.poll()) is None:
@@ -115,7 +115,7 @@ def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) ->
 def _be_child(work: Callable[[], object], log: int | None, timeout_s: float) -> NoReturn:
     status = 1
     try:
-        os.setpgid(0, 0)  # no session of its own: whoever ends this one ends the child, too
+        os.setpgid(0, 0)  # the session stays the parent's: whoever ends it ends the child, too
         for fd in () if log is None else (1, 2):
             os.dup2(log, fd)
         sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))

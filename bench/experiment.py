@@ -1,4 +1,4 @@
-"""Experiments by name: each is run on the model it asks for, its row takes the old one's place."""
+"""Experiments by name: each runs on the model it names, and its row replaces the old row."""
 
 import argparse
 import json
@@ -16,19 +16,21 @@ from bench.report import describe_machine, json_line
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """What is measured on one engine or several; the fields are the row's `setup`."""
+    """A measurement on one engine or several; its fields are the row's `setup`."""
 
     stack: str
 
     @abstractmethod
     def measure(self, factory: EngineFactory) -> dict[str, Any]:
-        """The row's `result`."""
+        """Return the row's `result`."""
 
 
 def main(bench: str, experiments: Mapping[str, Experiment], description: str | None) -> Path | None:
-    """Run what the command line asks for; the file that the rows went to."""
+    """Run the experiments that the command line names. Returns the file that `--out` names."""
     parser = argparse.ArgumentParser(prog=f"bench.{bench}", description=description)
-    parser.add_argument("--only", choices=experiments, action="append", help="may be repeated")
+    parser.add_argument(
+        "--only", choices=experiments, action="append", help="run just this; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
     options = parser.parse_args()
     lines = []
@@ -42,7 +44,7 @@ def main(bench: str, experiments: Mapping[str, Experiment], description: str | N
 
 
 def row(name: str, experiment: Experiment) -> str:
-    """One JSON line."""
+    """Runs an experiment and returns its row, a JSON line."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = experiment.measure(EngineFactory(experiment.stack, Path(folder)))
     dtype = str(DTYPE).removeprefix("torch.")
@@ -51,7 +53,7 @@ def row(name: str, experiment: Experiment) -> str:
 
 
 def replace_rows(path: Path, lines: Sequence[str]) -> None:
-    """Rows of other names stay."""
+    """Writes `lines` to the file, in place of rows of the same names; other rows stay."""
     names = {json.loads(line)["bench"] for line in lines}
     old = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in old if json.loads(line)["bench"] not in names]

@@ -1,15 +1,15 @@
-"""An S3 store that fails on demand: moto's server, and a proxy before it that has the faults.
+"""An S3 store that fails on demand: moto's server behind a proxy that makes the faults.
 
     with faulty_s3() as s3:                     # moto and the proxy, each in threads
         start_something(AWS_ENDPOINT_URL=s3.url, **CREDENTIALS)
         s3.fail("unavailable", times=2)                 # the next two GETs of objects
         s3.fail("hang", key="tenants/t/")               # every GET below a prefix, until cleared
-        s3.delay_s = 0.2                                # every request
-        s3.clear()                                      # well again; what hangs is let go
-        s3.count(key), s3.bytes_asked(key)              # what has arrived since the start
+        s3.delay_s = 0.2                                # every request is delayed
+        s3.clear()                                      # no faults any more; what hangs goes on
+        s3.count(key), s3.bytes_asked(key)              # requests and bytes since the start
 
-Whoever uses it needs nothing but the URL, so it may be another process. Only GETs of objects fail
-unless another method is named: uploads and listings go on.
+Clients need nothing but the URL, so they may be other processes. Only GETs of objects fail unless
+another method is named: uploads and listings go on.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ Kind = Literal[
     "unavailable", "delay", "hang", "stall", "truncate", "short", "wrong_bytes", "reset", "empty",
     "ignore_range",
 ]  # fmt: skip
-"""unavailable: 503 SlowDown.   delay: `seconds` before the answer.   hang: no answer at all.
+"""unavailable: 503 SlowDown.   delay: a wait of `seconds` before the answer.   hang: no answer.
 stall: headers, half of the body, then nothing.   truncate: the same, and the connection ends.
-short: half of the body, as if that were all.   wrong_bytes: as long, every byte another.
-reset: RST instead of an answer.   empty: 200 without a body.   ignore_range: 200, all of it.
+short: half of the body, as if it were all.   wrong_bytes: the same length, every byte changed.
+reset: RST instead of an answer.   empty: 200 without a body.   ignore_range: 200, the whole object.
 """
 
 _UPLOAD_ID = re.compile("<UploadId>(.*?)</UploadId>")
@@ -57,7 +57,7 @@ _NOT_ANSWERED = {"connection", "content-length", "date", "server", "transfer-enc
 
 @dataclass
 class Fault:
-    """times: how many requests it still hits; None: all, until cleared.   key: a prefix."""
+    """times: requests still to fail; None: all, until cleared.   key: prefix of their keys."""
 
     kind: Kind
     times: int | None
@@ -69,7 +69,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """One that arrived. size_bytes: what a GET got from upstream, faults aside."""
+    """A request that arrived. size_bytes: bytes that a GET got from upstream, faults aside."""
 
     method: str
     key: str
@@ -79,7 +79,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error as S3 says it."""
+    """An error in the form in which S3 answers it."""
 
     status: int
     code: str
@@ -90,23 +90,23 @@ class Refusal:
 
 
 Gate = Callable[[str, str, Mapping[str, str], bytes], Refusal | None]
-"""Why a request does not get through, from its method, target, headers (small names), body."""
+"""Returns the refusal of a request, or None, given method, target, headers (lower case), body."""
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that are killed hang up: that is what they are killed for."""
+        """Logs errors other than lost connections: tests kill clients, which then hang up."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class FaultyS3:
-    """The proxy. url: what to give as AWS_ENDPOINT_URL.   delay_s: before every answer.
+    """The proxy. url: value for AWS_ENDPOINT_URL.   delay_s: wait before every answer.
 
-    begun_at: when each multipart upload was begun, by its id. Moto says 2010 of all of them, so a
-    sweep of old ones would end those that have just begun.
+    begun_at: when each multipart upload was begun, by its id. Moto reports 2010 for every upload,
+    so a sweep of old uploads would end uploads that have just begun.
     """
 
     def __init__(self, upstream: str, gate: Gate | None = None) -> None:
@@ -131,9 +131,9 @@ class FaultyS3:
         method: str = "GET",
         seconds: float = 0.0,
     ) -> threading.Event:
-        """From now on `times` matching requests fail so (None: all); earlier faults come first.
+        """Make the next `times` matching requests fail (None: all); earlier faults come first.
 
-        The event is set when the first of them has arrived.
+        The returned event is set when the first such request has arrived.
         """
         fault = Fault(kind, times, key, method, seconds)
         with self._lock:
@@ -141,18 +141,18 @@ class FaultyS3:
         return fault.met
 
     def clear(self) -> None:
-        """No fault any more, and what hangs or is delayed goes on at once."""
+        """Remove all faults; requests that hang or are delayed go on at once."""
         with self._lock:
             self._faults.clear()
             self._let_go.set()
             self._let_go = threading.Event()
 
     def count(self, key: str = "", method: str = "GET") -> int:
-        """Requests that have arrived for keys that start so."""
+        """Number of requests that have arrived for keys that start with `key`."""
         return len(self._matching(key, method))
 
     def bytes_asked(self, key: str = "") -> int:
-        """Bytes that all GETs of such keys would have got without faults."""
+        """Bytes that all GETs of keys that start with `key` would have got without faults."""
         return sum(request.size_bytes for request in self._matching(key, "GET"))
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class FaultyS3:
         return None
 
     def _wait(self, seconds: float | None) -> None:
-        """For so long, or until everything is cleared."""
+        """Wait for `seconds` (None: without limit), or until the faults are cleared."""
         self._let_go.wait(seconds)
 
     def _handler(self) -> type["_Handler"]:
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.proxy._wait(self.proxy.delay_s)
         if fault:
             status, headers, answer = self._spoil(fault, status, headers, answer)
-        with contextlib.suppress(OSError):  # who asked may have given up
+        with contextlib.suppress(OSError):  # the client may have given up
             self._answer(kind, status, headers, answer)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _proxy
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.proxy.gate(self.command, self.path, headers, body)
 
     def _ask(self, body: bytes, whole: bool) -> tuple[int, dict[str, str], bytes]:
-        """What the store behind says."""
+        """Forward the request to the store and return its answer. whole: ignore the range."""
         host = urlsplit(self.proxy.upstream).netloc
         upstream = http.client.HTTPConnection(host, timeout=_UPSTREAM_TIMEOUT_S)
         left_out = _NOT_FORWARDED | ({"range"} if whole else set())
@@ -239,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         return response.status, kept, answer
 
     def _with_true_times(self, answer: bytes) -> bytes:
-        """A list of multipart uploads with the times at which they were begun."""
+        """Return `answer`; a list of multipart uploads gets the times at which they were begun."""
         if "uploads" not in parse_qs(urlsplit(self.path).query, keep_blank_values=True):
             return answer
         text, begun_at = answer.decode(), self.proxy.begun_at
@@ -250,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _spoil(
         self, fault: Fault, status: int, headers: dict[str, str], answer: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """What the fault makes of an answer before it is sent."""
+        """Return the answer as the fault changes it before it is sent."""
         if fault.kind == "unavailable":
             return Refusal(503, "SlowDown").answer()
         if fault.kind == "delay":
@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _cut_range(headers: dict[str, str], num_bytes: int) -> dict[str, str]:
-    """The headers of a range's answer that ends after `num_bytes`."""
+    """Return headers whose content range ends after `num_bytes`."""
 
     def cut(match: re.Match[str]) -> str:
         return f"bytes {match[1]}-{int(match[1]) + num_bytes - 1}/"
@@ -303,8 +303,8 @@ def _cut_range(headers: dict[str, str], num_bytes: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def faulty_s3(bucket: str = "bucket", gate: Gate | None = None) -> Iterator[FaultyS3]:
-    """Moto with an empty bucket, behind a proxy without faults. gate: of all requests."""
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for every request
+    """Run Moto with an empty bucket, behind a proxy without faults. gate: may refuse requests."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # INFO is a line for every request
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()

@@ -1,10 +1,11 @@
-"""What transformers + PEFT says first to each request alone: who drops or swaps adapters is seen.
+"""The first token of transformers + PEFT for each request alone, a reference for other systems.
 
-Only the first token is compared: with random weights the answers of two correct systems part at
-the first near tie. Those weights amplify, too: of OpenVINO's first tokens 31 of 32 are the
-reference's in float32, and 7 of 32 with int8 weights. So there are two figures: the share that is
-equal, and the share within the likeliest 1 % of the vocabulary, which is all of them in float32
-and 28 of 32 with int8. Of what the base says first where an adapter was asked, 0 of 32 are near.
+It shows when a system drops or swaps adapters. Only the first token is compared: with random
+weights the answers of two correct systems differ from the first near tie on. Such weights amplify
+small errors, too: 31 of 32 of OpenVINO's first tokens equal the reference's in float32, and 7 of 32
+with int8 weights. So there are two figures: the share of first tokens that are equal, and the share
+that is within the likeliest 1 % of the vocabulary, which is all of them in float32 and 28 of 32
+with int8. Where an adapter was asked for, 0 of 32 of the base model's first tokens are within it.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,11 @@ from bench.checkpoint import Checkpoint
 from bench.peft_generate import BASE, load_model
 from bench.workload import BenchRequest
 
-_NEAR = 0.01  # of the vocabulary
+_NEAR = 0.01  # share of the vocabulary
 
 
 class FirstTokens:
-    """The reference model, all adapters loaded; a request is computed once."""
+    """The reference model with all adapters loaded; the same request is computed only once."""
 
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -29,11 +30,11 @@ class FirstTokens:
         self._known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
     def likely(self, requests: Sequence[BenchRequest]) -> list[list[int]]:
-        """For each request the likeliest 1 % of all tokens, the likeliest first."""
+        """Return the likeliest 1 % of all tokens for each request, the likeliest first."""
         return [self._likely(request.model, request.prompt_token_ids) for request in requests]
 
     def adapters_matter(self, requests: Sequence[BenchRequest]) -> float:
-        """The share of requests to which the base would say something else first."""
+        """Return the share of requests for which the base model's first token is another."""
         base = [self._likely(self._base_model, request.prompt_token_ids) for request in requests]
         differ = [a[0] != b[0] for a, b in zip(self.likely(requests), base, strict=True)]
         return sum(differ) / len(differ)

@@ -17,13 +17,13 @@ from engine.weights import load_config
 from lora.layout import Layout
 
 DEVICE, DTYPE, THREADS = "cpu", torch.float32, 1
-_WARM_UP = 16  # tokens of prompt, and of answer
+_WARM_UP = 16  # tokens of the prompt, and as many of the answer
 
 
 class EngineFactory:
-    """Engines with one random model, each built as `python -m engine` builds it: caches are cold.
+    """Makes engines of one random model, each as `python -m engine` makes it, with cold caches.
 
-    stack: a shape of bench.checkpoint.   folder: of everything on disk.
+    stack: a shape of bench.checkpoint.   folder: holds all files.
     """
 
     def __init__(self, stack: str, folder: Path) -> None:
@@ -39,7 +39,7 @@ class EngineFactory:
         self._num_engines = 0
 
     def make(self, *, arena_tokens: int, swap_tokens: int = 0, **settings: Any) -> EngineCore:
-        """settings: of engine.config.EngineConfig.   A token or two have been generated already."""
+        """Make an engine and warm it up with one short request.   settings: of EngineConfig."""
         self._num_engines += 1
         data_dir = self.folder / f"engine-{self._num_engines}"
         data_dir.mkdir()

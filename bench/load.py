@@ -25,15 +25,15 @@ async def run_load(
     timeout_s: float,
     start: float | None = None,
 ) -> list[Outcome]:
-    """Send them all, each at its time; the outcomes in the order of the requests.
+    """Send all requests, each when it is due; return their outcomes in the order of the requests.
 
-    keys: model -> API key.   timeout_s: between two pieces of one answer.
-    start: of the run, by time.perf_counter(); now, where nobody measures beside it.
+    keys: model -> API key.   timeout_s: longest time between two pieces of one answer.
+    start: start of the run by time.perf_counter(), to share a clock with other loads; None: now.
     The server must know `ignore_eos` and `return_token_ids`, as Chorale and vLLM do.
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     timeout = httpx.Timeout(timeout_s, pool=None)
-    # trust_env: a proxy of the environment is not part of what is measured.
+    # trust_env=False: requests must not go through a proxy that the environment names.
     async with httpx.AsyncClient(
         base_url=url, limits=limits, timeout=timeout, trust_env=False
     ) as client:
@@ -78,7 +78,7 @@ async def _send(
 async def _chunks(
     client: httpx.AsyncClient, key: str, request: BenchRequest
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of one streamed answer. Raises RequestFailed, httpx.HTTPError."""
+    """Yield the events of one streamed answer. Raises RequestFailed, httpx.HTTPError."""
     body = {
         "model": request.model,
         "prompt": request.prompt_token_ids,

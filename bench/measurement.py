@@ -1,4 +1,4 @@
-"""One server measured at the loads that were asked for, whoever started it."""
+"""Measures a server at the loads that the options name, whether or not it was started here."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ _WARM_UP_SEED = -1  # prompts that the measured run does not send again
 def workloads(
     options: argparse.Namespace, base_model: str, models: Sequence[str], vocab_size: int
 ) -> list[Workload]:
-    """One for every rate; each asks something else, so that no cache helps the later ones."""
+    """Return a workload per rate; prompts differ, so that no cache helps the later workloads."""
     return [
         Workload(
             base_model=base_model,
@@ -38,7 +38,7 @@ def workloads(
 def warm_up(
     url: str, keys: Mapping[str, str], models: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """A few tokens of every model, so that loading adapters is not part of what is measured."""
+    """Ask for a few tokens of every model, so that the loading of adapters is not measured."""
     workload = Workload(
         base_model=models[0],
         models=tuple(models),
@@ -62,7 +62,7 @@ def measure(
 
 
 def describe(workload: Workload) -> dict[str, Any]:
-    """The part of `setup` that any server shares."""
+    """Return the part of `setup` that does not depend on the server."""
     return {
         "model": workload.base_model,
         "adapters": len(workload.models),

@@ -13,15 +13,16 @@ from bench.outcome import Outcome
 from bench.report import rate, rounded
 from bench.workload import BenchRequest, Lengths, Workload, make_requests
 
-# The headline is 16, two requests an adapter; 32 leaves nothing to group, 0 is the base model.
+# The headline is 16, two requests per adapter; with 32 no two requests share one; 0 is the base
+# model.
 NUM_ADAPTERS = (0, 1, 16, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """All requests come at 0, the answers are greedy and end by their length alone.
+    """A burst: all requests come at 0 s; the answers are greedy and end only by their length.
 
-    Nothing but the models asked for depends on how many adapters there are.
+    Only the models named in requests depend on the number of adapters.
     """
 
     stack: str = "smollm2-135m"
@@ -30,11 +31,11 @@ class Burst:
     output_tokens: Lengths = Lengths(64, 64)
 
     def make_checkpoint(self, folder: Path) -> Checkpoint:
-        """As many adapters as any variant asks for, of ranks 8 and 16 in turn."""
+        """Make a checkpoint with adapters for every variant, of ranks 8 and 16 in turn."""
         return make_checkpoint(self.stack, folder, max(NUM_ADAPTERS))
 
     def requests(self, checkpoint: Checkpoint, num_adapters: int) -> list[BenchRequest]:
-        """The first `num_adapters` adapters, in turn."""
+        """Make the requests; they name the first `num_adapters` adapters in turn."""
         workload = Workload(
             base_model=checkpoint.base_model,
             models=tuple(checkpoint.adapters)[:num_adapters],
@@ -48,7 +49,7 @@ class Burst:
         return make_requests(workload)
 
     def setup(self, num_adapters: int) -> dict[str, Any]:
-        """The part of a row's `setup` that every system shares."""
+        """Return the part of a row's `setup` that every system shares."""
         return {
             "model": self.stack,
             "adapters": num_adapters,
@@ -64,7 +65,7 @@ def burst_result(
     peak_rss_mb: float,
     likely: Sequence[Sequence[int]],
 ) -> dict[str, Any]:
-    """The `result` of a row, the same for every system; of answers that have all their tokens.
+    """Return a row's `result`, in one form for all systems; failed answers count only as errors.
 
     likely: FirstTokens.likely of the requests.
     """
@@ -92,13 +93,13 @@ def burst_result(
 
 
 def _tpot_s(outcome: Outcome) -> float:
-    """From the first token to the last, over the tokens after the first."""
+    """Time from the first token to the last, divided by the number of tokens after the first."""
     elapsed_s = outcome.chunk_s[-1] - outcome.chunk_s[0]
     return elapsed_s / max(len(outcome.token_ids) - 1, 1)
 
 
 def _decode_step_ms(outcomes: Sequence[Outcome]) -> float | None:
-    """The median gap while all requests decode together; None where they never do."""
+    """Return the median gap while all requests decode together; None if they never do."""
     start_s = max((outcome.chunk_s[0] for outcome in outcomes), default=0.0)
     end_s = min((outcome.end_s for outcome in outcomes), default=0.0)
     gaps_s = [

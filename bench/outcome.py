@@ -1,14 +1,14 @@
-"""What became of one request, whoever served it."""
+"""The outcome of one request, in one form for all systems."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Times in seconds from the start of the run.
+    """The outcome of a request; times are in seconds from the start of the run.
 
     chunk_s: when each piece of the answer that carries tokens came.
-    error: a code, None if it went well.
+    error: a code; None if the request went well.
     """
 
     index: int
@@ -23,10 +23,10 @@ class Outcome:
 
     @property
     def lag_s(self) -> float:
-        """How late the generator itself was."""
+        """How late the generator sent the request."""
         return self.sent_s - self.due_s
 
-    # From when it was due, not sent: a late generator must not look like a fast server.
+    # Times count from when the request was due: a late generator must not look like a fast server.
     @property
     def ttft_s(self) -> float:
         return self.chunk_s[0] - self.due_s
@@ -37,5 +37,5 @@ class Outcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Between neighbouring chunks."""
+        """Times between neighbouring chunks."""
         return [b - a for a, b in zip(self.chunk_s, self.chunk_s[1:], strict=False)]

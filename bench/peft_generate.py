@@ -1,6 +1,6 @@
 """The peer: transformers' `generate` with PEFT's mixed `adapter_names`, in this process.
 
-It serves as well as static batches can: whenever it is idle it takes all requests that have
+The peer serves as well as static batches can: whenever it is idle it takes all requests that have
 arrived, as one batch, padded on the left; an answer counts as complete at its own last token, not
 at its batch's.
 """
@@ -24,7 +24,7 @@ _WARM_UP_TOKENS = 4
 
 
 class PeftPeer:
-    """The base in float32 with all adapters loaded."""
+    """The base model in float32 with all adapters loaded."""
 
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -32,13 +32,13 @@ class PeftPeer:
         self._model = load_model(checkpoint)
 
     def warm_up(self, models: Sequence[str]) -> None:
-        """A few tokens of every model, as the server gets them too."""
+        """Generate a few tokens with every model, as the server's warm-up does."""
         prompt = tuple(range(1, 33))
         requests = [BenchRequest(i, m, prompt, _WARM_UP_TOKENS, 0.0) for i, m in enumerate(models)]
         self._generate(requests, time.perf_counter())
 
     def run(self, requests: Sequence[BenchRequest], max_batch: int) -> list[Outcome]:
-        """Serve them as they arrive; the outcomes in the order of the requests."""
+        """Serve requests as they arrive; return outcomes in the order of the requests."""
         waiting = sorted(requests, key=lambda request: request.due_s)
         outcomes: list[Outcome] = []
         start = time.perf_counter()
@@ -78,7 +78,7 @@ class PeftPeer:
 
 
 class _TokenClock(StoppingCriteria):
-    """Never stops anything; notes when each token of the batch was there."""
+    """Notes when each token of the batch was generated; it stops no answer."""
 
     def __init__(self, start: float) -> None:
         self.token_s: list[float] = []
@@ -90,9 +90,9 @@ class _TokenClock(StoppingCriteria):
 
 
 def load_model(checkpoint: Checkpoint) -> PeftModel | LlamaForCausalLM:
-    """With all its adapters; without any, transformers alone."""
+    """Load the model with all its adapters by PEFT; if there are none, by transformers alone."""
     base = LlamaForCausalLM.from_pretrained(checkpoint.model_dir, dtype=torch.float32)
-    base.generation_config.eos_token_id = None  # answers end by their length alone
+    base.generation_config.eos_token_id = None  # answers end only by their length
     base.generation_config.pad_token_id = 0
     if not checkpoint.adapters:
         return base.eval()
@@ -107,7 +107,7 @@ def load_model(checkpoint: Checkpoint) -> PeftModel | LlamaForCausalLM:
 
 
 def _pad_left(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(input_ids, attention_mask), both [batch, longest]."""
+    """Return (input_ids, attention_mask), both [batch, longest]."""
     longest = max(len(prompt) for prompt in prompts)
     input_ids = [[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]

@@ -4,13 +4,13 @@ import random
 import socket
 
 _BELOW_EPHEMERAL = range(20_000, 32_000)
-"""A system gives its connections ports above (Linux from 32768, macOS and Windows from 49152)."""
+"""Ports below those that systems give to connections (from 32768: Linux, 49152: macOS, Windows)."""
 
 
 def free_port() -> int:
-    """One that nobody has, and that no connection will have before it is bound.
+    """Return a port that is free, and that no connection will get before it is bound.
 
-    A port that a system chose itself may be the next connection's.
+    A port that the system chose may be given to the next connection.
     """
     chance = random.SystemRandom()  # two workers may have the same seed
     for port in chance.sample(_BELOW_EPHEMERAL, 100):

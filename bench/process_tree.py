@@ -1,4 +1,4 @@
-"""What a process and its descendants have used, read from outside in /proc, whatever they run."""
+"""Processor time and memory of a process and its descendants, read from outside in /proc."""
 
 import contextlib
 import os
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PARENT, _TIMES = 1, slice(11, 15)  # in a stat line, after the name; times of reaped children too
+_PARENT, _TIMES = 1, slice(11, 15)  # fields of a stat line after the name; reaped children count
 
 
 def cpu_seconds(root_pid: int) -> float:
-    """User and system time until now, to 10 ms."""
+    """Return the user and system seconds of the tree so far, to 10 ms."""
     return sum(sum(map(int, _stat(pid)[_TIMES])) for pid in _tree(root_pid)) / _TICKS_PER_S
 
 
 def peak_rss_mb(root_pid: int) -> float:
-    """The sum of their own peaks, in MB of 10^6 bytes; shared pages count for each."""
+    """Return the sum of the processes' peaks, in MB of 10^6 bytes; shared pages count for each."""
     return sum(peak_mb(pid) for pid in _tree(root_pid))
 
 
 def peak_mb(pid: int) -> float:
-    """Of one process, since it started or since `forget_peak`; 0 for one that has ended."""
-    # Not getrusage: its maximum survives exec, so a child begins with its parent's.
+    """Return a process's peak in MB since it started or since `forget_peak`; 0 if it has ended."""
+    # getrusage would not do: its maximum survives exec, so a child begins with its parent's.
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -30,24 +30,24 @@ def peak_mb(pid: int) -> float:
 
 
 def forget_peak(pid: int) -> None:
-    """What it has now is its peak."""
+    """Reset a process's peak to its present memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def find_children(pid: int, mark: str) -> list[int]:
-    """Those with `mark` in their command line, whichever thread started them."""
+    """Return the children with `mark` in their command line, whichever thread started them."""
     found = []
-    with contextlib.suppress(OSError):  # it ended meanwhile
+    with contextlib.suppress(OSError):  # the process ended meanwhile
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             found += [int(child) for child in children.read_text().split()]
     return [child for child in found if mark in _command(child)]
 
 
 def _tree(root_pid: int) -> Iterator[int]:
-    """Those that live."""
+    """Yield the process and its living descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process ended meanwhile
             pid = int(folder.name)
             children.setdefault(int(_stat(pid)[_PARENT]), []).append(pid)
     waiting = [root_pid]
@@ -58,7 +58,7 @@ def _tree(root_pid: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields from the third on: the second, the name, may hold spaces."""
+    """Return the fields from the third on: the second, the name, may hold spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 

@@ -29,11 +29,11 @@ _LOG_TAIL = 4000
 
 
 class ProductFailed(Exception):
-    """It did not start; str() ends with what it logged last."""
+    """The product did not start or refused a request; str() ends with its log or its answer."""
 
 
 class Product:
-    """A running Chorale, through its public endpoints. log: what it wrote."""
+    """A running Chorale, used through its public endpoints."""
 
     def __init__(self, url: str, admin_key: str, process: subprocess.Popen[bytes]) -> None:
         self.url = url
@@ -41,7 +41,7 @@ class Product:
         self._admin_key = admin_key
 
     def create_tenant(self, name: str, **limits: int) -> str:
-        """A new tenant's API key."""
+        """Create a tenant and return its API key."""
         self._call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name, **limits})
         path = f"/admin/v1/tenants/{name}/keys"
         return str(self._call("POST", path, self._admin_key, json={"name": "bench"})["api_key"])
@@ -92,9 +92,9 @@ def serving(
     folder: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Product]:
-    """`chorale serve` with these settings, ready, its data in `folder`; stopped at the end.
+    """Run `chorale serve` with these settings and its data in `folder`, until the context ends.
 
-    environment: added to this process's.
+    environment: variables added to this process's.
     """
     port, admin_key = free_port(), f"bench-{secrets.token_hex(16)}"
     config = folder / "chorale.toml"
@@ -112,7 +112,7 @@ def serving(
 def started(
     command: Sequence[str], log: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process, its output in `log`; asked to end, then made to."""
+    """Run a command, its output in `log`. At the end it gets SIGTERM, and SIGKILL if it goes on."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -133,7 +133,7 @@ def started(
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str = "/ready") -> None:
-    """Until that path answers 200. Raises ProductFailed."""
+    """Wait until `path` answers 200. Raises ProductFailed."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
@@ -142,9 +142,9 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str 
         except httpx.TransportError:  # nobody listens yet
             pass
         time.sleep(_POLL_S)
-    raise ProductFailed(f"not ready; it wrote:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
+    raise ProductFailed(f"{url} is not ready:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
 
 
 def _toml(value: str | int | float) -> str:
-    # A JSON-like string is one of TOML's too, as long as it is plain.
+    # A plain string in single quotes is a TOML literal.
     return f"'{value}'" if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""From outcomes to a row: percentiles, rates, and one JSON line that says where it was measured."""
+"""Rows from outcomes: percentiles, rates, and one JSON line that names commit and machine."""
 
 import importlib.metadata
 import json
@@ -19,7 +19,7 @@ _PRODUCT = ("engine", "kernels", "lora", "migrations", "registry", "server")
 
 
 def summarize(outcomes: Sequence[Outcome], base_model: str) -> dict[str, Any]:
-    """The `result` of a row. Latencies and tokens of requests that went well; errors by code."""
+    """Return a row's `result`: latencies and tokens of requests that went well, errors by code."""
     good = [outcome for outcome in outcomes if outcome.error is None]
     duration_s = max((o.end_s for o in outcomes), default=0.0)
     num_prompt = sum(o.num_prompt_tokens for o in good)
@@ -41,7 +41,7 @@ def summarize(outcomes: Sequence[Outcome], base_model: str) -> dict[str, Any]:
 
 
 def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
-    """Median and p99, linear between neighbours; None without samples."""
+    """Return median and p99, linear between neighbours; None without samples."""
     values = list(seconds)
     if not values:
         return {"p50": None, "p99": None}
@@ -54,29 +54,29 @@ def rate(count: float, seconds: float) -> float | None:
 
 
 def rounded(value: float) -> float:
-    """Four digits that mean something."""
+    """Round to four significant digits."""
     return float(f"{value:.4g}")
 
 
 def ratio(measured: float, beside: float) -> float:
-    """Of two things that were measured in one run."""
+    """Return the ratio of two figures that were measured in one run."""
     return rounded(measured / beside)
 
 
 def match_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
-    """The share of requests whose tokens are the same, all of them."""
+    """Return the share of requests whose tokens are all the same."""
     equal = [a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=True)]
     return rounded(sum(equal) / len(equal))
 
 
 def first_token_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
-    """The share of requests whose first tokens are the same."""
+    """Return the share of requests whose first tokens are the same."""
     equal = [a.token_ids[:1] == b.token_ids[:1] for a, b in zip(ours, theirs, strict=True)]
     return rounded(sum(equal) / len(equal))
 
 
 def json_line(bench: str, device: str, setup: dict[str, Any], result: dict[str, Any]) -> str:
-    """One row, as it is committed under results/."""
+    """Return one row, in the form in which rows are committed under results/."""
     row = {
         "bench": bench,
         "commit": commit(),
@@ -89,13 +89,13 @@ def json_line(bench: str, device: str, setup: dict[str, Any], result: dict[str, 
 
 
 def describe_machine() -> str:
-    """How many processors of which kind this process may use."""
+    """Return number and kind of the processors that this process may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{count} vCPU {_processor()}"
 
 
 def commit() -> str:
-    """The commit that is measured; `-dirty` if the product differs from it."""
+    """Return the measured commit, with `-dirty` if the product differs from it."""
     short = _git("rev-parse", "--short", "HEAD")
     if not short:
         return "unknown"

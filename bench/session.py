@@ -1,5 +1,5 @@
-"""Requests to an engine in this process: no gateway, no sockets; a token's time is when step() gave
-it.
+"""Requests to an engine in this process, without gateway and sockets. A token's time is when step()
+returned it.
 """
 
 import time
@@ -24,7 +24,7 @@ _FOREVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. due_s: when it arrives, from the start of the run."""
+    """One request. due_s: when it arrives, in seconds from the start of the run."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
@@ -46,7 +46,7 @@ class _Answer:
 
 
 class Session:
-    """One run on one engine: requests go in at any time, `step` notes what came of them."""
+    """One run on one engine: requests go in at any time, `step` notes their outputs."""
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -81,22 +81,22 @@ class Session:
         self._note(self.core.step())
 
     def stop(self) -> None:
-        """End what is open; it counts as unfinished."""
+        """Abort open requests; their outcomes have an error."""
         still_open = [str(i) for i, a in enumerate(self._answers) if a.end_s is None]
         self.core.handle(_GATEWAY, AbortRequests(request_ids=tuple(still_open)))
         while self.num_open:
             self.step()
 
     def num_tokens(self, index: int) -> int:
-        """Generated so far for the request that was sent as number `index`."""
+        """Number of tokens generated so far for request number `index`."""
         return len(self._answers[index].token_ids)
 
     def num_scored(self, index: int) -> int:
-        """Prompt tokens of request number `index` whose logprobs have come."""
+        """Number of prompt tokens of request number `index` whose logprobs have come."""
         return self._answers[index].num_scored
 
     def outcomes(self) -> list[Outcome]:
-        """In the order of sending."""
+        """Return all outcomes in the order of sending."""
         return [_outcome(index, answer) for index, answer in enumerate(self._answers)]
 
     def _note(self, messages: Sequence[tuple[str, object]]) -> None:
@@ -142,11 +142,11 @@ def run(
     stop_s: float | None = None,
     after_step: Callable[[EngineCore], None] = lambda core: None,
 ) -> list[Outcome]:
-    """Serve `asks`, in the order in which they are due; their outcomes, in that order.
+    """Serve `asks` in the order in which they are due; return their outcomes in that order.
 
-    batch_size: static batches. The next requests, at most so many of those that have arrived, are
-    sent when the last one of the batch has ended; without it they are sent as they arrive.
-    stop_s: when to end what is still open or has not been sent; the latter has no outcome.
+    batch_size: size of static batches. The next requests that have arrived, at most so many, are
+    sent when the last one of a batch has ended; None: requests are sent as they arrive.
+    stop_s: time at which open requests are aborted and no more are sent; those have no outcome.
     """
     session, waiting = Session(core), deque(asks)
     while waiting or session.num_open:

@@ -1,4 +1,4 @@
-"""The whole product measured: checkpoint, server, tenants, uploads, load, and then the peer."""
+"""Measures the whole product: checkpoint, server, tenants, uploads, load, and then the peer."""
 
 import argparse
 import math
@@ -22,14 +22,14 @@ from bench.workload import Workload, make_requests
 
 _BLOCK_SIZE = 16
 _MAX_NUM_SEQS = 64  # the default of chorale serve on a CPU
-_CHUNK_TOKENS = 128  # of a step on a CPU, by default
+_CHUNK_TOKENS = 128  # tokens of a step on a CPU, by default
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
 
 Row = tuple[dict[str, Any], dict[str, Any]]
 
 
 def measure_stack(options: argparse.Namespace) -> list[Row]:
-    """(setup, result) for every rate; ours first, then the peer, each without the other."""
+    """Return (setup, result) for every rate. Ours and then the peer run, never at the same time."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
         transformers.utils.logging.disable_progress_bar()
@@ -59,7 +59,7 @@ def measure_stack(options: argparse.Namespace) -> list[Row]:
 
 
 def _settings(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, str | int | float]:
-    """Of `chorale serve`; what --set says wins."""
+    """Return settings of `chorale serve`; those of --set win."""
     longest = max(options.prompt_tokens.high + options.output_tokens.high, WARM_UP_TOKENS)
     return {
         "model": str(checkpoint.model_dir),
@@ -74,7 +74,7 @@ def _settings(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, 
 
 
 def _fill(product: Product, checkpoint: Checkpoint, num_tenants: int) -> dict[str, str]:
-    """Tenants with the adapters shared out among them; model -> key of a tenant that may use it."""
+    """Create tenants and share the adapters out among them. Returns the key for each model."""
     tenants = [product.create_tenant(f"tenant-{number}") for number in range(num_tenants)]
     keys = {checkpoint.base_model: tenants[0]}
     for number, (name, folder) in enumerate(checkpoint.adapters.items()):
@@ -98,7 +98,9 @@ def _measure(
 def _bound(
     checkpoint: Checkpoint, workload: Workload, result: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float | None]:
-    """The matrix products alone, if all requests decoded together; share: of the time we took."""
+    """Return the time of the matrix products alone if all requests decoded together, and its share
+    of the engine's time.
+    """
     max_num_seqs = int(dict(options.settings).get("max_num_seqs", _MAX_NUM_SEQS))
     batch = min(workload.num_requests, max_num_seqs)
     num_steps = math.ceil(result["output_tokens"] / batch)
@@ -117,9 +119,10 @@ def _compare(
     result: dict[str, Any],
     max_batch: int,
 ) -> dict[str, Any]:
-    """What the peer makes of the same requests, and how ours relates to it.
+    """Serve the same requests with the peer, and compare.
 
-    match: share of requests with the same tokens.   ratio: ours to theirs, output tokens a second.
+    match: share of requests with the same tokens.   ratio: ours to the peer's output tokens per
+    second.
     """
     before = time.process_time()
     theirs = peer.run(make_requests(workload), max_batch)

@@ -1,4 +1,4 @@
-"""`python -m bench.startup`: one JSON line with how long `chorale demo` takes until it is ready."""
+"""`python -m bench.startup`: prints a JSON line with the time until `chorale demo` is ready."""
 
 import argparse
 import signal
@@ -17,7 +17,7 @@ _POLL_S = 0.05
 
 
 def main() -> None:
-    # An orderly end, so that what was started is stopped.
+    # SIGTERM raises SystemExit, so that started processes are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = parse_options(sys.argv[1:])
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
@@ -38,13 +38,13 @@ def main() -> None:
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.startup", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="starts with the data there already")
+    parser.add_argument("--repeats", type=int, default=3, help="starts after the first one")
     parser.add_argument("--append", type=Path, help="also write the row to this file")
     return parser.parse_args(arguments)
 
 
 def seconds_until_ready(folder: Path) -> float:
-    """From starting the command until /ready answers 200 and demo.json is there."""
+    """Return the time from starting the command until /ready answers 200 and demo.json exists."""
     data_dir, log, port = folder / "data", folder / "chorale.log", free_port()
     announced = data_dir / "demo.json"
     announced.unlink(missing_ok=True)
@@ -55,7 +55,7 @@ def seconds_until_ready(folder: Path) -> float:
         deadline = time.monotonic() + _DEMO_TIMEOUT_S
         while not announced.exists():
             if time.monotonic() > deadline:
-                raise ProductFailed(f"no demo.json; it wrote:\n{log.read_text()[-4000:]}")
+                raise ProductFailed(f"{announced} was not written:\n{log.read_text()[-4000:]}")
             time.sleep(_POLL_S)
         return time.perf_counter() - started_at
 

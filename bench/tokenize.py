@@ -1,6 +1,6 @@
-"""`python -m bench.tokenize`: JSON lines with what tokenizing a prompt takes, of every family.
+"""`python -m bench.tokenize`: prints JSON lines with the time to tokenize a prompt, per family.
 
-Processor time, ours and Hugging Face's `encode`: a busy machine changes it least.
+Times are processor times, which a busy machine changes least, of our `encode` and Hugging Face's.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def row(family: str, num_characters: int, repeats: int) -> str:
-    """One text, by both; they must agree before they are timed."""
+    """Tokenize one text with both and return the row; both must agree before they are timed."""
     hf, text = make_tokenizer(family), prose(num_characters)
     ours = saved(hf)
     token_ids = hf.encode(text).ids
@@ -74,7 +74,7 @@ def saved(hf: HFTokenizer) -> Tokenizer:
 
 
 def timed(encode: Callable[[], Any], repeats: int) -> list[float]:
-    """Processor seconds of each call."""
+    """Return the processor seconds of each call."""
     seconds = []
     for _ in range(_WARM_UP + repeats):
         start = time.process_time()

@@ -1,6 +1,6 @@
 """Small tokenizers with the pipelines of real model families, trained on this repository's prose.
 
-Each has what its family's tokenizer.json has: normalizer, splitting, model, decoder,
+Each has the parts of its family's tokenizer.json: normalizer, splitting, model, decoder,
 post-processor, added tokens. Only the vocabulary is small.
 """
 
@@ -33,12 +33,12 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def make_tokenizer(family: str) -> Tokenizer:
-    """A new one, the same every time."""
+    """Return a new tokenizer of a family, the same every time."""
     return Tokenizer.from_str(_trained(family))
 
 
 def corpus() -> str:
-    """Code and sentences that do not change, and a little of what they have not: other scripts."""
+    """Return a text of code and sentences that rarely change, and a little of other scripts."""
     sources = sorted((_ROOT / "demo").glob("*.py"))
     pages = [path.read_text(encoding="utf-8") for path in sources]
     return "\n".join(
@@ -75,7 +75,7 @@ def _qwen2() -> Tokenizer:
 
 
 def _llama2() -> Tokenizer:
-    """As converted from SentencePiece until 2024: a normalizer puts the space before a text."""
+    """Pipeline as converted from SentencePiece until 2024: a normalizer prepends a space."""
     tokenizer = _sentencepiece()
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
@@ -84,7 +84,7 @@ def _llama2() -> Tokenizer:
 
 
 def _mistral() -> Tokenizer:
-    """As converted since: a pre-tokenizer does, and only before a text's first word."""
+    """Pipeline as converted since: a pre-tokenizer prepends a space to a text's first word only."""
     tokenizer = _sentencepiece()
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     _add(tokenizer, special=["[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"])
@@ -109,7 +109,7 @@ def _byte_level(pattern: str) -> Tokenizer:
 
 
 def _sentencepiece() -> Tokenizer:
-    """BPE on characters, with tokens for the bytes of what has none. Merges stay within words."""
+    """BPE on characters; those without a token become tokens of bytes. Merges stay within words."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     trainer = trainers.BpeTrainer(vocab_size=_VOCAB_SIZE, show_progress=False)
@@ -139,7 +139,7 @@ def _sentencepiece() -> Tokenizer:
 
 
 def _add(tokenizer: Tokenizer, special: Iterable[str] = (), plain: Iterable[str] = ()) -> None:
-    """Found before the text is normalized, as in the families' files."""
+    """Add tokens that are found before the text is normalized, as in the families' files."""
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in plain])
 

@@ -1,4 +1,4 @@
-"""What a benchmark sends and when: pure, and decided by its seed alone."""
+"""A benchmark's requests and their times: pure, and decided by the seed alone."""
 
 import math
 import random
@@ -14,18 +14,18 @@ _ZIPF_EXPONENT = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """low to high tokens, both included, uniform."""
+    """Uniform lengths from low to high tokens, both included."""
 
     low: int
     high: int
 
     @classmethod
     def parse(cls, text: str) -> "Lengths":
-        """`64` or `64:256`. Raises ValueError."""
+        """Parse `64` or `64:256`. Raises ValueError."""
         low, _, high = text.partition(":")
         lengths = cls(int(low), int(high or low))
         if not 1 <= lengths.low <= lengths.high:
-            raise ValueError(f"lengths read 64 or 64:256, not {text!r}")
+            raise ValueError(f"lengths have the form 64 or 64:256, not {text!r}")
         return lengths
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """rate: requests a second on average, inf sends all at once.   models: the adapters' names."""
+    """rate: requests per second on average; inf sends all at once.   models: adapters' names."""
 
     base_model: str
     models: tuple[str, ...]
@@ -49,7 +49,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """due_s: when to send it, from the start of the run."""
+    """A request. due_s: when to send it, in seconds from the start of the run."""
 
     index: int
     model: str
@@ -59,13 +59,13 @@ class BenchRequest:
 
 
 def make_requests(workload: Workload) -> list[BenchRequest]:
-    """The requests in the order of their sending.
+    """Return the requests in the order of their sending.
 
-    Each aspect has a random stream of its own: another rate sends the same prompts to the same
-    models.
+    Each aspect has a random stream of its own, so that another rate sends the same prompts to the
+    same models.
     """
     if not workload.models and workload.popularity != "none":
-        raise ValueError("without adapters the popularity is none")
+        raise ValueError("popularity must be none where there are no adapters")
     count = workload.num_requests
     streams = [random.Random(f"{workload.seed}/{name}") for name in ("models", "lengths", "tokens")]
     models, lengths, tokens = streams
@@ -81,7 +81,7 @@ def make_requests(workload: Workload) -> list[BenchRequest]:
 
 
 def _arrivals(rate: float, count: int, stream: random.Random) -> list[float]:
-    """A Poisson process that starts with a request at 0."""
+    """Return times of a Poisson process that starts with a request at 0."""
     if math.isinf(rate):
         return [0.0] * count
     due_s, now = [], 0.0
@@ -92,7 +92,7 @@ def _arrivals(rate: float, count: int, stream: random.Random) -> list[float]:
 
 
 def _chooser(workload: Workload, stream: random.Random) -> Callable[[int], str]:
-    """Request index -> model."""
+    """Return a function from a request's index to its model."""
     models: Sequence[str] = workload.models
     match workload.popularity:
         case "none":

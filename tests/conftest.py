@@ -1,4 +1,4 @@
-"""What tests of several packages share: a real PostgreSQL server, Triton's interpreter."""
+"""Fixtures of several packages: a real PostgreSQL server, a Redis server, Triton's interpreter."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -21,20 +21,20 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As pytest's, but for the test's name: paths of Unix sockets lie in it, and have a limit."""
+    """Make a folder as pytest does, with a short name: it holds Unix sockets, which limit paths."""
     return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture(scope="session")
 def postgres_url(may_start_servers: None) -> Iterator[str]:
-    """A PostgreSQL server of this test run's own, on a Unix socket."""
+    """URL of this test run's own PostgreSQL server, on a Unix socket."""
     with postgres_server() as server:
         yield server.get_uri()
 
 
 @pytest.fixture(scope="session")
 def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
-    """Makes a database from a template, and gives its URL."""
+    """Yield a function that makes a database from a template and returns its URL."""
     url = sa.engine.make_url(postgres_url).set(drivername="postgresql+psycopg")
     admin = sa.create_engine(url, isolation_level="AUTOCOMMIT")
 
@@ -52,7 +52,7 @@ def make_postgres(postgres_url: str) -> Iterator[Callable[[str], str]]:
 
 
 class _LongestFirst(LoadScopeScheduling):
-    """Gives a worker that is free the scope that takes longest, so that all end together."""
+    """Gives a free worker the scope that takes longest, so that all workers end together."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
@@ -69,11 +69,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _LongestFirs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fast", action="store_true", help="only what is short and starts nothing")
+    parser.addoption("--fast", action="store_true", help="only short tests that start no servers")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Whether to leave a file or folder out; None leaves that to others."""
+    """Return True to leave a file or folder out; None leaves the decision to other hooks."""
     path = collection_path.relative_to(config.rootpath).as_posix()
     return True if config.getoption("--fast") and not is_fast(path) else None
 
@@ -88,7 +88,7 @@ def may_start_servers(pytestconfig: pytest.Config) -> None:
 def redis_server(
     may_start_servers: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RedisServer]:
-    """A Redis server of this test run's own; whoever breaks it makes one for itself."""
+    """A Redis server for this test run; tests that break a server start one of their own."""
     needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("redis")).start()
     yield server
@@ -96,5 +96,5 @@ def redis_server(
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Which Redis it was: a test that is skipped for want of one is no proof."""
+    """Name the Redis server that was used: tests that are skipped for lack of one prove nothing."""
     terminalreporter.write_line(f"Redis server of the tests: {redis_binary() or 'none'}")

@@ -1,4 +1,4 @@
-"""A decoder on the CPU, for tests: plain torch where nothing else is asked for."""
+"""A decoder on the CPU, for tests; its kernels are plain torch by default."""
 
 import torch
 
@@ -7,7 +7,9 @@ from kernels.cpu.plain import PlainKernels
 
 
 def make_decoder(config, weights, form, max_model_len, make_kernels=PlainKernels, ranks=None):
-    """ranks: that share it; `weights` are then this rank's parts, and `form` of as many shards."""
+    """Make a decoder. ranks: the ranks that share the model, if any; `weights` are then this rank's
+    parts, and `form` has as many shards.
+    """
     dtype = getattr(torch, form.dtype)
     own = config.shard(form.layout.num_shards)
     shape = attention_shape(own, form.layout.block_size, max_model_len, dtype)

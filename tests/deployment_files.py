@@ -10,30 +10,30 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 GUIDE = ROOT / "docs" / "operator"
-# What `openssl rand -hex 32` gives; a folder is put in by whoever starts something.
+# A value like those of `openssl rand -hex 32`, which stands in for every variable left empty.
 FILLED = "ab" * 32
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([?-])([^}]*))?\}")
 
 
 class MissingVariable(Exception):
-    """Compose would refuse to start."""
+    """A variable without value, for which compose would refuse to start."""
 
 
 def example_variables() -> dict[str, str]:
-    """env.example, line by line; what it leaves empty is empty."""
+    """Return the variables of env.example; those that it leaves empty are empty."""
     lines = (DEPLOY / "env.example").read_text().splitlines()
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in pairs}
 
 
 def filled_variables() -> dict[str, str]:
-    """The same as an operator would leave it."""
+    """Return the variables of env.example with the empty ones filled in, as by an operator."""
     return {name: value or FILLED for name, value in example_variables().items()}
 
 
 def interpolate(text: str, variables: dict[str, str]) -> str:
-    """As compose does: `${A}`, `${A:-default}`, `${A:?message}`. Raises MissingVariable."""
+    """Replace `${A}`, `${A:-default}`, `${A:?message}` as compose does. Raises MissingVariable."""
 
     def value_of(found: re.Match[str]) -> str:
         name, kind, word = found.groups()
@@ -48,7 +48,7 @@ def interpolate(text: str, variables: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Compose:
-    """The file, with its variables put in. Machines are the services that are Chorale."""
+    """compose.yaml with its variables replaced. machines: the services that run Chorale."""
 
     document: dict[str, Any]
 
@@ -75,7 +75,7 @@ def _map_text(value: Any, change: Any) -> Any:
 
 
 def dockerfile_steps() -> list[tuple[str, str]]:
-    """(instruction, the rest) of every step, in order; continued lines are one."""
+    """Return (instruction, rest) of every step, in order; continued lines are joined."""
     text = (DEPLOY / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
@@ -83,7 +83,7 @@ def dockerfile_steps() -> list[tuple[str, str]]:
 
 
 def image_environment() -> dict[str, str]:
-    """What the last stage of the Dockerfile sets."""
+    """Return the variables that the last stage of the Dockerfile sets."""
     found: dict[str, str] = {}
     for instruction, rest in dockerfile_steps():
         if instruction == "FROM":
@@ -94,7 +94,7 @@ def image_environment() -> dict[str, str]:
 
 
 def texts() -> dict[Path, str]:
-    """Every file that an operator reads or runs."""
+    """Return every file that an operator reads or runs, with its text."""
     paths = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file()]
     return {path: path.read_text() for path in [*paths, *sorted(GUIDE.glob("*.md"))]}
 

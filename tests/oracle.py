@@ -1,4 +1,4 @@
-"""What transformers and PEFT say: the adapter merged into the weights, one prompt at a time."""
+"""The answers of transformers and PEFT: adapters merged into the weights, one prompt at a time."""
 
 import json
 from pathlib import Path
@@ -11,8 +11,8 @@ from registry.peft_config import CONFIG_FILE
 
 
 def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:
-    """The base in float32, with the adapter merged into it; an activated LoRA, which applies to a
-    part of the tokens only, beside it.
+    """Load the base in float32 with the adapter merged into it. An activated LoRA is not merged,
+    because it applies to a part of the tokens only.
     """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     if adapter_dir is None:
@@ -26,7 +26,7 @@ def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel |
 def greedy(
     model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: int, **options: object
 ) -> list[int]:
-    """The next tokens, chosen one by one, up to and with the end token. options: of `generate`."""
+    """Return the next greedy tokens up to and with the end token. options: passed to `generate`."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids,

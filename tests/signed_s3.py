@@ -1,11 +1,11 @@
-"""An S3 store that believes nobody: moto takes any signature, the proxy before it checks each one.
+"""An S3 store that checks signatures: moto accepts any, the proxy in front of it checks each one.
 
-    with signed_s3() as (s3, signatures):       # a faulty_s3 that refuses what S3 would
+    with signed_s3() as (s3, signatures):       # a faulty_s3 that refuses as S3 does
         store = open_storage(f"s3://bucket?endpoint_url={s3.url}")
-        signatures.ahead_s = 3600               # its clock: what was presigned for less is over
+        signatures.ahead_s = 3600               # its clock: URLs presigned for less have expired
 
-The signature is computed again by botocore, from the request as it arrived and the secret that the
-store knows. So a URL, a header, a length or a body is proved here by what proves it to S3.
+The proxy has botocore compute the signature again, from the request as it arrived and the secret
+that the store knows. So URL, headers, length and body are checked in the same way as by S3.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ _MAX_EXPIRES_S = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class _Claim:
-    """What a request says of its signature.
+    """The signature of a request, and the parameters that it was made with.
 
-    target: path and query, without the signature.   expires_s: None when it stands in a header.
+    target: path and query, without the signature.   expires_s: None for a signature in a header.
     """
 
     credential: str
@@ -47,7 +47,7 @@ class _Claim:
 
 
 class Signatures:
-    """The gate of a store that knows one user. ahead_s: of its clock, before ours."""
+    """The gate of a store that knows one user. ahead_s: how far its clock is ahead of ours."""
 
     def __init__(self, access_key: str, secret_key: str) -> None:
         self._credentials = Credentials(access_key, secret_key)
@@ -82,7 +82,7 @@ class Signatures:
         return -_MAX_SKEW_S <= age_s <= lasts_s <= _MAX_EXPIRES_S
 
     def _sign(self, claim: _Claim, region: str, method: str, headers: Mapping[str, str]) -> str:
-        """What the signature should be."""
+        """Return the correct signature."""
         signer = S3SigV4Auth if claim.expires_s is None else S3SigV4QueryAuth
         auth = signer(self._credentials, "s3", region)
         request = AWSRequest(
@@ -126,14 +126,14 @@ def _names(signed_headers: str) -> frozenset[str]:
 
 
 def _signs_enough(claim: _Claim, headers: Mapping[str, str]) -> bool:
-    """The host, and all of Amazon's headers; and what is said to be signed has come."""
+    """Whether the host and all of Amazon's headers are signed, and all signed headers have come."""
     must = {name for name in headers if name.startswith("x-amz-")} | {"host"}
     return must <= claim.signed_headers <= headers.keys()
 
 
 @contextlib.contextmanager
 def signed_s3(bucket: str = "bucket") -> Iterator[tuple[FaultyS3, Signatures]]:
-    """A store as faulty_s3's, for those who sign with CREDENTIALS, and their signatures' judge."""
+    """Run a faulty_s3 that requires signatures by CREDENTIALS; yield it and its gate."""
     signatures = Signatures(CREDENTIALS["AWS_ACCESS_KEY_ID"], CREDENTIALS["AWS_SECRET_ACCESS_KEY"])
     with faulty_s3(bucket, signatures) as s3:
         yield s3, signatures

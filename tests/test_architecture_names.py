@@ -13,7 +13,7 @@ TEXT = PAGES[0].read_text()
 
 
 def walk(title: str) -> list[str]:
-    """The files of a section's numbered list, in order."""
+    """Return the files of a section's numbered list, in order."""
     section = TEXT.partition(f"## {title}\n")[2].partition("\n## ")[0]
     steps = re.search(r"^1\. .*?(?=\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
     assert steps, title

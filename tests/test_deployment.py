@@ -1,4 +1,4 @@
-"""deploy/ and docs/operator say what is so, as far as that shows without containers."""
+"""deploy/ and docs/operator agree with the code, as far as can be checked without containers."""
 
 import contextlib
 import fnmatch
@@ -47,7 +47,7 @@ def compose() -> Compose:
 
 @pytest.fixture(scope="module")
 def tiny_specs(tmp_path_factory: pytest.TempPathFactory) -> list[ChildSpec]:
-    """The processes of `chorale serve` with two engines."""
+    """Return the processes of `chorale serve` with two engines."""
     folder = tmp_path_factory.mktemp("specs")
     model = save_model(folder / "model")
     settings = Settings(model=str(model), data_dir=folder / "data", port=0, engines=2)
@@ -56,14 +56,14 @@ def tiny_specs(tmp_path_factory: pytest.TempPathFactory) -> list[ChildSpec]:
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whoever runs the tests."""
+    """Remove the CHORALE_* variables of the user who runs the tests."""
     for name in os.environ:
         if name.startswith("CHORALE_"):
             monkeypatch.delenv(name)
 
 
 def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Settings:
-    """The settings of `chorale serve` in a container with this environment."""
+    """Return the settings of `chorale serve` in a container with this environment."""
     for name, value in (image_environment() | environment).items():
         monkeypatch.setenv(name, value)
     return load_settings({})
@@ -85,7 +85,7 @@ def test_every_variable_of_chorale_exists(monkeypatch: pytest.MonkeyPatch) -> No
     for name in named:
         with monkeypatch.context() as patch:
             patch.setenv(name, "?")
-            # Known, and refused for its value; or fit for it.
+            # A known variable is accepted, or refused for its value.
             with contextlib.suppress(InvalidSetting, ValueError):
                 load_settings({"model": "m"})
 
@@ -100,14 +100,14 @@ def test_every_command_and_flag_of_chorale_exists() -> None:
 def test_every_file_that_the_guide_names_exists() -> None:
     named = re.findall(r"\b((?:deploy|bench|tests|server)/[\w./-]+\w)", guide())
     assert len(named) > 10
-    # An operator's own, beside the example that it is made from.
+    # Files that an operator makes from an example beside them.
     ignored = {f"deploy/{line}" for line in (DEPLOY / ".gitignore").read_text().splitlines()}
     for path in set(named) - ignored:
         assert (ROOT / path).exists(), path
 
 
 def test_every_setting_and_limit_that_the_guide_names_is_what_it_says() -> None:
-    """`name` (30 s), `name` (50 ms): the default."""
+    """The guide writes defaults as in `name` (30 s) and `name` (50 ms)."""
     named = re.findall(r"`(\w+)` \((\d+) (s|ms)\)", guide())
     assert len(named) >= 3
     for name, number, unit in named:
@@ -315,7 +315,7 @@ def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
     named = dict(last)
     assert named["USER"] == "10001"
     assert named["STOPSIGNAL"] == "SIGTERM"
-    # A list: a shell in between would keep the signal to itself.
+    # Both are lists: with a string a shell would run the command and keep the signal to itself.
     assert (named["ENTRYPOINT"], named["CMD"]) == ('["chorale"]', '["serve"]')
     assert image_environment()["CHORALE_DATA_DIR"] == named["VOLUME"]
 

@@ -1,4 +1,4 @@
-"""deploy/kubernetes, deploy/ray and the alert rules: what their own tools say, and our settings."""
+"""deploy/kubernetes, deploy/ray and the alert rules, checked with their tools and our settings."""
 
 import importlib.util
 import json
@@ -31,14 +31,14 @@ RAY = DEPLOY / "ray"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of whoever runs the tests."""
+    """Remove the CHORALE_* variables of the user who runs the tests."""
     for name in os.environ:
         if name.startswith("CHORALE_"):
             monkeypatch.delenv(name)
 
 
 def read_env(path: Path) -> dict[str, str]:
-    """NAME=value, line by line; what is left empty is filled in."""
+    """Read lines NAME=value; empty values are filled in."""
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
     return {name: value or FILLED for name, _, value in (line.partition("=") for line in lines)}
 
@@ -53,7 +53,7 @@ def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Sett
 
 
 def render(folder: Path, overlay: str) -> list[dict[str, Any]]:
-    """What `kubectl apply -k` would send."""
+    """Return the documents that `kubectl apply -k` would send."""
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl here")
     copy = shutil.copytree(KUBERNETES, folder / "kubernetes")
@@ -66,7 +66,7 @@ def render(folder: Path, overlay: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=["base", "gpu"])
 def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> dict[tuple[str, str], Any]:
-    """By kind and name, without the hash that a generated name ends with."""
+    """Return documents by kind and name, without the hash at the end of generated names."""
     found = render(tmp_path, request.param)
     return {
         (document["kind"], re.sub(r"-[0-9a-z]{10}$", "", document["metadata"]["name"])): document
@@ -129,7 +129,7 @@ def test_the_variables_of_a_pod_are_settings(
     assert container["args"] == ["serve"]
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {settings.model, str(settings.data_dir)} <= mounts
-    # The root is read-only: what the image's user and Python write has a place.
+    # The root is read-only: folders that the image's user and Python write to are mounted.
     assert {"/tmp", "/home/chorale/.cache"} <= mounts
     limits = container["resources"]["limits"]
     assert ("nvidia.com/gpu" in limits) == (settings.device == "cuda")
@@ -169,7 +169,7 @@ def cluster() -> dict[str, Any]:
 
 
 def test_rays_own_schema_takes_the_cluster_file(cluster: dict[str, Any]) -> None:
-    # Its files are read: importing it would take longer than all of this.
+    # Ray's schema is read from its file: importing Ray would take longer than all tests here.
     found = importlib.util.find_spec("ray")
     if found is None or not found.submodule_search_locations:
         pytest.skip("no Ray here")
@@ -228,7 +228,7 @@ def rules() -> Iterator[dict[str, Any]]:
 
 
 def series() -> dict[str, set[str]]:
-    """Every series that a gateway with an engine shows, and its labels."""
+    """Return every series that a gateway with an engine shows, with its labels."""
     tiers = tuple(
         TierStats(**{f.name: 1 for f in fields(TierStats)} | {"tier": tier})
         for tier in ("device", "host", "disk", "store")

@@ -1,4 +1,4 @@
-"""What pyproject.toml and the files around it say to those who install Chorale."""
+"""pyproject.toml and the files around it give one version and one package name to install."""
 
 import importlib
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 OURS = re.compile(r"chorale-llm\[([a-z0-9,]+)\]")
-# The other name before extras, before a version, or as what pip is to install; not in a path.
+# The other package's name before extras, before a version, or after `pip install`; not in a path.
 STRANGERS = re.compile(
     r"\bchorale(\\?\[[a-z]|[=~>]=[0-9])|pip install [^\n#]*(?<![\w./-])chorale(?![\w./-])"
 )
@@ -26,7 +26,7 @@ def test_the_version_is_said_in_one_place() -> None:
 
 
 def test_what_is_to_be_installed_is_ours() -> None:
-    """`chorale` on the package index is a stranger's package; this one is `chorale-llm`."""
+    """`chorale` on the package index is another project's package; ours is `chorale-llm`."""
     assert PYPROJECT["project"]["name"] == "chorale-llm"
     named = set()
     for path in _text_files():
@@ -38,7 +38,7 @@ def test_what_is_to_be_installed_is_ours() -> None:
 
 
 def _text_files() -> Iterator[Path]:
-    """Every file of the checkout that .gitignore does not name."""
+    """Yield every file of the checkout that .gitignore does not name."""
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
     for top in ROOT.iterdir():
         if not any(fnmatch(top.name, pattern) for pattern in [*ignored, ".git"]):

@@ -1,4 +1,4 @@
-"""The GPU's checks run dry, all of them, and say so; what fails is seen in the exit status."""
+"""All of the GPU's checks run dry and say so; failures show in the exit status."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from tests.gpu.checks import CHECKS
 from tests.gpu.harness import Checks
 
 
-@pytest.mark.timeout(1800)  # a hang would be one: two minutes of a processor, on a busy machine
+@pytest.mark.timeout(1800)  # the test takes two minutes of a processor, longer on a busy machine
 def test_every_check_of_the_gpu_passes_dry():
     done = subprocess.run(
         (sys.executable, "-m", "tests.gpu", "--dry"),
@@ -32,7 +32,7 @@ def test_every_check_of_the_gpu_passes_dry():
 
 
 def run(checks, timeout_s=60.0, deadline_s=float("inf")):
-    """What is said, and the names of what failed."""
+    """Run checks; return the lines that the harness printed, and the names of failed checks."""
     said = []
     harness = Checks(3, timeout_s, deadline_s, said.append)
     harness.run(checks)
@@ -72,7 +72,7 @@ def test_a_check_that_leaves_processes_behind_leaves_none():
     ended = child.run(partial(subprocess.run, (sys.executable, "-c", script)), timeout_s=60)
     assert ended.failure is None
     left = int(ended.said)
-    while is_running(left):  # it was killed, and ends as soon as the system has time for it
+    while is_running(left):  # the process was killed, and ends as soon as the system has time
         time.sleep(0.01)
 
 

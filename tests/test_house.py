@@ -1,4 +1,4 @@
-"""What `make house` reads off a file that is small enough to count by hand."""
+"""`make house` counts correctly in a file that is small enough to count by hand."""
 
 from pathlib import Path
 from typing import Any

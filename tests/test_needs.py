@@ -1,4 +1,4 @@
-"""What a machine lacks skips a test at home and fails it in CI, and the reason says what to do."""
+"""A missing requirement skips a test, or fails it in CI, and the reason says what to install."""
 
 import pytest
 

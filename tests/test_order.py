@@ -1,4 +1,4 @@
-"""The lists of long tests name what is there, and the rest goes by the number of tests."""
+"""The lists of long tests name files that exist; other files count by their number of tests."""
 
 from pathlib import Path
 

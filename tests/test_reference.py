@@ -1,4 +1,4 @@
-"""docs/reference says what the code says: what is added appears, and an old page is refused."""
+"""docs/reference is made from the code: it shows additions, and an outdated page is refused."""
 
 from pathlib import Path
 

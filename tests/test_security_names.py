@@ -1,4 +1,4 @@
-"""The page on security says what is so: all rules are there, and the tests it names exist."""
+"""The page on security has a row for every rule, and the tests that it names exist."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def rows() -> list[list[str]]:
-    """The cells of every row with a number."""
+    """Return the cells of every row with a number."""
     lines = PAGE.read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     return [row for row in cells if row[0].isdecimal()]
@@ -36,7 +36,7 @@ def test_every_test_that_is_named_exists() -> None:
         )
 
 
-# ---- what a rule forbids, and no one test would meet ----
+# ---- rules about code that must not exist ----
 
 
 def test_no_code_of_the_gateway_asks_for_an_address_made_from_the_host_header() -> None:

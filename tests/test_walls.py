@@ -1,7 +1,7 @@
 """Every import contract of pyproject.toml is a wall: imports that it forbids break it.
 
-The graph of all imports is built once. A proof adds one import to a copy of the graph and asks
-import-linter's own classes. A contract of a type that has no proof here fails the tests.
+The graph of all imports is built once. A proof adds one import to a copy of the graph and checks it
+with import-linter's own classes. A contract of a type that has no proof here fails the tests.
 """
 
 import itertools
@@ -23,7 +23,7 @@ SESSION = CONFIGURATION["session_options"]
 CONTRACTS = {options["name"]: options for options in CONFIGURATION["contracts_options"]}
 
 Import = tuple[str, str]
-"""The importer, and what it imports."""
+"""The importing module, and the module it imports."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def forbidden_imports(options: dict[str, Any]) -> Iterator[Import]:
 
 
 def upward_imports(options: dict[str, Any]) -> Iterator[Import]:
-    """From each layer to each one above it, and between neighbours both ways."""
+    """Yield imports from each layer to each layer above it, and between the parts of one layer."""
     for container in options.get("containers", [""]):
         layers = [
             [f"{container}.{name.strip()}".strip(".") for name in layer.split("|")]
@@ -59,14 +59,14 @@ PROOFS: dict[str, tuple[type[Contract], Callable[[dict[str, Any]], Iterator[Impo
 }
 
 
-# ---- a graph with one import more ----
+# ---- a graph with one more import ----
 
 
 def with_import(graph: grimp.ImportGraph, added: Import) -> grimp.ImportGraph:
-    """A copy in which a new file of the importer has the import; nobody imports the new file."""
+    """Return a copy in which a new file of the importer has the import; no file imports it."""
     importer, imported = added
     copy = deepcopy(graph)
-    # As deep as there are packages: an exhaustive contract refuses a file beside the rooms.
+    # The new file is in the innermost package: an exhaustive contract refuses a file beside rooms.
     while packages := [each for each in copy.find_children(importer) if copy.find_children(each)]:
         importer = min(packages)
     if copy.find_children(importer):
@@ -82,7 +82,7 @@ def is_kept(name: str, graph: grimp.ImportGraph) -> bool:
     options = CONTRACTS[name]
     contract_type, _ = PROOFS[options["type"]]
     contract = contract_type(name, SESSION, options)
-    # A check may take ignored imports out of its graph.
+    # A check may remove ignored imports from its graph, so it gets a copy.
     return contract.check(deepcopy(graph), verbose=False).kept
 
 
@@ -106,7 +106,7 @@ def test_every_import_that_a_contract_forbids_breaks_it(
 
 
 def test_each_forbidden_module_is_imported_by_somebody(graph: grimp.ImportGraph) -> None:
-    """A misspelt name of a library would forbid nothing."""
+    """The names of forbidden modules must exist: a misspelt name would forbid nothing."""
     named = {
         module for options in CONTRACTS.values() for module in options.get("forbidden_modules", ())
     }

@@ -38,7 +38,7 @@ _SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 
 
 def save_tokenizer(folder: Path) -> int:
-    """A byte-level BPE with a few merges and a chat template; the size of its vocabulary."""
+    """Write a byte-level BPE with a few merges and a chat template; return its vocabulary size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -66,9 +66,9 @@ def save_model(
     max_shard_size: str = "1GB",
     **config: Any,
 ) -> Path:
-    """A model of two layers with GQA and random weights that make lively logits.
+    """Write a model of two layers with GQA, whose random weights give logits that vary much.
 
-    family: a model_type of transformers.   config: what else its config.json is to say.
+    family: a model_type of transformers.   config: further entries of its config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ def save_model(
 
 
 def _randomize(name: str, parameter: torch.nn.Parameter) -> None:
-    """Nothing is left at ones or zeros: forgetting a norm or a bias must be seen."""
+    """Randomize a parameter, ones and zeros included, so that a forgotten norm or bias shows."""
     if name.endswith("bias"):
         torch.nn.init.normal_(parameter, std=0.5)
     elif parameter.dim() == 1:
@@ -108,7 +108,7 @@ def _randomize(name: str, parameter: torch.nn.Parameter) -> None:
 
 
 def _respell(path: Path) -> None:
-    """config.json as transformers 4 wrote it."""
+    """Rewrite config.json as transformers 4 wrote it."""
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
@@ -119,7 +119,7 @@ def _respell(path: Path) -> None:
 
 
 def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Path:
-    """A PEFT adapter with random A and B, large enough to change what the model says."""
+    """Write a PEFT adapter with random A and B, large enough to change the model's output."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     options = {"r": 8, "lora_alpha": 16, "target_modules": ALL_TARGETS} | config
@@ -133,7 +133,7 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
 
 
 def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
-    """The canonical object that an upload of this folder becomes."""
+    """Return the canonical object that an upload of this folder becomes."""
     weights = adapter_dir / WEIGHTS_FILE
     checked = check_adapter(
         (adapter_dir / CONFIG_FILE).read_bytes(), weights, base, AdapterLimits()
@@ -147,7 +147,7 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
 def packed_adapter(
     data: bytes, form: PackedForm, folder: Path, shard: Shard = WHOLE
 ) -> PackedAdapter:
-    """A canonical object, packed for an arena and read as the engine reads it."""
+    """Pack a canonical object for an arena, and read it as the engine does."""
     digest = hashlib.sha256(data).hexdigest()
     folder.mkdir(parents=True, exist_ok=True)
     source, target = folder / digest, packed_path(folder, digest, form.form_id)

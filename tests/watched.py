@@ -1,4 +1,4 @@
-"""What a thread does that an engine's thread must not: opening files, talking, waiting."""
+"""Finds calls that an engine's thread must not make: opening files, using sockets, waiting."""
 
 import sys
 import threading
@@ -15,10 +15,10 @@ _is_hooked = threading.Event()
 
 
 def forbidden_calls(work: Callable[[], object], timeout_s: float = 60.0) -> list[str]:
-    """What `work` did on a thread of its own that it must not do. Raises what it raised.
+    """Run `work` on a thread of its own and return its forbidden calls. Raises the error of `work`.
 
-    C functions show to the profiler, files and sockets to an audit hook, which cannot be removed:
-    there is one in a process.
+    The profiler sees C functions, an audit hook sees files and sockets. An audit hook cannot be
+    removed, so a process has only one.
     """
     if not _is_hooked.is_set():
         _is_hooked.set()

@@ -1,1 +1,1 @@
-"""What thousands of adapters cost: their number, their loads, their bytes."""
+"""Measurements of serving thousands of adapters: their number, their loads, their bytes."""

@@ -1,6 +1,7 @@
-"""`python -m bench.adapters`: memory, KV tokens, cold start, a storm of loads, their number.
+"""`python -m bench.adapters`: measures memory, KV tokens, cold start, a storm of loads, and count.
 
-The last one takes most of the time, and 5 GB of disk under the folder for temporary files.
+`count`, the number of adapters, takes most of the time, and 5 GB of disk under the folder for
+temporary files.
 """
 
 from bench.adapters.cold_start import ColdStart
@@ -10,7 +11,7 @@ from bench.adapters.memory import Memory
 from bench.adapters.storm import Storm
 from bench.experiment import main
 
-# `count` is last: the engines that it leaves behind look for their fetcher until the process ends.
+# `count` is last: the engines that it leaves behind poll for their fetcher until the process ends.
 EXPERIMENTS = {
     "memory": Memory(),
     "kv_tokens": KVTokens(),

@@ -1,8 +1,8 @@
-"""One adapter into the arena from each tier, beside moving the same bytes and nothing else.
+"""Time to bring one adapter into the arena from each tier, beside only moving the same bytes.
 
-What bounds it: the server and packing for S3, sha256 for the disk (the page cache is warm), memcpy
-for the host. To this arena an adapter goes straight from its file; placing one that is in host
-memory, as before a device, is measured all the same.
+The bounds are the server and packing for S3, sha256 for the disk (the page cache is warm), memcpy
+for the host. A CPU engine reads an adapter straight from its file into the arena; placing an
+adapter from host memory, as engines with a device do, is measured all the same.
 """
 
 import time
@@ -36,7 +36,7 @@ _READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStart(Experiment):
-    """repeats: of each, after one that does not count; medians."""
+    """repeats: measurements of each tier, after one that does not count; the median is reported."""
 
     stack: str = "smollm2-135m"
     rank: int = 16
@@ -88,7 +88,7 @@ class ColdStart(Experiment):
 class _Way:
     """The engine's loader, driven stage by stage without an engine.
 
-    arena: of `num_slabs`, as many as the adapter takes.
+    arena: memory of `num_slabs` slabs, exactly as many as the adapter takes.
     """
 
     def __init__(self, tiers: Tiers, form: PackedForm, ref: AdapterRef, num_slabs: int) -> None:
@@ -99,8 +99,8 @@ class _Way:
         self._loader = ThreadLoader(tiers.cache, tiers.socket, form, self.arena)
 
     def seconds(self) -> tuple[float, float, float]:
-        """Of fetching it, and of bringing it in from its file and from host memory; from the call
-        to when an engine would see it.
+        """Return the seconds of fetching the adapter, loading it from its file, and placing it from
+        host memory. Each is taken from the call until an engine would see the result.
         """
         self.path.unlink(missing_ok=True)
         start = time.perf_counter()
@@ -126,10 +126,10 @@ class _Way:
         while time.monotonic() < until:
             for done in self._loader.poll():
                 if done.failure is not None:
-                    raise SystemExit(f"it could not be loaded: {done.failure.error}")
+                    raise SystemExit(f"the adapter could not be loaded: {done.failure.error}")
                 return done
             time.sleep(_LOOK_S)
-        raise SystemExit("it was not loaded in time")
+        raise SystemExit("the adapter was not loaded in time")
 
 
 def _read(path: Path) -> None:
@@ -140,7 +140,7 @@ def _read(path: Path) -> None:
 
 
 def _stage(seconds: float, plain_s: float, size_bytes: int) -> dict[str, float]:
-    """plain: the same bytes by the same road, nothing checked and nothing made of them."""
+    """plain_s: seconds to move the same bytes by the same path, with no check and no conversion."""
     return _total(seconds, plain_s) | {"plain_bytes_per_s": rounded(size_bytes / plain_s)}
 
 

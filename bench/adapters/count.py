@@ -3,10 +3,10 @@
 A closed loop at saturation: more clients than seats, each sends its next request when its last one
 has ended. A run begins with every adapter in the store only and is measured after a warm-up.
 
-`renamed` is what 1,000 adapters are compared with: the very same requests, but an adapter goes by
-the name of one of 32 pinned ones while it has a request in the system, so a step has as many
-distinct adapters, and nothing is loaded. What bounds it is the model's arithmetic, and
-LoRA's by the distinct adapters of a step; loading is done by others, beside it.
+`renamed` is the run that 1,000 adapters are compared with: the very same requests, but while an
+adapter has a request in the system, the request names one of 32 pinned adapters instead. So a step
+has as many distinct adapters, and nothing is loaded. The bound is the arithmetic of the model, and
+of LoRA by the distinct adapters of a step; other threads and processes do the loading meanwhile.
 """
 
 import itertools
@@ -32,13 +32,13 @@ from engine.messages import EngineStats, RequestOutput, TierStats
 from registry.ref import AdapterRef
 
 _ROOM = 2
-"""Disk that must be free, by the bytes of all objects: they, and what is packed of them."""
+"""Free disk needed, as a multiple of all objects' bytes: the objects and their packed files."""
 _POPULARITIES = {"zipf": 1.0, "uniform": 0.0}
-"""Exponents: the n-th adapter is asked for in proportion to n ** -exponent."""
+"""Exponents: the n-th adapter is requested in proportion to n ** -exponent."""
 
 
 class _Names(Protocol):
-    """Which adapter a request for the number-th one asks for."""
+    """Choice of the adapter that a request for adapter `number` names."""
 
     def take(self, number: int) -> AdapterRef: ...
     def give_back(self, number: int) -> None: ...
@@ -46,11 +46,13 @@ class _Names(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Experiment):
-    """counts: adapters registered; `compared` of them, by zipf, is run beside `renamed` and beside
-    the fewest, in turns, `repeats` times.   requests: that end while it is measured, after
-    `warm_up` have.   resident: adapters that the arena holds beside the KV of `max_num_seqs`.
+    """counts: how many adapters are registered, run by run.   compared: the count that is run with
+    zipf in turns with `renamed` and with the smallest count, `repeats` times.   requests: how many
+    end while a run is measured, after `warm_up` have ended.   resident: adapters that fit into the
+    arena beside the KV of `max_num_seqs` requests.
 
-    Prompts and answers are uniform within their bounds; adapter n is tenant n % tenants's.
+    Lengths of prompts and answers are uniform within their bounds; adapter n belongs to tenant
+    n % tenants.
     """
 
     stack: str = "smollm2-135m"
@@ -138,7 +140,7 @@ class _Runs:
 
 
 class _Own:
-    """Everyone by the name it has."""
+    """Every adapter goes by its own name."""
 
     def __init__(self, refs: Sequence[AdapterRef]) -> None:
         self._refs = refs
@@ -151,7 +153,9 @@ class _Own:
 
 
 class _Renamed:
-    """By the name of a resident one, its own as long as it has a request in the system."""
+    """An adapter goes by the name of a resident adapter, which no other adapter uses as long as it
+    has a request in the system.
+    """
 
     def __init__(self, residents: Sequence[AdapterRef]) -> None:
         self._free = deque(residents)
@@ -172,14 +176,14 @@ class _Renamed:
 
 @dataclass(slots=True)
 class _Open:
-    """A request in the system. adapter: its number."""
+    """A request in the system. adapter: number of the adapter."""
 
     adapter: int
     sent_s: float
 
 
 class _Clients:
-    """`plan.clients` of them; what they ask for is decided by the plan's seed alone."""
+    """Closed loop of `plan.clients` clients; the plan's seed alone decides their requests."""
 
     def __init__(
         self,
@@ -200,7 +204,7 @@ class _Clients:
         self._open: dict[str, _Open] = {}
 
     def serve(self, num_requests: int) -> "_Window":
-        """Until so many have ended; those that are open then stay so."""
+        """Serves until `num_requests` have ended; requests that are open then stay open."""
         window = _Window(self.engine)
         while window.num_ended < num_requests:
             while len(self._open) < self.plan.clients:
@@ -236,7 +240,7 @@ class _Clients:
 
 
 class _Window:
-    """What happened between its making and `close`."""
+    """Counts what happens between its creation and `close`."""
 
     def __init__(self, engine: EngineLoop) -> None:
         self.num_ended = self.num_tokens = 0
@@ -277,14 +281,14 @@ def _tier(stats: EngineStats, name: str) -> TierStats:
 
 
 def _hit_rate(before: EngineStats, after: EngineStats, name: str) -> float | None:
-    """Of those that asked this tier; None if nobody did."""
+    """Hits as a share of the lookups in tier `name`; None if there were none."""
     old, new = _tier(before, name), _tier(after, name)
     hits, misses = new.hits - old.hits, new.misses - old.misses
     return rounded(hits / (hits + misses)) if hits + misses else None
 
 
 def _ratios(ours: Sequence[_Window], theirs: Sequence[_Window]) -> dict[str, Any]:
-    """Of throughputs, turn by turn."""
+    """Ratios of throughputs, turn by turn, and their median."""
     of_each = [ratio(a.tokens_per_s, b.tokens_per_s) for a, b in zip(ours, theirs, strict=True)]
     return {"median": median(of_each), "of_each": of_each}
 
@@ -298,12 +302,12 @@ def _median_of(windows: Sequence[_Window]) -> dict[str, Any]:
 
 
 def _register(objects: RandomObjects, count: int, root: Path) -> list[AdapterRef]:
-    """Objects as LocalStorage keeps them under `root`. Written past it: it would sync each."""
+    """Writes objects under `root` where LocalStorage keeps them, without its sync of each."""
     needed = _ROOM * count * objects.size_bytes
     free = shutil.disk_usage(root.parent).free
     if free < needed:
         raise SystemExit(
-            f"{needed >> 20} MB of disk are needed under {root}, {free >> 20} are free"
+            f"{needed >> 20} MB of free disk are needed under {root}, only {free >> 20} are free"
         )
     refs = []
     for seed in range(count):

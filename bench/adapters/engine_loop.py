@@ -1,4 +1,4 @@
-"""An engine in this process, asked for adapters and stepped as `engine.process` steps it."""
+"""An engine in this process that takes requests and is stepped as `engine.process` steps it."""
 
 import itertools
 import time
@@ -24,7 +24,10 @@ _LONGEST_WAIT_S = 120.0
 
 
 class EngineLoop:
-    """log: of the steps.   Any request that ends otherwise than by its length ends the run."""
+    """Drives one engine. log: records its steps.
+
+    The run is over as soon as a request ends other than by its length or an abort.
+    """
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
@@ -39,7 +42,7 @@ class EngineLoop:
         max_tokens: int,
         tenant_id: str = "bench",
     ) -> str:
-        """A greedy request; its id."""
+        """Sends a greedy request and returns its id."""
         request_id = str(next(self._numbers))
         message = AddRequest(
             request_id=request_id,
@@ -58,7 +61,7 @@ class EngineLoop:
         self.core.handle(_GATEWAY, Prefetch(tenant_id="bench", adapter=adapter))
 
     def pin(self, adapters: tuple[AdapterRef, ...]) -> None:
-        """Have them in the arena, and keep them there."""
+        """Loads `adapters` into the arena and keeps them there."""
         self.core.handle(_GATEWAY, PinAdapters(adapters=adapters))
         self.step_until(lambda: all(self.adapters.is_ready(ref.object_key) for ref in adapters))
 
@@ -66,7 +69,7 @@ class EngineLoop:
         self.core.handle(_GATEWAY, AbortRequests(request_ids=tuple(request_ids)))
 
     def step(self) -> list[RequestOutput]:
-        """One step; a moment's rest after one that had nothing to compute."""
+        """Runs one step, and sleeps for a moment if it had nothing to compute."""
         num_steps = self.core.num_steps
         messages = self.core.step()
         self.core.take_residency()
@@ -78,7 +81,7 @@ class EngineLoop:
         until = time.monotonic() + _LONGEST_WAIT_S
         while not condition():
             if time.monotonic() > until:
-                raise SystemExit("the engine does not get there")
+                raise SystemExit("the engine did not reach the expected state in time")
             self.step()
 
 

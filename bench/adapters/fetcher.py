@@ -24,7 +24,7 @@ def fetcher(
     quota_bytes: int,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
-    """It listens.   cache: the folder where engines read.   quota_bytes: of it."""
+    """Runs a fetcher that listens.   cache: folder where engines read, at most `quota_bytes`."""
     command = [
         sys.executable, "-m", "lora.fetch",
         "--socket", str(listens_at),

@@ -1,7 +1,7 @@
-"""KV tokens that fit beside resident adapters: one arena, and slots set apart. Computed.
+"""KV tokens that fit beside resident adapters, computed: in one arena, and beside separate slots.
 
-Slots are reserved at the start for as many adapters as may ever be resident, whoever is; the kinder
-figure gives them exactly as many slots as adapters are there, of exactly their rank.
+Slots are reserved at the start for as many adapters as may ever be resident, however many are. The
+kinder figure, `slots_exactly_as_many`, reserves one slot per resident adapter, of exactly its rank.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class KVTokens(Experiment):
-    """memory_gib: after the weights, by shape.   resident: how many, all of one of `ranks`.
+    """memory_gib: memory left after the weights, per shape.   resident: numbers of resident
+    adapters, all of them of the same rank, each of `ranks` in turn.
 
-    Slots are stacked tensors on all projections (see bench.adapters.memory): `max(resident)` of
-    them, of the largest rank. No model is run.
+    Slots are stacked tensors on all projections (see bench.adapters.memory): `max(resident)` slots
+    of the largest rank. No model is run.
     """
 
     stack: str = "tiny"

@@ -1,7 +1,7 @@
-"""Bytes per adapter at mixed ranks: tiles in slabs, and slots of stacked tensors.
+"""Bytes per adapter at mixed ranks, computed: tiles in slabs, and slots of stacked tensors.
 
-Stacked tensors, `[slots, largest rank, in]` and `[slots, out, largest rank]` for every projection,
-are what vLLM allocates (on all projections) and SGLang (on those named as targets). Computed.
+vLLM (on all projections) and SGLang (on the projections named as targets) allocate stacked tensors,
+`[slots, largest rank, in]` and `[slots, out, largest rank]` for every projection.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lora.layout import PROJECTIONS, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Experiment):
-    """ranks: (rank, how many adapters have it); one slot for each adapter. No model is run."""
+    """ranks: (rank, number of adapters of that rank); each adapter has a slot. No model is run."""
 
     stack: str = "tiny"
     ranks: tuple[tuple[int, int], ...] = ((8, 24), (16, 6), (64, 2))

@@ -1,4 +1,4 @@
-"""Canonical objects of one kind with random weights, each made in a millisecond."""
+"""Canonical adapter objects of one rank with random weights, each made in a millisecond."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from registry.ref import AdapterRef
 
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _SIGN_AND_MANTISSA, _EXPONENT = 0x83FF, 0x2000
-"""Of float16: whatever the random bits are, the value is finite, +-2**-7 to +-2**-6."""
+"""Bits of float16 that are kept and set: every value is finite, +-2**-7 to +-2**-6."""
 
 
 class RandomObjects:
-    """float16 adapters of one rank on these projections of every layer; they share the header."""
+    """float16 adapters of one rank on the `targets` of every layer; they share the header."""
 
     def __init__(self, shape: ModelShape, rank: int, targets: Sequence[str]) -> None:
         self.rank = rank
@@ -38,7 +38,7 @@ class RandomObjects:
         return len(self._header) + self._data_bytes
 
     def make(self, seed: int) -> tuple[AdapterRef, bytes]:
-        """A version to ask for, and its object."""
+        """Return an adapter version and the bytes of its object."""
         bits = np.frombuffer(np.random.default_rng(seed).bytes(self._data_bytes), "<u2")
         data = self._header + (bits & _SIGN_AND_MANTISSA | _EXPONENT).tobytes()
         digest = hashlib.sha256(data).hexdigest()

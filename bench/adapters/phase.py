@@ -1,4 +1,4 @@
-"""Steps of an engine measured one after the other: gaps, processor time, what the thread waited."""
+"""Measures an engine step by step: gaps, processor time, and how long its thread waited."""
 
 import os
 import time
@@ -13,9 +13,10 @@ from bench.report import rounded
 
 
 class Phase:
-    """From its making to `end`. num_rows: requests in each step.
+    """Measures from its creation to `end`. num_rows: requests in each step.
 
-    loads, load_bytes: that came from the store, onto disk.   children_cpu_s: by module.
+    loads, load_bytes: adapters fetched from the store onto disk.   children_cpu_s: processor
+    seconds of child processes, by module.
     """
 
     def __init__(self, engine: EngineLoop) -> None:
@@ -47,7 +48,7 @@ class Phase:
         self.load_bytes = disk.load_bytes - self._disk_before[1]
 
     def figures(self) -> dict[str, float]:
-        """itl: from the end of a step to the end of the next, with what is asked for between."""
+        """itl: time from the end of one step to the end of the next, sending requests included."""
         p50_s, p99_s = np.percentile(self._itl_s, (50, 99))
         return {
             "itl_p50_ms": rounded(p50_s * 1000),
@@ -56,10 +57,10 @@ class Phase:
         }
 
     def waits(self) -> dict[str, float]:
-        """A step's share of what the engine's thread waited.
+        """How long the engine's thread waited per step.
 
-        queued_ms: another thread or process had the processor.   blocked_ms: for the GIL, a lock, a
-        page; queueing, too, where the kernel does not tell it apart.
+        queued_ms: while another thread or process had the processor.   blocked_ms: for the GIL, a
+        lock, a page; queueing is included where the kernel does not report it separately.
         """
         per_step_ms = 1000 / len(self._itl_s)
         return {
@@ -69,7 +70,7 @@ class Phase:
 
 
 def _queued_s() -> float:
-    """Of this thread, since it began; 0 where the kernel does not say."""
+    """Seconds this thread has waited for a processor; 0 where the kernel does not report it."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):

@@ -1,7 +1,7 @@
 """`python -m bench.adapters.s3_server`: an S3 server that is slow on purpose, in its own process.
 
-Moto behind a proxy that waits before every answer (bench.faulty_s3), at the lowest priority. It
-ends when its standard input does.
+The server is Moto behind a proxy that waits before every answer (bench.faulty_s3), at the lowest
+priority. It ends when its standard input does.
 """
 
 import argparse
@@ -27,22 +27,22 @@ STORAGE_URL = f"s3://{_BUCKET}"
 
 @dataclass(frozen=True)
 class S3Server:
-    """url: of the slow proxy.   upstream: of the server behind it."""
+    """url: URL of the slow proxy.   upstream: URL of the server behind the proxy."""
 
     url: str
     upstream: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """With which a process finds it."""
+        """Environment variables with which a process finds and may use the server."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
 
     def put(self, key: str, data: bytes) -> None:
-        """Past the proxy; anybody may read it."""
+        """Stores an object without going through the proxy; anybody may read it."""
         _ask(self.upstream, "PUT", key, data, {"x-amz-acl": "public-read"})
 
     def get(self, key: str) -> bytes:
-        """Plain HTTP through the proxy, nothing else: as fast as this server gets."""
+        """Reads an object by plain HTTP through the proxy, the fastest way to read this server."""
         return _ask(self.url, "GET", key)
 
 
@@ -58,13 +58,13 @@ def _ask(
         answer = server.getresponse()
         data = answer.read()
     if answer.status != http.HTTPStatus.OK:
-        raise SystemExit(f"the S3 server says {answer.status} to {method} {key}")
+        raise SystemExit(f"the S3 server answered {answer.status} to {method} {key}")
     return data
 
 
 @contextmanager
 def slow_s3(delay_s: float) -> Iterator[S3Server]:
-    """delay_s: before every answer of the proxy."""
+    """Runs the server in a child process. delay_s: wait before every answer of the proxy."""
     command = [sys.executable, "-m", "bench.adapters.s3_server", "--delay-s", str(delay_s)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

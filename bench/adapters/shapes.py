@@ -9,22 +9,22 @@ LAYOUTS = {
     "llama-3.1-8b bfloat16": Layout.of(ModelShape(32, 4096, 14336, 32, 8, 128), 2),
 }
 TARGETS = {"q,v": ("q_proj", "v_proj"), "all": PROJECTIONS}
-"""What adapters are on: PEFT's default for these models, and every projection."""
+"""Projections that have LoRA weights: PEFT's default for these models, and all of them."""
 
 
 def ranks_of(layout: Layout, rank: int, targets: Sequence[str]) -> Ranks:
-    """One rank on these projections of every layer."""
+    """Return ranks with `rank` on each target projection of every layer."""
     indices = [PROJECTIONS.index(name) for name in targets]
     return {(layer, p): rank for layer in range(layout.shape.num_layers) for p in indices}
 
 
 def slabs_of(layout: Layout, rank: int, targets: Sequence[str]) -> int:
-    """What such an adapter takes in our arena."""
+    """Return the number of slabs that an adapter of this rank and these targets takes."""
     _, num_slabs = layout.pack(ranks_of(layout, rank, targets))
     return num_slabs
 
 
 def weight_bytes(layout: Layout, rank: int, targets: Sequence[str]) -> int:
-    """A and B as they are; also one slot of stacked tensors that hold `rank` rows of each."""
+    """Bytes of A and B without padding; also the bytes of one slot of stacked tensors of `rank`."""
     widths = sum(sum(layout.shape.features(PROJECTIONS.index(name))) for name in targets)
     return layout.shape.num_layers * rank * widths * layout.itemsize

@@ -1,11 +1,11 @@
-"""What every step held: a runner that notes its batches and passes them on."""
+"""A runner that counts the rows and adapters of each batch and passes the batch on."""
 
 from engine.batch import Batch, StepTokens
 from engine.core import EngineCore, Runner
 
 
 class StepLog:
-    """See engine.core.Runner. last: the batch that was launched last."""
+    """Implements engine.core.Runner around a runner. last: the batch that was launched last."""
 
     def __init__(self, runner: Runner) -> None:
         self.lag = runner.lag
@@ -15,13 +15,13 @@ class StepLog:
 
     @classmethod
     def of(cls, core: EngineCore) -> "StepLog":
-        """From now on in `core`."""
+        """Install a log in `core`, which records its steps from now on."""
         log = cls(core.runner)
         core.runner = log
         return log
 
     def totals(self) -> tuple[int, int, int]:
-        """Steps, rows of all steps, distinct adapters of each step added up."""
+        """Return the number of steps, and the sums of their rows and of their distinct adapters."""
         return self._num_steps, self._num_rows, self._num_adapters
 
     def launch(self, batch: Batch) -> None:

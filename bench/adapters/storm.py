@@ -1,12 +1,12 @@
-"""What streams feel of a storm of cold loads, from an S3 server that takes 200 ms for every answer.
+"""Effect of a storm of cold loads on running streams; the S3 server takes 200 ms for every answer.
 
-    quiet | prefetches | quiet | requests | warm requests        and again, a round after the other
+    quiet | prefetches | quiet | requests | warm requests        and again, one round after another
 
-`prefetches` end on disk, packed: nothing but fetching is measured, against the quiet phases at its
-sides. `requests` go on into the arena and ask for one token, so their steps compute more than the
-streams' own; `warm requests` are as many at the same steps, for adapters that are there. Cold they
-are since there are more of them than all caches hold. What bounds it is what the loader shares
-with the engine: the GIL and the memory bus.
+`prefetches` load adapters onto disk, packed: nothing but fetching is measured, against the quiet
+phases before and after. `requests` load adapters on into the arena and generate one token each, so
+their steps compute more than the streams' own; `warm requests` are as many at the same steps, for
+adapters that are in the arena. Adapters are cold because there are more of them than all caches
+hold. The bound is what the loader shares with the engine: the GIL and the memory bus.
 """
 
 import itertools
@@ -29,16 +29,15 @@ from bench.report import rate, rounded
 from engine.core import EngineCore
 from registry.ref import AdapterRef
 
-_COLD_TOKENS = 4  # of the prompt of a request for a cold adapter
-_PREFILL_STEPS = 16  # more than the others' prompts take when a stream decodes already
+_COLD_TOKENS = 4  # tokens in the prompt of a request for a cold adapter
+_PREFILL_STEPS = 16  # upper bound on steps until the last stream's prompt is computed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Storm(Experiment):
-    """steps: measured in a phase, after `lead_steps` of the same.   at_once: cold loads under way.
-
-    cold: adapters in turn.   disk_holds: adapters in that cache.   A stream has an adapter of its
-    own that is pinned.
+    """steps: steps measured in a phase, after `lead_steps` like them.   at_once: number of cold
+    loads under way.   cold: adapters that are loaded in turn.   disk_holds: adapters that fit into
+    the disk cache.   Each stream has a pinned adapter of its own.
     """
 
     stack: str = "smollm2-135m"
@@ -93,7 +92,7 @@ class Storm(Experiment):
         longest = self.prompt_tokens + self.stream_tokens
         slabs = self._adapter_slabs(factory)
         kv_slabs = self.streams * factory.layout.num_blocks(longest)
-        # Room for what is pinned, and for what comes: an adapter and a block for each.
+        # Room for the pinned adapters, and for each load under way: an adapter and a KV block.
         num_slabs = kv_slabs + (self.streams + self.at_once) * slabs + self.at_once * (slabs + 1)
         return tiers.make_core(
             factory,
@@ -109,7 +108,7 @@ class Storm(Experiment):
 
     @property
     def stream_tokens(self) -> int:
-        """More than a stream generates before it is ended."""
+        """Upper bound on the tokens a stream generates before it is aborted."""
         return _PREFILL_STEPS + self.lead_steps + self.steps
 
 
@@ -141,7 +140,9 @@ class _Phases:
         return phases
 
     def _run(self, before_step: Callable[[int], None]) -> Phase:
-        """before_step: what arrives before the step of this number, from -lead_steps on."""
+        """Runs one phase. before_step: sends what arrives before a step; it gets the step's number,
+        from -lead_steps on.
+        """
         streams = self._start_streams()
         for step in range(-self.plan.lead_steps, 0):
             before_step(step)
@@ -162,7 +163,7 @@ class _Phases:
         return phase
 
     def _start_streams(self) -> list[str]:
-        """All of them decode when this returns."""
+        """Starts the streams and returns their ids once all of them decode."""
         plan, log = self.plan, self.engine.log
         before = log.last.step
         started = [
@@ -181,7 +182,7 @@ class _Phases:
         return started
 
     def _storm(self, send: Callable[[AdapterRef], object]) -> Callable[[int], None]:
-        """So many are always on their way that `at_once` are."""
+        """Return a function that, before each step, sends loads until `at_once` are under way."""
 
         def before_step(step: int) -> None:
             entries = self.engine.adapters.entries
@@ -201,7 +202,7 @@ class _Phases:
         return before_step
 
     def _ask(self, adapter: AdapterRef) -> None:
-        """One token."""
+        """Asks for one token."""
         self.engine.send(adapter, self.factory.random_tokens(self._random, _COLD_TOKENS), 1)
 
     def _is_over(self) -> bool:
@@ -214,7 +215,7 @@ class _Phases:
 
 
 _Pair = tuple[Phase, Sequence[Phase]]
-"""A storm, and what it is compared with."""
+"""A storm's phase, and the phases it is compared with."""
 
 
 def _summary(pairs: Sequence[_Pair]) -> dict[str, Any]:
@@ -245,7 +246,7 @@ def _ratios(storm: Phase, beside: Sequence[Phase]) -> dict[str, float]:
 
 
 def _spread(pairs: Sequence[tuple[Phase, Phase]]) -> dict[str, float]:
-    """How far two quiet phases of a round are apart, as a share of their mean."""
+    """Difference between the two quiet phases of a round, as a share of their mean; medians."""
     spreads = []
     for one, other in pairs:
         a, b = one.figures(), other.figures()

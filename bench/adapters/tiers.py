@@ -1,4 +1,4 @@
-"""The way of an adapter as in production: a store, the fetcher's process, its disk cache."""
+"""The tiers of adapters as in production: a store, the fetcher's process, its disk cache."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ _DTYPE_NAME = str(DTYPE).removeprefix("torch.")
 
 @dataclass(frozen=True)
 class Tiers:
-    """A fetcher that listens. cache: its folder, where engines read."""
+    """A fetcher that listens. cache: its folder, from which engines read."""
 
     folder: Path
     socket: Path
     cache: Path
 
     def make_core(self, factory: EngineFactory, *, num_slabs: int, **settings: Any) -> EngineCore:
-        """An engine that knows no adapter yet. settings: of engine.config.EngineConfig."""
+        """Make an engine that knows no adapter yet. settings: fields of EngineConfig."""
         data_dir = self.folder / f"engine-{time.monotonic_ns()}"
         data_dir.mkdir()
         config = EngineConfig(
@@ -50,13 +50,13 @@ class Tiers:
         return core
 
     def forget(self) -> None:
-        """Everything is in the store only, from now on."""
+        """Empties the disk cache, so that every adapter is in the store only."""
         for path in self.cache.glob("*.packed"):
             path.unlink(missing_ok=True)
 
 
 def packed_form(factory: EngineFactory) -> PackedForm:
-    """Of the engines that `Tiers.make_core` makes."""
+    """Return the packed form that engines made by `Tiers.make_core` use."""
     return PackedForm(factory.layout, _DTYPE_NAME, BASE_REVISION)
 
 
@@ -68,7 +68,7 @@ def fetching(
     quota_bytes: int,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Tiers]:
-    """The fetcher's process, with its files under `folder`. quota_bytes: of the disk cache."""
+    """Runs the fetcher's process, its files under `folder`. quota_bytes: size of the disk cache."""
     tiers = Tiers(folder, folder / "fetch.sock", folder / "cache")
     with fetcher(
         tiers.socket, tiers.cache, storage_url, quota_bytes=quota_bytes, environment=environment

@@ -1,1 +1,1 @@
-"""The ledger measured: what is settled, exported, audited and verified in a second."""
+"""Measurements of the ledger: how much is settled, exported, audited and verified in a second."""

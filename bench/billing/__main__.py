@@ -1,6 +1,6 @@
-"""`python -m bench.billing`: JSON lines with what the bill costs, on the disk of the work folder.
+"""`python -m bench.billing`: prints JSON lines with the cost of billing, on the disk of TMPDIR.
 
-TMPDIR says which disk that is: a folder in memory makes every commit free.
+Set TMPDIR to a folder on a real disk: in a folder in memory every commit is free.
 """
 
 import argparse
@@ -29,7 +29,9 @@ _FULL = 1_000_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.billing", description=__doc__)
-    parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="may be repeated")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, action="append", help="run just this; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
     parser.add_argument("--full", action="store_true", help="read a million entries: 10 minutes")
     options = parser.parse_args()
@@ -46,7 +48,7 @@ def main() -> None:
 
 
 def row(name: str, measurement: Measurement) -> str:
-    """One JSON line."""
+    """Runs a measurement and returns its row, a JSON line."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = measurement.measure(Path(folder))
     return json_line(f"billing.{name}", describe_machine(), asdict(measurement), result) + "\n"

@@ -1,4 +1,4 @@
-"""What every durable commit waits for: a small write and fdatasync."""
+"""Time of a small write and fdatasync, which every durable commit waits for."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from bench.report import percentiles_ms
 
 @dataclass(frozen=True, kw_only=True)
 class Disk(Measurement):
-    """One after the other, each behind the last."""
+    """Writes one block after another to the end of a file, with fdatasync after each."""
 
     writes: int = 200
     size_bytes: int = 4096

@@ -1,7 +1,7 @@
-"""What the last token of a request waits for: its end record on the disk.
+"""Delay of a request's last token: it waits until the request's end record is on the disk.
 
-The engine writes every step before its tokens leave, and syncs where a request has ended. So a
-step with an end is measured beside one without, in turns, in one journal.
+The engine writes every step to the journal before its tokens leave, and syncs in a step in which a
+request has ended. So a step with an end is measured beside one without, in turns, in one journal.
 """
 
 import time
@@ -22,7 +22,7 @@ _WARM_UP = 20
 
 @dataclass(eq=False)
 class _Asked:
-    """As much of an engine.request.RequestGroup as a journal looks at."""
+    """Stands in for engine.request.RequestGroup, with the attributes that a journal reads."""
 
     request_id: str
     message: AddRequest
@@ -35,7 +35,9 @@ class _Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalChunk(Measurement):
-    """running: requests that get a token each step.   steps: of each kind."""
+    """running: requests that get a token each step.   steps: measured steps with, and without, an
+    end.
+    """
 
     running: int = 64
     steps: int = 300
@@ -52,7 +54,7 @@ class FinalChunk(Measurement):
             journal.commit(result)
             (end_s if ended else progress_s).append(time.perf_counter() - start)
             if ended:
-                # As a settler does, or all of them would be kept.
+                # Acknowledge the end as a settler does: the journal would keep all end records.
                 journal.read(journal.last_seq, 1)
                 asked = [*asked[1:], self._start(journal, self.running + step)]
         without, with_end = (percentiles_ms(s[_WARM_UP:]) for s in (progress_s, end_s))

@@ -1,4 +1,4 @@
-"""What all of these are: something with a `setup` that comes to a `result`."""
+"""The interface of all measurements: a `setup` that leads to a `result`."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement(ABC):
-    """The fields are the row's `setup`."""
+    """A measurement; its fields are the row's `setup`."""
 
     @abstractmethod
     def measure(self, folder: Path) -> dict[str, Any]:
-        """The row's `result`.   folder: empty, on the disk that is measured."""
+        """Return the row's `result`.   folder: an empty folder on the disk that is measured."""

@@ -1,6 +1,6 @@
-"""What reads the whole ledger: exports in every format, the auditor, who verifies receipts.
+"""Speed of reading the whole ledger: exports in every format, the auditor, receipts' verification.
 
-On SQLite; what bounds all of them is Python, a row at a time.
+The ledger is on SQLite. The bound of all of them is Python, which takes a row at a time.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _VERIFIED: ExportFormat = "jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Measurement):
-    """entries: of usage, a day old."""
+    """entries: number of usage entries in the ledger; they are a day old."""
 
     entries: int = 100_000
     tenants: int = 20

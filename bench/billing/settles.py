@@ -1,8 +1,8 @@
-"""Settled requests per second: a durable hold each, then its end posted, as gateway and settler do.
+"""Settled requests per second: gateways write a durable hold for each, settlers post its end.
 
-What bounds it is inserting as many rows, as large, in transactions of as many, through the same
-writer into tables that have nothing but a key: that is measured on the same database, right after.
-A share of that limit is what numbering, chaining, signing, sums and indexes leave of it.
+The bound is to insert the same rows in transactions of the same size, through the same writer, into
+tables that have nothing but a key; it is measured on the same database, right after. The rate
+falls short of that limit by the cost of numbering, chaining, signing, sums and indexes.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _ROWS = (holds, usage_events, entries)
 class Settles(Measurement):
     """writers: requests that wait for their hold at once.   group_size: ends in a transaction.
 
-    commit_delays_ms: added to every commit, as of a database that is far away.
+    commit_delays_ms: time added to every commit, as if the database were far away.
     """
 
     requests: int = 10_000
@@ -75,7 +75,7 @@ class Settles(Measurement):
         }
 
     def _settle(self, database: Database) -> tuple[float, float]:
-        """Seconds for all holds, and for posting all ends."""
+        """Return the seconds of writing all holds, and of posting all ends."""
         start_ms = int(time.time() * 1000)
         price = database.write_sync(lambda conn: ensure_price(conn, start_ms))
         count = self.warm_up + self.requests
@@ -96,7 +96,9 @@ class Settles(Measurement):
         return hold_s, post_s
 
     def _insert(self, database: Database) -> tuple[float, float]:
-        """The same rows, into tables without anything."""
+        """Return the seconds of inserting the same rows into tables with nothing but a key: holds,
+        then events and entries.
+        """
         plain = [_plain(table) for table in _ROWS]
         rows = [database.read_sync(partial(_all_rows, table=table)) for table in _ROWS]
         database.write_sync(lambda conn: [table.create(conn) for table in plain])
@@ -112,7 +114,7 @@ class Settles(Measurement):
         return self._write_all(database, singles[self.warm_up :]), _write_each(database, groups)
 
     def _write_all(self, database: Database, writes: Sequence[Write]) -> float:
-        """Seconds, with as many waiting as there are writers: they share commits."""
+        """Return the seconds of all writes; `writers` of them wait at a time, and share commits."""
 
         async def work(left: Iterator[Write]) -> None:
             for write in left:
@@ -133,7 +135,9 @@ def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def _write_each(database: Database, writes: Iterable[Write]) -> float:
-    """Seconds, one after the other: a settler posts a group when the last one is durable."""
+    """Return the seconds of all writes, one after another: a settler posts a group once the group
+    before it is durable.
+    """
     start = time.perf_counter()
     for write in writes:
         database.write_sync(write)
@@ -153,7 +157,7 @@ def _opened(url: str, folder: Path, delay_ms: int) -> Iterator[Database]:
 
 
 def _durability(conn: Connection) -> dict[str, str]:
-    """What the database says of itself. Raises AssertionError where a commit may be lost."""
+    """Return the database's durability settings. Raises AssertionError if a commit may be lost."""
     if conn.dialect.name == "sqlite":
         said = {name: conn.scalar(sa.text(f"PRAGMA {name}")) for name in _SQLITE_DURABLE}
         assert said == _SQLITE_DURABLE, said
@@ -182,7 +186,7 @@ def _count_posted() -> sa.Select[Any]:
 
 
 def _plain(table: sa.Table) -> sa.Table:
-    """Its columns and its key, no index, no constraint."""
+    """Return a table with the same columns and key, but without indexes and constraints."""
     columns = [sa.Column(c.name, c.type, primary_key=c.primary_key) for c in table.c]
     return sa.Table(f"plain_{table.name}", sa.MetaData(), *columns)
 

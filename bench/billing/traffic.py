@@ -1,4 +1,4 @@
-"""Requests of many tenants as the ledger meets them: holds of a gateway, ends of an engine."""
+"""Requests of many tenants as the ledger sees them: holds of a gateway, ends of an engine."""
 
 import hashlib
 import random
@@ -14,14 +14,15 @@ ENGINE = "engine-of-the-bench"
 _MOST_PROMPT, _MOST_COMPLETION = 4000, 800
 _LIFETIME_MS = 150_000
 _STEP_MS = 37
-"""Between two ends: 20,000 are a quarter of an hour, a million ten hours."""
+"""Time between two requests: 20,000 last a quarter of an hour, a million ten hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """`count` requests, one after the other, of random length.
 
-    tenants: each with one key and a model of its own.   start_ms: when the first one came.
+    tenants: number of tenants, each with one key and one model.   start_ms: when the first request
+    came.
     """
 
     count: int
@@ -54,7 +55,7 @@ class Traffic:
             )
 
     def ends(self, holds: list[Hold]) -> Iterator[EndRecord]:
-        """Of these holds, in their order, numbered from 1."""
+        """Yields the end records of `holds`, in their order, numbered from 1."""
         prompt = cached = completion = 0
         for number, hold in enumerate(holds, start=1):
             chance = random.Random(hold.request_id)

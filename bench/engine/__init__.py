@@ -1,1 +1,1 @@
-"""Our own engine on the burst of `bench.multi_lora`, by kernels and precision."""
+"""Chorale's engine on the burst of `bench.multi_lora`, by kernels and precision."""

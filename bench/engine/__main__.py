@@ -1,7 +1,7 @@
-"""`python -m bench.engine`: our engine on the burst of bench.multi_lora, a JSON line a setup.
+"""`python -m bench.engine`: our engine on the burst of bench.multi_lora, a JSON line per setup.
 
-By kernels (C, numba, torch), precision, number of distinct adapters, and with `batch_invariant`.
-`bound`: the matrix products of the very same steps alone, by the fastest library that we use.
+Setups differ in kernels (C, numba, torch), precision, number of distinct adapters, and
+`batch_invariant`. `bound`: only the matrix products of the same steps, by the fastest library.
 Exit status 1: a row is not valid (`bench.peers` says when).
 """
 
@@ -28,7 +28,7 @@ _SYSTEMS = {
     "torch-invariant": Chorale("torch", ("float32",), is_invariant=True),
 }
 _COST_OF_INVARIANCE = (16,)
-"""Adapters of the rows with `batch_invariant`: what it costs does not depend on them."""
+"""Numbers of adapters in rows with `batch_invariant`; its cost does not depend on them."""
 
 
 def main() -> None:
@@ -41,12 +41,14 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="bench.engine", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_burst_options(parser)
-    parser.add_argument("--only", choices=_SYSTEMS, action="append", help="may be repeated")
+    parser.add_argument(
+        "--only", choices=_SYSTEMS, action="append", help="run just this; may be repeated"
+    )
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
-    """Row by row, as they are measured."""
+    """Yields each row as soon as it is measured."""
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         plan = make_plan(options, Path(temporary))
         products = Products(plan.checkpoint.model_dir, plan.threads)

@@ -1,4 +1,4 @@
-"""Our engine as a system on the burst: the same words to its worker as to a peer's."""
+"""Chorale's engine as a system on the burst; its worker speaks the same protocol as a peer's."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from bench.workload import BenchRequest
 
 @dataclass
 class Chorale:
-    """A bench.peers.peer.Peer.   kernels, is_invariant: as in engine.config.EngineConfig.
+    """Implements bench.peers.peer.Peer.   kernels, is_invariant: as in engine.config.EngineConfig.
 
-    steps: of the last burst, (tokens, rows that chose a token) of each.
+    steps: the steps of the last burst, each (tokens, rows that chose a token).
     """
 
     kernels: str
@@ -41,7 +41,7 @@ class Chorale:
 
 
 class _Server:
-    """A bench.peers.peer.Server that tells its system of the steps."""
+    """A bench.peers.peer.Server that notes the steps of a burst in its system."""
 
     def __init__(self, worker: Worker, system: Chorale) -> None:
         self.pid, self.version = worker.pid, worker.version

@@ -1,7 +1,7 @@
 """The engine in a process of its own, the other end of `bench.peers.worker`.
 
-Built as `python -m engine` builds it, adapters in the arena by way of store, fetcher and disk. What
-it answers has "steps", too: (tokens, rows that chose a token) of each step of the burst.
+The engine is built as `python -m engine` builds it; adapters reach the arena by way of store,
+fetcher and disk. Answers also hold "steps": (tokens, rows that chose a token) of each step.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--kernels", required=True)
     parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
-    # What libraries print is not part of the protocol.
+    # Libraries print to stderr from here on: stdout is for the protocol only.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     logging.basicConfig(level=logging.INFO)
@@ -51,7 +51,7 @@ def main() -> None:
         socket, cache = folder / "fetch.sock", folder / "cache"
         with fetcher(socket, cache, store.as_uri(), quota_bytes=_QUOTA_BYTES):
             core = _build(job, options, folder, socket, cache)
-            # Every adapter goes to its place in the arena, every buffer is touched once.
+            # Warm up: every adapter is loaded into the arena, every buffer is touched once.
             run(core, [Ask(prompt_token_ids=_WARM_UP, max_tokens=4)])
             run(core, [Ask(_WARM_UP, 4, adapter=ref) for ref in refs.values()])
             out.write(json.dumps({"version": f"torch {torch.__version__}"}) + "\n")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _register(job: Mapping[str, Any], folder: Path, store: Path) -> AdapterRef:
-    """A PEFT folder as an upload leaves it in the store."""
+    """Writes a PEFT folder into the store as an upload does, and returns its reference."""
     base = BaseModel.load(Path(job["model_dir"]), job["base_model"], store.parent / "base")
     checked = check_adapter(
         (folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base, AdapterLimits()
@@ -96,7 +96,7 @@ def _build(
         quantization="int8" if job["precision"] == "int8" else None,
         batch_invariant=options.batch_invariant,
         cpu_kernels=options.kernels,
-        prefix_caching=False,  # a burst that is served again must not be known already
+        prefix_caching=False,  # repeated bursts must not find their prompts in the cache
     )
     return build_core(config, "bench", [])[0]
 
@@ -121,7 +121,7 @@ def _serve(
 
 
 class _Steps:
-    """A runner that notes what it is given. See engine.core.Runner."""
+    """An engine.core.Runner that notes the size of each batch and passes it on."""
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner

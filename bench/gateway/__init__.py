@@ -1,1 +1,1 @@
-"""What the gateway costs in front of an engine without a model, beside another proxy's."""
+"""The gateway's cost in front of an engine without a model, beside the cost of another proxy."""

@@ -1,6 +1,7 @@
-"""`python -m bench.gateway`: JSON lines with what the gateway costs, and beside it a peer.
+"""`python -m bench.gateway`: prints JSON lines with the cost of the gateway, and of a peer.
 
-TMPDIR says which disk the databases and the journal are on: one in memory makes commits free.
+Databases and the journal are under TMPDIR. Set it to a folder on a real disk: in a folder in memory
+every commit is free.
 """
 
 import argparse
@@ -29,10 +30,13 @@ def measurements(litellm_env: str | None) -> Mapping[str, Measurement]:
 def main() -> None:
     named = measurements(None)
     parser = argparse.ArgumentParser(prog="bench.gateway", description=__doc__)
-    parser.add_argument("--only", choices=named, action="append", help="may be repeated")
+    parser.add_argument(
+        "--only", choices=named, action="append", help="run just this; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
     parser.add_argument(
-        "--litellm-env", help="folder of an environment with LiteLLM's proxy; made if not there"
+        "--litellm-env",
+        help="folder of a virtual environment with LiteLLM's proxy; made if it does not exist",
     )
     options = parser.parse_args()
     named = measurements(options.litellm_env)
@@ -46,7 +50,7 @@ def main() -> None:
 
 
 def row(name: str, measurement: Measurement) -> str:
-    """One JSON line."""
+    """Runs a measurement and returns its row, a JSON line."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = measurement.measure(Path(folder))
     setup = asdict(measurement)

@@ -1,4 +1,4 @@
-"""One request as each side wants it: the same number of tokens in and out."""
+"""The same request in the form of each server: with as many tokens in and out."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ PROMPT = "What does the gateway cost? Say it in as many words as you are asked f
 
 
 def add_request(request_id: str, prompt_tokens: int, max_tokens: int) -> AddRequest:
-    """For the engine's socket."""
+    """Return the request as a message for the engine's socket."""
     return AddRequest(
         request_id=request_id,
         tenant_id="ten_bench",
@@ -22,7 +22,7 @@ def add_request(request_id: str, prompt_tokens: int, max_tokens: int) -> AddRequ
 
 
 def chat_body(model: str, max_tokens: int, *, stream: bool) -> bytes:
-    """For a gateway, ours or another."""
+    """Return the request's body for a gateway, ours or another."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -33,6 +33,6 @@ def chat_body(model: str, max_tokens: int, *, stream: bool) -> bytes:
 
 
 def bare_body(prompt_tokens: int, max_tokens: int, *, stream: bool) -> bytes:
-    """For `bench.gateway.bare`, which has no tokenizer."""
+    """Return the request's body for `bench.gateway.bare`, which has no tokenizer."""
     asked = {"prompt_tokens": prompt_tokens, "max_tokens": max_tokens, "stream": stream}
     return json.dumps(asked).encode()

@@ -1,8 +1,8 @@
 """`python -m bench.gateway.bare ENGINE.sock PORT`: HTTP in front of the engine and nothing else.
 
-No key, no limit, no tokenizer, no hold, no ledger, no check of what is asked: the same server
-process as the gateway's, the same client of the engine, and one SSE event a token. What the
-gateway takes beyond this is what its features cost.
+There is no key, limit, tokenizer, hold, ledger or check of the request. It runs the same HTTP
+server as the gateway, the same client of the engine, and sends one SSE event per token. The time
+that the gateway takes beyond this is the cost of its features.
 """
 
 import asyncio

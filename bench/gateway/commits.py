@@ -1,4 +1,4 @@
-"""What one commit costs on the databases and the disk of the run."""
+"""Time of one commit on the databases and the disk of the run."""
 
 import time
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from bench.report import percentiles_ms
 
 @dataclass(frozen=True, kw_only=True)
 class Commits(Measurement):
-    """A row and its commit, one after the other, by database; and fdatasync of 4 KiB."""
+    """Times of inserting and committing a row, per database, and of fdatasync of 4 KiB."""
 
     commits: int = 200
 

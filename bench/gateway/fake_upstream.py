@@ -1,7 +1,7 @@
 """`python -m bench.gateway.fake_upstream PORT`: an OpenAI-compatible server without a model.
 
-In front of it stands the other proxy. It answers at once, a letter a token, whole or streamed;
-tokens of a stream come PACED_STEP_S after one another.
+The peer, LiteLLM's proxy, stands in front of this server. It answers at once, a letter per token,
+whole or streamed; tokens of a stream come PACED_STEP_S after one another.
 """
 
 import asyncio

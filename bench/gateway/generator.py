@@ -1,10 +1,11 @@
-"""`python -m bench.gateway.generator`: load from a process of its own; JSON in, JSON out.
+"""`python -m bench.gateway.generator`: sends load from a process of its own; JSON in, JSON out.
 
-    {"target": {...}, "kind": "rate", "rate", "duration_s"}     whole answers, each when due
+    {"target": {...}, "kind": "rate", "rate", "duration_s"}     whole answers, each sent when due
     {"target": {...}, "kind": "streams", "count", "window_s"}   streams at once, all of one length
 
-A target is {"port", "path", "body", "key"} of HTTP, or {"socket", "prompt_tokens", "max_tokens"} of
-the engine itself. Open loop: a request leaves when it is due, however many are still under way.
+A target is {"port", "path", "body", "key"} for HTTP, or {"socket", "prompt_tokens", "max_tokens"}
+for the engine itself. The loop is open: a request leaves when it is due, however many are still
+under way.
 """
 
 import asyncio
@@ -49,7 +50,9 @@ class EngineTarget:
 
 
 async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str, Any]:
-    """Latencies from when a request was due: a late generator must not look like a fast server."""
+    """Send requests at a rate. Latencies count from when a request was due: a generator that is
+    late must not look like a fast server.
+    """
     errors: Counter[str] = Counter()
     latencies_s: list[float] = []
     lags_s: list[float] = []
@@ -82,7 +85,9 @@ async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str,
 
 
 async def run_streams(target: Target, count: int, window_s: float) -> dict[str, Any]:
-    """Tokens per second of all of them, in a window in which each has begun and none has ended."""
+    """Return the tokens per second of all streams, counted in a window in which each has begun and
+    none has ended.
+    """
     events, started, errors = [0], [0], Counter[str]()
 
     async def one() -> None:

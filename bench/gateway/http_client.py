@@ -1,4 +1,4 @@
-"""A client as cheap as Python allows: it shares the machine with what it measures."""
+"""An HTTP client as cheap as Python allows: it shares the machine with the measured server."""
 
 import asyncio
 from collections import deque
@@ -11,7 +11,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class HttpClient:
-    """Posts one body again and again, on as many kept connections as are needed at once."""
+    """Posts one body again and again, on as many kept-alive connections as are needed at once."""
 
     def __init__(self, host: str, port: int, path: str, body: bytes, key: str | None) -> None:
         self._address = (host, port)
@@ -22,9 +22,9 @@ class HttpClient:
         self._idle: deque[_Connection] = deque()
 
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None:
-        """None if it went well, else what went wrong.
+        """Return None if the request went well, else the error.
 
-        on_event: called with how many SSE events came at once.
+        on_event: called with the number of SSE events that came at once.
         """
         try:
             connection = await self._connection()
@@ -50,7 +50,7 @@ class HttpClient:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time; of a stream it counts events and keeps nothing else."""
+    """A connection, one exchange at a time; the events of a stream are counted and not kept."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -64,7 +64,7 @@ class _Connection(asyncio.Protocol):
         self._length: int | None = None
 
     async def exchange(self, request: bytes, on_event: Callable[[int], None]) -> tuple[int, bytes]:
-        """(status, the body's end). Raises OSError."""
+        """Return the status and the body; the end of the body if it is a stream. Raises OSError."""
         self._begin(on_event)
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -94,7 +94,7 @@ class _Connection(asyncio.Protocol):
         is_end = self._buffer.endswith(_LAST_CHUNK)
         if events := self._buffer.count(_EVENT):
             self._on_event(events)
-        # What may be the beginning of an event, or of the end, and is no event itself.
+        # Keep the bytes that may begin an event or the last chunk; they are too few to be an event.
         self._buffer = self._buffer[-(len(_EVENT) - 1) :]
         if is_end:
             self._finish()
@@ -110,7 +110,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _read_head(head: bytes) -> tuple[int, int | None]:
-    """Status, and the length of the body; None where it comes in chunks."""
+    """Return the status, and the length of the body, which is None if it comes in chunks."""
     lines = head.split(b"\r\n")
     status = int(lines[0].split()[1])
     for line in lines[1:]:

@@ -1,8 +1,8 @@
 """LiteLLM's proxy as a peer: one process, a virtual key with limits that are counted, no database.
 
-Its database client wants a binary that no package index has (prisma's query engine), so keys come
-from its custom authentication and limits are counted in its memory. That is less work than it does
-with its database: no key is looked up, no spend is written.
+LiteLLM's database client wants a binary that no package index has (prisma's query engine), so keys
+come from its custom authentication and limits are counted in its memory. That is less work than
+LiteLLM does with its database: no key is looked up, no spend is written.
 """
 
 import json
@@ -40,7 +40,7 @@ async def user_api_key_auth(request, api_key: str) -> UserAPIKeyAuth:
 
 
 def make_environment(folder: Path) -> Path:
-    """Its command, in a virtual environment that is made where there is none."""
+    """Return the path of the proxy's command; its virtual environment is made if there is none."""
     command = folder / "bin" / "litellm"
     if not command.exists():
         venv.create(folder, with_pip=True)
@@ -51,7 +51,7 @@ def make_environment(folder: Path) -> Path:
 
 @contextmanager
 def upstream(folder: Path, *, step_s: float = 0.0) -> Iterator[int]:
-    """The port of the OpenAI-compatible server that it stands in front of."""
+    """Run the OpenAI-compatible server that the proxy stands in front of. Yields its port."""
     port, log = free_port(), folder / "upstream.log"
     command = (sys.executable, "-m", "bench.gateway.fake_upstream", str(port))
     with started(command, log, {"PACED_STEP_S": str(step_s)}) as process:
@@ -61,7 +61,7 @@ def upstream(folder: Path, *, step_s: float = 0.0) -> Iterator[int]:
 
 @contextmanager
 def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[int, int]]:
-    """(port, pid) of the proxy; it has answered a request."""
+    """Run the proxy. Yields its (port, pid) once it has answered a request."""
     port, log = free_port(), folder / "litellm.log"
     (folder / "bench_auth.py").write_text(_AUTH)
     served = {
@@ -98,6 +98,6 @@ def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[i
 
 
 def target(port: int, max_tokens: int, *, stream: bool = False) -> Target:
-    """Of the proxy or of its upstream, which looks at no key."""
+    """Return the target for the proxy, or for its upstream, which ignores the key."""
     body = chat_body(_MODEL, max_tokens, stream=stream).decode()
     return {"port": port, "path": _ROUTE, "body": body, "key": _KEY}

@@ -1,4 +1,4 @@
-"""Runs the generator against a server, and reads what the server used meanwhile."""
+"""Runs the generator against a server, and reads the resources that the server used meanwhile."""
 
 import json
 import subprocess
@@ -12,14 +12,14 @@ from bench.report import rounded
 Target = dict[str, Any]
 
 HELD_P99_MS = 1000.0
-"""A rate is held if nothing fails and a request in a hundred waits for longer than this."""
+"""Highest P99 of a rate that is held; besides, no request may fail."""
 _REFINEMENTS = 3
 
 
 def run_rate(
     target: Target, per_s: float, duration_s: float, server_pid: int | None = None
 ) -> dict[str, Any]:
-    """server_pid: of whose time a request's share is counted."""
+    """Run whole answers at a rate. server_pid: process whose time per request is measured."""
     job = {"target": target, "kind": "rate", "rate": per_s, "duration_s": duration_s}
     before = cpu_seconds(server_pid) if server_pid else 0.0
     (result,) = _generate(job)
@@ -32,7 +32,7 @@ def run_rate(
 def run_streams(
     target: Target, count: int, window_s: float, server_pid: int | None = None
 ) -> dict[str, Any]:
-    """server_pid: of whose time a token's share is counted, and whose memory."""
+    """Run streams. server_pid: process whose processor time per token and memory are measured."""
     job = {"target": target, "kind": "streams", "count": count, "window_s": window_s}
     cpu_s: list[float] = []
 
@@ -48,7 +48,7 @@ def run_streams(
 
 
 def find_held_rate(target: Target, first_per_s: float, duration_s: float) -> dict[str, Any]:
-    """Doubled until it is not held any more, then halved in between; every attempt is told."""
+    """Find the highest rate held, by doubling and then bisection. Returns all attempts, too."""
     attempts: list[dict[str, Any]] = []
 
     def is_held(per_s: float) -> bool:
@@ -70,7 +70,7 @@ def find_held_rate(target: Target, first_per_s: float, duration_s: float) -> dic
 def _generate(
     job: dict[str, Any], note: Callable[[dict[str, Any]], None] = lambda _: None
 ) -> list[dict[str, Any]]:
-    """What the generator says, line by line; the last is its result."""
+    """Run the generator; return the messages it prints, a line each. The last is its result."""
     command, pipe = (sys.executable, "-m", "bench.gateway.generator"), subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None

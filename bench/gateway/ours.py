@@ -1,4 +1,4 @@
-"""Our gateway on PostgreSQL in front of the paced engine, and a bare server in front of one."""
+"""Chorale's gateway on PostgreSQL, or a bare server, in front of the paced engine."""
 
 import json
 import secrets
@@ -21,13 +21,13 @@ from server.text.tokenizer import Tokenizer
 _MODEL_DIR = Path(__file__).parents[2] / "demo" / "model"
 _MODEL = "bench"
 _MUCH = 10**9
-"""Limits that are counted and never reached."""
+"""Value of limits that are counted and never reached."""
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
 
 
 @dataclass(frozen=True)
 class Ours:
-    """A running gateway. key: of a tenant with limits on requests, tokens and concurrency."""
+    """A running gateway. key: key of a tenant with limits on requests, tokens and concurrency."""
 
     port: int
     key: str
@@ -39,7 +39,7 @@ class Ours:
 
 
 def prompt_tokens() -> int:
-    """Of what every chat request asks."""
+    """Number of prompt tokens of every chat request."""
     tokenizer = Tokenizer(_MODEL_DIR)
     text = tokenizer.render([{"role": "user", "content": PROMPT}])
     return len(tokenizer.encode(text, add_special_tokens=False))
@@ -49,7 +49,9 @@ def prompt_tokens() -> int:
 def serving(
     folder: Path, database_url: str, *, step_s: float = 0.0, module: str = "bench.gateway.serve"
 ) -> Iterator[Ours]:
-    """folder: there and empty.   step_s: of the engine; 0: as fast as it can."""
+    """Run the gateway.   folder: exists and is empty.   step_s: time from one engine step to the
+    next; 0: as short as possible.
+    """
     admin_key = f"bench-{secrets.token_hex(16)}"
     settings = _settings(folder) | {"database_url": database_url}
     path, log = folder / "settings.json", folder / "chorale.log"
@@ -69,9 +71,9 @@ def serving(
 
 @contextmanager
 def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
-    """The socket of the same engine without a gateway; it ends when nobody is connected for 10 s.
+    """Run the same engine without a gateway. Yields its socket.
 
-    folder: there and empty.
+    The engine ends when nobody is connected for 10 s. folder: exists and is empty.
     """
     settings = resolve_settings(Settings.model_validate(_settings(folder)))
     children = prepare(settings, engine_module="bench.gateway.paced_engine")
@@ -88,7 +90,7 @@ def engine_target(socket: Path, max_tokens: int) -> Target:
 
 @contextmanager
 def bare(socket: Path, folder: Path) -> Iterator[tuple[int, int]]:
-    """(port, pid) of `bench.gateway.bare` in front of that engine."""
+    """Run `bench.gateway.bare` in front of the engine at `socket`. Yields its (port, pid)."""
     port, log = free_port(), folder / "bare.log"
     command = (sys.executable, "-m", "bench.gateway.bare", str(socket), str(port))
     with started(command, log, {}) as process:

@@ -1,7 +1,7 @@
-"""What a gateway adds to whole answers: latency at a rate, processor time, the highest rate held.
+"""Cost that a gateway adds to whole answers: latency at a rate, processor time, highest rate held.
 
 Each side is measured without its gateway, too: ours by a client on the engine's socket and by HTTP
-around that client with nothing else, the peer by HTTP to its own upstream. `added` is the
+around that client with nothing else, the peer by HTTP to its own upstream. `added_ms` is the
 difference of the percentiles.
 """
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Measurement):
-    """rate: requests a second at which latencies are taken.   litellm_env: None: without a peer."""
+    """rate: requests per second at which latencies are taken.   litellm_env: None: no peer."""
 
     rate: float = 20.0
     duration_s: float = 15.0
@@ -43,7 +43,7 @@ class Overhead(Measurement):
         return result
 
     def _plain(self, folder: Path) -> Row:
-        """The engine alone, and behind HTTP that does nothing else."""
+        """Measures the engine alone, and behind bare HTTP."""
         with ours.engine_alone(folder) as socket:
             engine = self._rate(ours.engine_target(socket, self.max_tokens))
             with ours.bare(socket, folder) as (port, pid):

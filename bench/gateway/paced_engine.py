@@ -1,7 +1,7 @@
 """`python -m bench.gateway.paced_engine CONFIG.json`: the real engine process without a model.
 
-Its scheduler, journal and wire are the product's. A step gives every running request a letter and
-begins PACED_STEP_S after the last one began, as soon as it can where that is 0.
+The scheduler, journal and wire are the product's. A step gives every running request a letter. It
+begins PACED_STEP_S after the previous step began, or as soon as it can if PACED_STEP_S is 0.
 """
 
 import json
@@ -16,11 +16,11 @@ from tests.engine.fake_engine import serve
 from tests.engine.fakes import FakeRunner
 
 _NUM_SLABS = 1 << 15
-"""Of 16 tokens each: room for 500 streams of 1000 tokens."""
+"""Slabs of 16 tokens each: room for 500 streams of 1000 tokens."""
 
 
 class PacedRunner(FakeRunner):
-    """Remembers nothing, so that a long context costs as little as a short one."""
+    """A runner that keeps no context, so that a long context costs as little as a short one."""
 
     def __init__(self, meter: object) -> None:
         super().__init__(meter)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The engine's client alone, for who has no ledger."""
+"""The engine's client alone, for callers without a ledger."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _RECORDS = 1024
 
 
 class PlainClient:
-    """Asks, and drops what the engine's journal says: unread, it would fill up."""
+    """Sends requests; reads the engine's journal, which would fill up otherwise, and drops it."""
 
     def __init__(self, socket_path: Path) -> None:
         self._client = EngineClient(Endpoint.of_socket(socket_path))
@@ -30,7 +30,8 @@ class PlainClient:
         self._draining = asyncio.create_task(self._drain(welcome.engine_id))
 
     async def close(self) -> None:
-        # Not cancelled: in Python 3.11 a wait_for whose answer comes at that moment goes on.
+        # The task is not cancelled: Python 3.11's wait_for ignores a cancellation that comes at the
+        # moment of its answer.
         self._is_closed = True
         await self._draining
         await self._client.close()

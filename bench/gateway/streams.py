@@ -1,7 +1,7 @@
-"""Many streams at once from an engine that keeps a pace: what reaches the clients of it.
+"""Many streams at once from an engine that keeps a pace: how many of its tokens reach the clients.
 
-A token is an event: the gateway sends one for each. The pace is the engine's own, measured by a
-client on its socket; the share that is lost behind a gateway is what that gateway cannot carry.
+The gateway sends an event per token. The pace is the engine's own, measured by a client on its
+socket; `lost_share` is the share of that pace that a gateway cannot carry.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ from bench.report import rounded
 
 @dataclass(frozen=True, kw_only=True)
 class Streams(Measurement):
-    """tokens_per_s: of each stream, as the engine steps.   max_tokens: none ends in the window."""
+    """tokens_per_s: rate of each stream, the engine's steps per second.   max_tokens: length of
+    each stream; no stream ends in the window.
+    """
 
     streams: int = 500
     tokens_per_s: float = 20.0
@@ -52,7 +54,7 @@ class Streams(Measurement):
         return result
 
     def _peer(self, folder: Path, step_s: float) -> dict[str, Any]:
-        """Of fewer streams: what a token costs there is the same."""
+        """Measures the peer with fewer streams; its cost per token is the same with more."""
         assert self.litellm_env
         command = litellm_proxy.make_environment(Path(self.litellm_env))
         with (

@@ -1,7 +1,8 @@
-"""`python -m bench.gpu [PART ...]`: rows to a file as they are measured, tables and goals last.
+"""`python -m bench.gpu [PART ...]`: writes rows to a file as they are measured, then prints tables
+and goals.
 
-A row that is there for the same sources, device and setup is not measured again: the same command,
-given once more, goes on where it was.
+A row that is in the file for the same sources, device and setup is not measured again: the same
+command, given once more, goes on where it stopped.
 """
 
 import argparse
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 _BUDGET_S = 450.0
-"""No row is begun later."""
+"""Time after the start at which no further row is begun."""
 
 
 def main() -> int:
     start = time.monotonic()
     options = parse_options(sys.argv[1:])
     if options.dry:
-        # Triton reads it where a kernel is defined: before anything here is imported.
+        # Triton reads the variable where a kernel is defined, so it is set before the import below.
         os.environ["TRITON_INTERPRET"] = "1"
     command = importlib.import_module("bench.gpu.command")
     names = list(command.parts_of({}))
@@ -34,7 +35,7 @@ def main() -> int:
 
 
 def _switches(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings of an engine that were given, by their names."""
+    """Return the engine settings that were given as options, by their names."""
     names = ("enforce_eager", "lora_overlap", "reference_kernels")
     given = {name: getattr(options, name) for name in names}
     return {name: value for name, value in given.items() if value}
@@ -44,9 +45,9 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all, one by one")
     parser.add_argument("--dry", action="store_true", help="tiny, on the CPU: figures mean nothing")
-    parser.add_argument("--enforce-eager", action="store_true", help="engines without graphs")
+    parser.add_argument("--enforce-eager", action="store_true", help="run engines without graphs")
     parser.add_argument("--lora-overlap", choices=("shrink", "none"))
-    parser.add_argument("--reference-kernels", nargs="+", help="plain torch in their place")
+    parser.add_argument("--reference-kernels", nargs="+", help="replace these kernels by torch")
     parser.add_argument("--out", type=Path, help="default: bench/results/gpu-DEVICE.jsonl")
     return parser.parse_args(arguments)
 

@@ -1,4 +1,4 @@
-"""Random adapters in an arena, without files: every slab is random, tables say where tiles lie."""
+"""Random adapters in an arena, without files: slabs are random, tables say where tiles lie."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,7 +19,7 @@ def make_form(machine: Machine, layout: Layout) -> PackedForm:
 
 
 def fill_tiles(slabs: torch.Tensor, layout: Layout, dtype: torch.dtype) -> None:
-    """Slabs of adapters: A of the variance that keeps an input's, and B of the same.
+    """Fill slabs of adapters with random numbers, of the variance with which A keeps its input's.
 
     slabs: [.., slab_bytes] uint8.
     """
@@ -27,8 +27,9 @@ def fill_tiles(slabs: torch.Tensor, layout: Layout, dtype: torch.dtype) -> None:
 
 
 def place(form: PackedForm, ranks: Sequence[int], there: torch.device) -> list[DeviceTables]:
-    """Adapters on every projection, one behind the other from slab 0 on. Tiles are whole: ranks are
-    multiples of 8. What they add is about half as large as what it is added to.
+    """Return tables of adapters on every projection, one behind the other from slab 0 on. Ranks are
+    multiples of 8, so that tiles are whole. An adapter's output is about half as large as the
+    output it is added to.
     """
     tables, first = [], 0
     for number, rank in enumerate(ranks):
@@ -41,13 +42,15 @@ def place(form: PackedForm, ranks: Sequence[int], there: torch.device) -> list[D
 
 
 def num_slabs(layout: Layout, ranks: Sequence[int]) -> int:
-    """That `place` takes."""
+    """Number of slabs that `place` takes."""
     return sum(_places(layout, rank)[1] for rank in ranks)
 
 
 @lru_cache
 def _places(layout: Layout, rank: int) -> tuple[torch.Tensor, int]:
-    """([layers, projections, tiles] int32, slabs) of an adapter that lies from slab 0 on."""
+    """Return the places of the tiles, [layers, projections, tiles] int32, of an adapter that lies
+    from slab 0 on, and its number of slabs.
+    """
     assert rank % RANK_ROWS == 0
     layers = range(layout.shape.num_layers)
     tiles, slabs = layout.pack({(layer, p): rank for layer in layers for p in range(7)})
@@ -59,7 +62,7 @@ def _places(layout: Layout, rank: int) -> tuple[torch.Tensor, int]:
 
 
 def _scale(layout: Layout, rank: int) -> float:
-    """A power of two: A times it is exact in any dtype."""
+    """Return an adapter's scale, a power of two: A times the scale is exact in any dtype."""
     exact = 0.5 * (layout.shape.hidden_size / rank) ** 0.5
     return 2.0 ** round(torch.tensor(exact).log2().item())
 
@@ -69,7 +72,7 @@ def stack(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Copies of A, times the scale, and of B, of one projection: [n, rank, in], [n, rank, out].
 
-    rank: the highest one, zeros below the others.
+    rank: the highest rank; adapters of lower ranks are padded with zeros.
     """
     layout = form.layout
     units = layout.tile_bytes(number) // ADDRESS_UNIT_BYTES

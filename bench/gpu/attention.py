@@ -1,4 +1,4 @@
-"""Attention on paged KV: decodes by the bytes of K and V, prefills by FLOPs, beside torch's own."""
+"""Attention on paged KV beside torch's own: decodes by the bytes of K and V, prefills by FLOPs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -49,8 +49,8 @@ def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Case:
-    """q: [T, heads, head_dim] of a wider tensor.   kv: [slabs, layers, 2, kv heads, block_size,
-    head_dim]; as many layers as no cache holds, one after the other.
+    """q: [T, heads, head_dim], a part of a wider tensor.   kv: [slabs, layers, 2, kv heads,
+    block_size, head_dim]; together the layers are larger than any cache.
     """
 
     step: Step
@@ -63,13 +63,13 @@ class _Case:
         return self.kv.shape[1]
 
     def row_kv(self, row: int, layer: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V of one row, [kv heads, length, head_dim] each."""
+        """Return K and V of one row, [kv heads, length, head_dim] each."""
         own = self.kv[self.blocks[row], layer].permute(1, 2, 0, 3, 4).flatten(2, 3)
         k, v = own[:, :, :length]
         return k, v
 
     def work(self, attend: Any, out: torch.Tensor) -> Work:
-        """Every layer once."""
+        """Return work that runs `attend` once on every layer."""
 
         def run() -> None:
             for layer in range(self.num_layers):
@@ -79,8 +79,9 @@ class _Case:
 
 
 def _shared(machine: Machine, batch: int, context: int) -> dict[str, float]:
-    """Time rows of one context, their blocks shared and not, and one of them alone. A kernel that
-    reads the shared part once could save what the shared ones take beyond the one alone.
+    """Time a batch of rows with blocks of their own, a batch with shared blocks, and one row alone.
+    A kernel that read the shared blocks once could save the time that the shared batch takes beyond
+    the one row.
     """
 
     def seconds(num_rows: int, is_shared: bool = False) -> float:
@@ -96,7 +97,7 @@ def _shared(machine: Machine, batch: int, context: int) -> dict[str, float]:
 
 
 def _checked_decode_s(machine: Machine, case: _Case, context: int) -> float:
-    """Seconds of a layer's decodes, whose first rows are checked before."""
+    """Check the first rows of a decode, then return the seconds that it takes per layer."""
     out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
     last, work = case.num_layers - 1, case.work(ops.decode_attention, out)
     machine.run(work)
@@ -112,7 +113,7 @@ def _make_case(
     lengths: list[tuple[int, int]],
     is_shared: bool = False,
 ) -> _Case:
-    """is_shared: all rows have the first one's blocks."""
+    """lengths: (start, count) of each row.   is_shared: all rows have the first row's blocks."""
     shape = machine.shape
     longest = max(start + count for start, count in lengths)
     layer_bytes = len(lengths) * longest * 2 * shape.num_kv_heads * shape.head_dim
@@ -160,7 +161,9 @@ def _decode(
 def _beside(
     machine: Machine, ours_s: float, make: Callable[[], tuple[Work, int]]
 ) -> dict[str, Any]:
-    """Torch's attention of a layer beside ours.   make: its work, and how many layers it has."""
+    """Time torch's attention per layer beside ours.   make: makes torch's work and says how many
+    layers it has.
+    """
 
     def measure() -> dict[str, float]:
         work, num_layers = make()
@@ -171,7 +174,7 @@ def _beside(
 
 
 def _torch_decode(machine: Machine, batch: int, context: int) -> tuple[Work, int]:
-    """torch's flash attention by KV that lies in one piece, and the number of its layers."""
+    """Return torch's flash attention on contiguous KV, and the number of its layers."""
     shape = machine.shape
     width = shape.num_kv_heads * context * shape.head_dim
     layers = machine.copies(2 * batch * width * machine.dtype.itemsize)
@@ -210,7 +213,7 @@ def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) ->
 
 
 def _torch_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Work:
-    """torch's flash attention, K and V in one piece and repeated for the heads that share them."""
+    """Return torch's flash attention, on contiguous K and V, repeated for heads that share them."""
     group = q.shape[1] // k.shape[0]
     q = q.transpose(0, 1).contiguous()[None]
     k, v = (x.repeat_interleave(group, dim=0).contiguous()[None] for x in (k, v))
@@ -226,8 +229,8 @@ def _torch_prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Work:
 def _check(
     what: str, ours: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int
 ) -> None:
-    """ours, q: [n, heads, head_dim], at positions start, start + 1, ...   k, v: [kv heads, keys,
-    head_dim].
+    """Check our attention against torch's.   ours, q: [n, heads, head_dim], at positions start,
+    start + 1, ...   k, v: [kv heads, keys, head_dim].
     """
     torchs = _attend(q, k.to(q.dtype), v.to(q.dtype), start)
     exact = _attend(q.float(), k.float(), v.float(), start)

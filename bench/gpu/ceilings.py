@@ -1,4 +1,4 @@
-"""What this GPU can do at most, measured first: everything else is a share of it."""
+"""Ceilings of this GPU, measured first: other figures are given as shares of them."""
 
 import math
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ ROW = "gpu.ceilings"
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the GPU does in a second: bytes that a copy on it reads and writes, FLOPs of a large
-    product, bytes from pinned host memory. NaN where it could not be measured.
+    """Rates of the GPU per second: bytes that a copy on the GPU reads and writes, FLOPs of a large
+    product, bytes copied from pinned host memory. A rate that could not be measured is NaN.
     """
 
     copied_per_s: float

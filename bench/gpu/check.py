@@ -1,4 +1,4 @@
-"""What is timed is checked first; what is wrong is timed all the same, and its row says so."""
+"""Checks of results before they are timed; wrong ones are timed, too, and their row says so."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 _FACTOR = 4
-"""How much more than plain torch in the same dtype may be lost: sums in another order."""
+"""Allowed error as a multiple of plain torch's in the same dtype: sums are in another order."""
 
 _FEW_BITS = 1e-5
 
@@ -15,12 +15,12 @@ _collecting: list[list[str]] = []
 
 
 class Wrong(AssertionError):
-    """A result that is not the one to be timed."""
+    """The work to be timed gives a wrong result."""
 
 
 @contextmanager
 def collected() -> Iterator[list[str]]:
-    """Inside of it, whatever a check finds wrong is put into the list and raises nothing."""
+    """Collect the errors that checks find within this context in a list, and do not raise them."""
     _collecting.append([])
     try:
         yield _collecting[-1]
@@ -29,21 +29,21 @@ def collected() -> Iterator[list[str]]:
 
 
 def note_wrong(text: str) -> None:
-    """Something is wrong. Raises Wrong where nobody collects."""
+    """Note that something is wrong. Raises Wrong outside of `collected`."""
     if not _collecting:
         raise Wrong(text)
     _collecting[-1].append(text)
 
 
 def describe(error: Exception) -> str:
-    """An error as one line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def attempt(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures that `work` measures; where it fails or finds something wrong, `failed` says why.
+    """Return the figures that `work` measures; if it fails or a check does, `failed` says why.
 
-    So another one's kernels, or one way of ours, do not take the other figures of a row with them.
+    So other figures of a row survive when a peer's kernels, or one variant of ours, fail.
     """
     with collected() as wrong:
         try:
@@ -54,10 +54,12 @@ def attempt(work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_close(what: str, ours: torch.Tensor, torchs: torch.Tensor, exact: torch.Tensor) -> None:
-    """Ours loses no more than torch does. torchs: in the same dtype.   exact: float32 or more."""
+    """Check that ours is about as close to `exact` as torch is. torchs: torch's result in the same
+    dtype.   exact: the result in float32 or wider.
+    """
     allowed = _FACTOR * _largest(torchs.to(exact.dtype) - exact) + _FEW_BITS * _largest(exact)
     lost = _largest(ours.to(exact.dtype) - exact)
-    if not lost <= allowed:  # NaN is not, either
+    if not lost <= allowed:  # also true for NaN
         note_wrong(f"{what}: off by {lost:.3g}, torch by less than {allowed:.3g}")
 
 

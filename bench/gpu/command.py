@@ -1,4 +1,4 @@
-"""The parts of the benchmark, one after the other, from their first row to the goals."""
+"""The command's work: measures the benchmark's parts, one after the other, and judges the goals."""
 
 import re
 import sys
@@ -30,10 +30,12 @@ from bench.gpu.table import tables
 
 _RESULTS = Path(__file__).parent.parent / "results"
 _PART_S = 3600.0
-"""More than its rows can take: each has its own limit, and none begins after the deadline."""
+"""Limit of a part. It exceeds the time of its rows: each row has a limit, and no row begins after
+the deadline.
+"""
 
 _ROW_S, _DRY_ROW_S = 120, 900
-"""A row that takes longer hangs; a dry run may have to wait for a busy machine."""
+"""Limits of a row; a row that takes longer hangs. A dry run may have to wait for a busy machine."""
 
 Rows = Callable[[Machine, Ceilings], Iterator[Row]]
 
@@ -49,9 +51,9 @@ def _small(machine: Machine, found: Ceilings) -> Iterator[Row]:
 
 
 def parts_of(switches: Mapping[str, Any]) -> dict[str, Rows]:
-    """All parts by name, in the order of their worth; before each the ceilings are measured.
+    """All parts by name, most important first; the ceilings are measured before each.
 
-    switches: settings of the engines, as EngineConfig has them.
+    switches: settings of the engines, named as in EngineConfig.
     """
     return {
         "launches": lambda machine, _: launches.rows(machine),
@@ -71,9 +73,9 @@ def run(
     deadline_s: float,
     switches: Mapping[str, Any],
 ) -> int:
-    """Measure these parts, and say what was reached.
+    """Measure these parts, print tables and verdicts, and return the exit status.
 
-    deadline_s: on the monotonic clock.   switches: see parts_of.   Result: the exit status.
+    deadline_s: time on the monotonic clock.   switches: see parts_of.
     """
     try:
         name = dry_name() if is_dry else _prepare()
@@ -81,7 +83,7 @@ def run(
         _say([str(error)])
         return 1
     path = out or _path(name, is_dry)
-    RowFile(path, name).end()  # a command that was cut short has left its row under way
+    RowFile(path, name).end()  # a command that was killed has left its row marked as under way
     for part in parts:
         rows_of = parts_of(switches)[part]
         _measure_part(
@@ -96,8 +98,8 @@ def run(
 
 
 def _prepare() -> str:
-    """Compile for the GPU that is here; its name. Raises NoGpu."""
-    # A dry run has its kernels interpreted, and compiles none.
+    """Compile all kernels for this machine's GPU and return the GPU's name. Raises NoGpu."""
+    # Imported here: a dry run interprets its kernels and compiles nothing.
     from tests.gpu.compiling import compile_all
 
     found = probe()
@@ -107,8 +109,8 @@ def _prepare() -> str:
 
 
 def _measure_part(part: str, work: Callable[[], None], path: Path, name: str) -> None:
-    """Measure a part in a child; where that dies, the row that it was at is wrong, and another
-    child goes on behind it.
+    """Measure a part in a child. If the child dies, the row it was measuring is marked wrong, and
+    another child goes on with the next row.
     """
     num_rows = -1
     while True:

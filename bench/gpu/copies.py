@@ -51,7 +51,9 @@ def _copy_slabs(machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
 
 
 def _page_in(machine: Machine, ceilings: Ceilings, pieces: str) -> dict[str, Any]:
-    """pieces: "slabs" lie apart in the arena, as after many evictions; "whole": side by side."""
+    """pieces: "slabs": the slabs lie apart in the arena, as after many evictions; "whole": side by
+    side.
+    """
     count = num_slabs(_layout(machine), [_RANK])
     arena = torch.zeros_like(_random_slabs(machine, 2 * count))
     host = machine.device.pinned(count, arena.shape[1], dtype=torch.uint8).random_()

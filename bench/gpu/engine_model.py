@@ -1,4 +1,4 @@
-"""A random Llama on a device, put together as the engine does it, and driven step by step."""
+"""A random Llama on a device, assembled as the engine does it, and driven step by step."""
 
 import statistics
 import time
@@ -25,7 +25,7 @@ from lora.batch import DeviceTables
 from lora.layout import Layout, ModelShape
 
 Precision = Literal["16 bits", "fp8"]
-"""Of weights and KV."""
+"""Precision of weights and KV."""
 
 _WARM_UP = 4
 _PROJECTIONS = (
@@ -36,7 +36,9 @@ _PROJECTIONS = (
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """adapter_slabs: of the arena, before those of the KV.   kv_blocks: of every row."""
+    """adapter_slabs: slabs of the arena for adapters, before the slabs for KV.   kv_blocks: KV
+    blocks of each row.
+    """
 
     shape: ModelShape
     max_num_seqs: int
@@ -48,8 +50,9 @@ class EngineSizes:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds. step: with the next step launched before this one is collected, over all of them.
-    alone: one after the other.   launch, collect: the host's part, of a step that has been done.
+    """Seconds per step. step: mean time when each step is launched before the previous one is
+    collected.   alone: median time of steps one after the other.   launch, collect: the host's part
+    of a step alone; collect starts when the device is done.
     """
 
     step: float
@@ -59,9 +62,8 @@ class StepTimes:
 
 
 class EngineUnderTest:
-    """capture_s: all graphs, and the step's buffers.   runner_bytes: both, on the device.
-
-    blocks: slabs of the KV, for every row.
+    """An engine without scheduler. capture_s: time to capture all graphs and to allocate the step's
+    buffers.   runner_bytes: device memory of both.   blocks: slabs of each row's KV.
     """
 
     def __init__(
@@ -106,14 +108,16 @@ class EngineUnderTest:
         return 0, self._tables[key]
 
     def use_adapters(self, ranks: Sequence[int]) -> list[str]:
-        """Their digests. They lie where others lay before: random tiles are as good as any."""
+        """Place adapters of these ranks and return their digests. They use the same random tiles as
+        the adapters before them.
+        """
         tables = place(self.form, ranks, self.machine.there)
         self._tables = {t.digest: t for t in tables}
         return list(self._tables)
 
     @property
     def weight_bytes(self) -> int:
-        """That a step reads: all projections, and the one to the vocabulary."""
+        """Bytes of the weights that a step reads: all projections and the language model head."""
         model = self.runner.model
         linears = [x for one in model.layers for x in (one.qkv, one.o, one.gate_up, one.down)]
         return model.lm_head.nbytes + sum(linear.weight.nbytes for linear in linears)
@@ -123,13 +127,13 @@ class EngineUnderTest:
         return self.runner.collect()
 
     def logits(self, num_rows: int) -> torch.Tensor:
-        """Of the newest step."""
+        """Return the logits of the newest step."""
         device = self.runner.device
         device.synchronize(device.record(device.compute))
         return self.runner.out.logits[:num_rows].clone()
 
     def times(self, rows: tuple[ScheduledRow, ...], num_steps: int, grows: bool) -> StepTimes:
-        """grows: each step's row is one token further than the step's before."""
+        """Time steps. grows: rows advance by one token with each step."""
         numbers = range(num_steps + self._warm_up + 1)
         batches = [Batch(1 + n, _later(rows, n) if grows else rows) for n in numbers]
         together = self._overlapped(batches)
@@ -138,7 +142,7 @@ class EngineUnderTest:
         return StepTimes(together, alone, launch, collect)
 
     def _overlapped(self, batches: Sequence[Batch]) -> float:
-        """Of one step, steadily: the next one is launched before it is collected."""
+        """Return the mean seconds of a step when each is launched before the last is collected."""
         runner = self.runner
         collected_s = []
         runner.launch(batches[0])
@@ -151,7 +155,7 @@ class EngineUnderTest:
         return (steady[-1] - steady[0]) / (len(steady) - 1)
 
     def _alone(self, batch: Batch) -> tuple[float, float, float]:
-        """(whole, launch, collect) of one step."""
+        """Return the seconds (whole, launch, collect) of one step."""
         runner, device = self.runner, self.runner.device
         start = time.perf_counter()
         runner.launch(batch)
@@ -164,7 +168,7 @@ class EngineUnderTest:
 
 
 def _later(rows: tuple[ScheduledRow, ...], steps: int) -> tuple[ScheduledRow, ...]:
-    """Of decodes, `steps` steps later: their token is what the step before chooses."""
+    """Return decodes as they are `steps` steps later: their token is the one then pending."""
     if steps == 0:
         return rows
     return tuple(
@@ -216,7 +220,7 @@ def make_model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
 
 
 def make_random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.Tensor]:
-    """By their Hugging Face names, on the device."""
+    """Return random weights on the device, by their Hugging Face names."""
     hidden, vocab = shape.hidden_size, machine.vocab_size
     weights = {
         "model.embed_tokens.weight": machine.randn(vocab, hidden),

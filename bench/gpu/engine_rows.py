@@ -1,5 +1,5 @@
-"""Steps of the engine with a random Llama-3.1-8B: without adapters by the bytes that they read, and
-what adapters add to them.
+"""Steps of the engine with a random Llama-3.1-8B: their time without adapters, beside the time to
+read their bytes, and the time that adapters add.
 """
 
 import tempfile
@@ -21,26 +21,30 @@ from bench.report import rounded
 from lora.layout import Layout, ModelShape
 
 _SPARE_BYTES = 8 << 30
-"""Of the device: for graphs, the step's buffers, and a layer's weights while they are fused."""
+"""Device memory for graphs, the step's buffers, and a layer's weights while they are fused."""
 
 _FEW_LAYERS, _LEAST_BYTES = 8, 70 << 30
-"""A stand-in, where the device has less memory."""
+"""The model has this few layers if the device has less memory than this."""
 
 _AGREES: dict[Precision, float] = {"16 bits": 0.1, "fp8": 0.3}
 _DIFFERS = 0.4
-"""Share of the logits' length: what two ways to the same may differ by, and what adapters must."""
+"""Differences as shares of the norm of the logits: the most that two computations of the same may
+differ by, and the least that an adapter must change.
+"""
 
 
 def rows(
     machine: Machine, ceilings: Ceilings, precision: Precision, switches: Mapping[str, Any]
 ) -> Iterator[Row]:
-    """switches: settings of the engine, as EngineConfig has them; rows name them."""
+    """Yield all rows. switches: settings of the engine, named as in EngineConfig; they are part of
+    the rows' setup.
+    """
     with tempfile.TemporaryDirectory() as folder:
         yield from _Bench(machine, ceilings, precision, switches, Path(folder)).rows()
 
 
 class _Bench:
-    """One engine, put together when the first row needs it, and what its steps took so far."""
+    """One engine, assembled when the first row needs it, and the times of its steps so far."""
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class _Bench:
     @cached_property
     def engine(self) -> EngineUnderTest:
         if self._was_begun:
-            raise NoRoom("its engine could not be put together")
+            raise NoRoom("the engine could not be assembled")
         self._was_begun = True
         sizes = self._sizes()
         return EngineUnderTest(self.machine, sizes, self.precision, self.switches, self.folder)
@@ -93,13 +97,13 @@ class _Bench:
         return Row(f"gpu.{name}", setup, measure)
 
     def _cases(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Batches and ranks."""
+        """Return the batch sizes and the ranks to measure."""
         if self.precision == "fp8":
             return self.machine.pick(((goals.STEP_BATCH,), (16,)), ((2,), (8,)))
         return self.machine.pick(((1, 16, goals.STEP_BATCH, 256), (16,)), ((2,), (8,)))
 
     def _mixes(self, batch: int, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-        """Ranks of the adapters in a step: none, one, 16, all different."""
+        """Return ranks of the adapters of a step: no adapter, one, 16, and one per row."""
         counts = sorted({1, min(16, batch), batch})
         counts = self.machine.pick(counts, counts[-1:])
         return [(), *((rank,) * count for rank in ranks for count in counts)]
@@ -114,7 +118,7 @@ class _Bench:
         return replace(shape, num_layers=few) if total < _LEAST_BYTES else shape
 
     def _sizes(self) -> EngineSizes:
-        """As many slabs for adapters as the largest case wants, or as there is memory for."""
+        """Return sizes with slabs for the adapters of the largest case, or as many as fit."""
         batches, ranks = self._cases()
         layout, longest = self._layout, self.context + self.num_steps + 8
         sizes = EngineSizes(
@@ -126,7 +130,7 @@ class _Bench:
             kv_blocks=layout.num_blocks(longest),
         )
         free, _ = self.machine.memory_bytes
-        # Twice the weights: once as they come, once fused.
+        # Weights are in memory twice: as loaded, and fused.
         left = free - 2 * self._weight_bytes - self.machine.pick(_SPARE_BYTES, 0)
         left_slabs = left // layout.slab_bytes - sizes.max_num_seqs * sizes.kv_blocks
         if left_slabs < 1:
@@ -159,8 +163,8 @@ class _Bench:
         }
 
     def _check(self) -> dict[str, Any]:
-        """The last token's logits when it is decoded, and when it is the prompt's last, computed by
-        other kernels; and that an adapter changes them.
+        """Compares the last token's logits when it is decoded with those when it is the last of the
+        prompt, which other kernels compute; and checks that an adapter changes them.
         """
         count = self.prompt // 2
         last, shares = {}, []
@@ -215,7 +219,7 @@ class _Bench:
         }
 
     def _mixed(self, decodes: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-        """Decodes that wait for a chunk of a prompt in the same step."""
+        """Measures decodes that share a step with a chunk of a prompt."""
         engine = self.engine
         digests = self._use(ranks)
         lengths = [*[(self.context - 1, 1)] * decodes, (0, self.chunk)]
@@ -244,7 +248,9 @@ class _Bench:
         return result | {"percent_of_base": rounded(100 * share), "goals": {"engine_prefill": goal}}
 
     def _base_s(self, name: str, measure: Callable[[], Any]) -> float:
-        """Of the step without adapters; measured in this run, too, where its row is an old one."""
+        """Return the seconds of the step without adapters. It is measured again if its row is from
+        an earlier run.
+        """
         if name not in self._base:
             measure()
         return self._base[name].step
@@ -255,7 +261,7 @@ class _Bench:
         return self.engine.use_adapters(ranks)
 
     def _steps_well(self, requests: Any) -> None:
-        """One step, whose tokens are all tokens."""
+        """Run one step and check that every row has chosen a token."""
         tokens = self.engine.step(requests).token_ids
         if any(token is None or token < 0 for token in tokens):
             note_wrong("a row's logits are not finite")

@@ -1,4 +1,4 @@
-"""What is aimed at, and the arithmetic of it: floors that bytes set, and verdicts over rows."""
+"""The goals and their arithmetic: floors set by the bytes that are read, and verdicts over rows."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ GOALS = {
 
 
 def floor_s(size_bytes: float, copied_per_s: float) -> float:
-    """The least that reading so many bytes takes.   copied_per_s: bytes read and bytes written."""
+    """Least time to read `size_bytes`.   copied_per_s: bytes read plus bytes written per second."""
     return size_bytes / copied_per_s
 
 
 def lora_limit_s(adapter_bytes: float, copied_per_s: float, base_s: float) -> float:
-    """What adapters may add to a step of `base_s`: their bytes, and some launches."""
+    """Time that adapters may add to a step of `base_s`, for their bytes and for some launches."""
     floor = floor_s(adapter_bytes, copied_per_s)
     return floor / LORA_SHARE_OF_COPY + LORA_SHARE_OF_BASE * base_s
 
@@ -44,20 +44,20 @@ def decode_floor_s(weight_bytes: float, kv_bytes: float, copied_per_s: float) ->
 
 
 def causal_flops(heads: int, head_dim: int, num_queries: int, context: int) -> int:
-    """Of attention: two products for each query and each key that it sees."""
+    """FLOPs of causal attention: two products for each query and each key that it sees."""
     keys_seen = num_queries * context + num_queries * (num_queries + 1) // 2
     return 4 * heads * head_dim * keys_seen
 
 
 def at_most(value: float, limit: float) -> dict[str, Any] | None:
-    """None where a ceiling is not known, so that nothing can be said."""
+    """Return a goal's verdict; None if it cannot be judged, since a ceiling is not known."""
     if not math.isfinite(value) or not math.isfinite(limit):
         return None
     return {"value": rounded(value), "at_most": rounded(limit), "met": value <= limit}
 
 
 def at_least(value: float, limit: float) -> dict[str, Any] | None:
-    """As at_most."""
+    """Return a goal's verdict; None if it cannot be judged, since a ceiling is not known."""
     if not math.isfinite(value) or not math.isfinite(limit):
         return None
     return {"value": rounded(value), "at_least": rounded(limit), "met": value >= limit}
@@ -66,12 +66,12 @@ def at_least(value: float, limit: float) -> dict[str, Any] | None:
 def found_of(
     name: str, rows: Iterable[Mapping[str, Any]]
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The rows that speak of a goal, each with what it says."""
+    """Return the rows that have a verdict on a goal, each with that verdict."""
     return [(row, row["result"]["goals"][name]) for row in rows if _speaks_of(name, row)]
 
 
 def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for every goal: met, missed and where, or not measured."""
+    """Return a line for every goal: met, missed and where, or not measured."""
     lines = []
     for name, text in GOALS.items():
         found = found_of(name, rows)
@@ -99,6 +99,6 @@ def setup_of(row: Mapping[str, Any]) -> str:
 
 
 def value_of(goal: Mapping[str, Any]) -> str:
-    """What was reached beside what is aimed at."""
+    """Return the value that was reached, and the goal's limit."""
     limit = "at_most" if "at_most" in goal else "at_least"
     return f"{goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"

@@ -1,4 +1,4 @@
-"""The seam of `lora.device` on a CPU, where everything is done at once: for dry runs."""
+"""The interface of `lora.device` on a CPU, where all work is done at once: for dry runs."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ _GIB = 1 << 30
 
 
 class HostDevice:
-    """Streams are None: what is submitted has been done when `submit` returns."""
+    """Streams are None: submitted work has been done when `submit` returns."""
 
     torch_device = torch.device("cpu")
     compute = None
@@ -42,7 +42,7 @@ class HostDevice:
         return torch.empty(shape, dtype=dtype)
 
     def measure(self, work: Callable[[], None]) -> Memory:
-        # There is no memory of its own to be measured: the work is left undone.
+        # The work is not run: there is no device memory to measure.
         return Memory(_GIB, _GIB)
 
     def driver_bytes(self) -> int:

@@ -1,9 +1,9 @@
-"""`python -m bench.gpu.host_part`: JSON lines with what a mixed step costs the host, without a GPU.
+"""`python -m bench.gpu.host_part`: prints JSON lines with the host's time for a mixed step, no GPU.
 
 A mixed step is 64 decodes beside a prefill of 256 tokens, in a model of 32 layers of 16 features.
-Everything up to the driver is the product's and Triton's own; no kernel is launched, and no graph
-is captured. The step is launched as the engine launches it, and kernel by kernel, in turns. A model
-with more than 512 features has up to four launches a layer more with adapters: sums of planes.
+All code up to the driver is the product's and Triton's own; no kernel is launched, and no graph is
+captured. The step is launched as the engine launches it, and kernel by kernel, in turns. A model
+with more than 512 features and adapters has up to four more launches per layer: sums of planes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _ARCH = 90
 
 
 class _Counter(TorchDispatchMode):
-    """Counts launches: torch's operations that compute, Triton's kernels, copies, graphs."""
+    """Counts the launches of torch's operations, without views and allocations."""
 
     num_launches = 0
 
@@ -51,7 +51,7 @@ class _Counter(TorchDispatchMode):
 
 
 class _Device(HostDevice):
-    """Host memory in which graphs are not captured: a replay is one launch that does nothing."""
+    """A HostDevice that captures no graphs: a replay counts as one launch and does nothing."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -77,7 +77,7 @@ class _Machine(DryRun):
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.gpu.host_part", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=9, help="turns of each way, 10 steps each")
+    parser.add_argument("--repeats", type=int, default=9, help="turns per variant, 10 steps each")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for line in rows(options.repeats):
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def rows(repeats: int) -> Iterator[str]:
-    """A row without adapters, and one with 16."""
+    """Yield a row without adapters, and a row with 16."""
     machine = _Machine()
     form = make_form(machine, Layout.of(machine.shape, machine.dtype.itemsize))
     sizes = EngineSizes(
@@ -112,7 +112,9 @@ def rows(repeats: int) -> Iterator[str]:
 def _measure(
     engine: EngineUnderTest, machine: _Machine, requests: tuple[ScheduledRow, ...], repeats: int
 ) -> dict[str, Any]:
-    """launches: of one step.   launch_cpu_ms: median processor time of `GpuRunner.launch`."""
+    """Return the `launches` of one step, and `launch_cpu_ms`, the median processor time of
+    `GpuRunner.launch`, of either variant.
+    """
     arms = {"engine": contextlib.nullcontext, "by_kernel": lambda: _without_graphs(engine)}
     counts, seconds = {}, {name: [] for name in arms}
     with launches(_ARCH) as launched:
@@ -138,7 +140,9 @@ def _measure(
 
 
 def _launch(engine: EngineUnderTest, requests: tuple[ScheduledRow, ...]) -> float:
-    """Seconds of the processor: neighbours on the machine change them less than a clock's."""
+    """Launch a step and return its processor seconds, which other load on the machine changes less
+    than wall-clock time.
+    """
     start = time.thread_time()
     engine.runner.launch(Batch(1, requests))
     seconds = time.thread_time() - start

@@ -1,4 +1,4 @@
-"""What a node of a captured graph costs: a kernel, one that clears, a branch to a second stream."""
+"""Cost of a node of a captured graph: a kernel, a clearing one, a branch to a second stream."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

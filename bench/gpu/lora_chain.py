@@ -1,5 +1,5 @@
-"""A chain of layers by their projections alone, so that what adapters add can be seen: products by
-torch, rotary embedding and activation by our kernels, adapters by whoever is asked to add them.
+"""A chain of layers without attention, to measure the time that adapters add: torch computes the
+products, our kernels rotary embedding and activation, the system under test adds the adapters.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,29 +18,33 @@ from lora.sites import site_of
 QKV, OUT, GATE_UP, DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 SITES = (QKV, OUT, GATE_UP, DOWN)
 FUSED = (QKV, GATE_UP)
-"""Sites whose next kernel can expand on its way."""
+"""Sites whose next kernel can do the expand, too."""
 
 _MAX_POSITIONS = 4096
 
 Project = Callable[[torch.Tensor, torch.Tensor, Site], tuple[torch.Tensor, Delta | None]]
-"""(x, weight, site) -> x @ weight.T with what adapters add, or that left for the next kernel."""
+"""(x, weight, site) -> x @ weight.T with the adapters added, or with their delta, which is left
+for the next kernel to add.
+"""
 
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """q: rotated, with k and v behind it, whose content is undefined; the layer's result."""
+    """q: rotated queries, part of a tensor whose k and v are undefined.   down: the result."""
 
     q: torch.Tensor
     down: torch.Tensor
 
 
 def by_torch(x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:
-    """The base model alone."""
+    """Project by the base model alone."""
     return x @ weight.T, None
 
 
 class Chain:
-    """Every layer has weights of its own and starts from the same input: nothing grows."""
+    """A chain of layers. Each has weights of its own and starts from the same input, so that values
+    do not grow.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.shape = machine, machine.shape
@@ -61,7 +65,7 @@ class Chain:
         return self.shape.num_layers
 
     def inputs(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a layer starts from, and what its attention gives."""
+        """Return random inputs of a layer, and random outputs of its attention."""
         q_width = self.shape.num_heads * self.shape.head_dim
         randn = self.machine.randn
         return randn(num_tokens, self.shape.hidden_size), randn(num_tokens, q_width)
@@ -76,7 +80,7 @@ class Chain:
         project: Project,
         kernels: Any,
     ) -> LayerOutputs:
-        """In x's dtype.   kv: [slabs, layers, 2, kv heads, block_size, head_dim]."""
+        """Run one layer, in x's dtype.   kv: [slabs, layers, 2, kv heads, block_size, head_dim]."""
         weights = {key: weight.to(x.dtype) for key, weight in self._weights[index].items()}
         finite = torch.empty_like(step.positions)
 
@@ -99,7 +103,7 @@ class Chain:
         project: Project,
         kernels: Any,
     ) -> Work:
-        """All layers, one after the other."""
+        """Return work that runs all layers, one after the other."""
 
         def run() -> None:
             for index in range(self.num_layers):
@@ -109,8 +113,8 @@ class Chain:
 
 
 def our_capped_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
-    """The model's way with fewer programs of shrink on a multiprocessor, so that the product beside
-    it has more of each.
+    """Variants of `model` with fewer shrink programs per multiprocessor, which leave more of each
+    multiprocessor to the product beside it.
     """
 
     def capped(project: Project, programs: int) -> Project:
@@ -125,8 +129,8 @@ def our_capped_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapp
 
 
 def our_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
-    """Three ways to use the same kernels: one after the other; the shrink beside the product; and
-    the expand inside the kernel that comes next, too, as the model does it.
+    """Three ways to use the same kernels. plain: one after the other.   beside: the shrink runs
+    beside the product.   model: besides, the next kernel does the expand, as in the engine's model.
     """
     work = step.lora
     assert work is not None

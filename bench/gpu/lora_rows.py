@@ -1,4 +1,4 @@
-"""What adapters add to a chain of layers: by our kernels, by plain torch, by vLLM's kernels."""
+"""Time that adapters add to a chain of layers: by our kernels, plain torch, vLLM's kernels."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ _MODEL = "model"
 
 
 def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
-    """Decodes first, then prefills."""
+    """Yield the rows of decodes, then of prefills."""
     lab = _Lab(machine, ceilings)
     several = machine.pick(16, 2)
     for tokens in machine.pick((1, 16, 64, 256), (3,)):
@@ -58,7 +58,7 @@ def _setup(tokens: int, ranks: Ranks) -> dict[str, Any]:
 
 
 def _mixes(tokens: int, several: int) -> list[Ranks]:
-    """Ranks of the adapters that share a step; none is there twice."""
+    """Return mixes, without duplicates; each lists the ranks of the adapters that share a step."""
     some = min(several, tokens)
     mixed = tuple(_MIXED[i % len(_MIXED)] for i in range(some))
     mixes = [(16,), (16,) * some, (16,) * tokens, (64,) * some, mixed]
@@ -67,7 +67,7 @@ def _mixes(tokens: int, several: int) -> list[Ranks]:
 
 @dataclass(frozen=True)
 class _Case:
-    """x: what layers start from, and what their attention gives.   kv: of all layers."""
+    """x: inputs of a layer, and outputs of its attention.   kv: KV of all layers."""
 
     x: tuple[torch.Tensor, torch.Tensor]
     step: Step
@@ -121,7 +121,7 @@ class _Lab:
     def _vllm(self, stacked: Stacked) -> Project:
         brought = vllm_lora.find()
         if brought is None:
-            raise LookupError("nobody has brought its files")
+            raise LookupError("vLLM's files are not in .bench_ref")
         return brought.system(stacked, self._sites(range(self.chain.num_layers)))
 
     def _measure(
@@ -131,7 +131,7 @@ class _Lab:
         stacked: Stacked,
         comparators: Mapping[str, Callable[[], Project]],
     ) -> dict[str, Any]:
-        """Ours come first: another's kernel may break the device."""
+        """Measure all systems. Ours come first, since a peer's kernel may break the device."""
         base_s = self._seconds(case, by_torch)
         floor_s = goals.floor_s(self._bytes(ranks), self.ceilings.copied_per_s)
         result: dict[str, Any] = {
@@ -153,7 +153,9 @@ class _Lab:
     def _added(
         self, case: _Case, project: Project, expected: _Expected, base_s: float, floor_s: float
     ) -> dict[str, Any]:
-        """What adapters add to the chain, by `project`, whose last layer is checked first."""
+        """Return the time that adapters add to the chain with `project`; the last layer's outputs
+        are checked first.
+        """
         last = self.chain.num_layers - 1
         layer = partial(self.chain.layer, last, *case.x, case.step.inputs, case.kv, project, ops)
         ours, torchs, exact = self.machine.run(layer), expected.torchs, expected.exact
@@ -208,5 +210,5 @@ class _Lab:
         return [site_of(self.machine.shape, layer, site) for layer in layers for site in SITES]
 
     def _bytes(self, ranks: Ranks) -> int:
-        """Of the distinct adapters of a step."""
+        """Bytes of the distinct adapters of a step."""
         return sum(ranks) * self.form.layout.bytes_per_rank

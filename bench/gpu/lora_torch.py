@@ -1,5 +1,5 @@
-"""Adapters added by plain torch, from stacked copies of their matrices: what ours is compared with,
-and what it is checked by.
+"""Adapters added by plain torch, from stacked copies of their matrices. Our kernels are compared
+with it and checked by it.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ from lora.batch import DeviceTables
 from lora.packed import PackedForm
 
 Matrices = tuple[torch.Tensor, list[torch.Tensor]]
-"""A of a site's projections, [adapters, projections, rank, in], and B of each, [adapters, rank,
-out].
+"""A of a site's projections, [adapters, projections, rank, in], and each projection's B, [adapters,
+rank, out].
 """
 
 
 class Stacked:
-    """The adapters of some layers, all as large as the highest rank.
+    """The adapters' matrices in some layers, all padded to the highest rank.
 
-    slots: [T] int64, each token's adapter.
+    slots: [T] int64, the adapter of each token.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Stacked:
     def gathered(
         self, x: torch.Tensor, weight: torch.Tensor, site: Site
     ) -> tuple[torch.Tensor, None]:
-        """Every token's matrices copied beside each other, and batched products."""
+        """Gathers a copy of each token's matrices, and multiplies in batched products."""
         a, bs = self.matrices(site)
         y = x @ weight.T
         h = torch.bmm(a[self.slots].flatten(1, 2), x[:, :, None])[:, :, 0]
@@ -63,7 +63,9 @@ class Stacked:
     def masked(
         self, x: torch.Tensor, weight: torch.Tensor, site: Site
     ) -> tuple[torch.Tensor, None]:
-        """Every token through all adapters, with zeros for those that are not its own."""
+        """Multiplies every token with all adapters, and zeroes the products with other tokens'
+        adapters.
+        """
         a, bs = self.matrices(site)
         y = x @ weight.T
         h = (x @ a.flatten(0, 2).T).view(len(x), *a.shape[:3])
@@ -73,7 +75,7 @@ class Stacked:
         return y, None
 
     def exact(self, x: torch.Tensor, weight: torch.Tensor, site: Site) -> tuple[torch.Tensor, None]:
-        """In x's dtype, float32 or more, adapter by adapter."""
+        """Computes adapter by adapter, in x's dtype, which is float32 or wider."""
         a, bs = self.matrices(site)
         y = x @ weight.T
         for slot in self.slots.unique().tolist():

@@ -1,4 +1,4 @@
-"""What is measured on, and its clock: a GPU, or for dry runs a CPU with everything tiny."""
+"""The machine that is measured, and its clock: a GPU, or a CPU with tiny sizes for dry runs."""
 
 import gc
 import statistics
@@ -22,11 +22,13 @@ LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
 _TINY = ModelShape(1, 64, 160, 4, 2, 16)
 _WARM_UP, _REPLAYS = 3, 30
 _POISONED_FLOATS = ((2, 32 << 20), (64, 128 << 10))
-"""(how many, of which size): large pieces of memory and small ones come from pools of their own."""
+"""(count, size): the allocator has separate pools for large and for small pieces of memory."""
 
 
 class Machine(ABC):
-    """rotated_bytes: what a measurement goes through at least, so that no cache holds it."""
+    """rotated_bytes: least amount of data that a measurement goes through, so that no cache holds
+    it.
+    """
 
     dtype: torch.dtype
     shape: ModelShape
@@ -36,23 +38,23 @@ class Machine(ABC):
     @cached_property
     @abstractmethod
     def device(self) -> Device:
-        """The one that all kernels are measured on."""
+        """Device that all kernels are measured on."""
 
     @abstractmethod
     def new_device(self) -> Device:
-        """One more, for an engine: its graphs share memory, and end together."""
+        """Make another device, for an engine: its graphs share memory, and end together."""
 
     @abstractmethod
     def seconds(self, work: Work) -> float:
-        """Of one run of `work`, replayed as a graph: the median."""
+        """Return the median seconds of a run of `work`, replayed as a graph."""
 
     @abstractmethod
     def pick(self, full: T, dry: T) -> T:
-        """A size by what is measured on."""
+        """Return `full` on a GPU, and `dry` on a dry run."""
 
     @abstractmethod
     def free_memory(self) -> None:
-        """What nobody refers to any more, for others."""
+        """Return unused memory to the device."""
 
     @abstractmethod
     def is_sound(self) -> bool:
@@ -61,7 +63,7 @@ class Machine(ABC):
     @property
     @abstractmethod
     def memory_bytes(self) -> tuple[int, int]:
-        """(free, total) of the device."""
+        """Memory (free, total) of the device."""
 
     @property
     def there(self) -> torch.device:
@@ -80,11 +82,11 @@ class Machine(ABC):
         return torch.randint(below, shape, dtype=torch.int32, device=self.there)
 
     def copies(self, size_bytes: int) -> int:
-        """How many of them no cache holds."""
+        """Number of pieces of `size_bytes` that no cache holds together."""
         return max(1, -(-self.rotated_bytes // size_bytes))
 
     def run(self, work: Callable[[], T]) -> T:
-        """`work` once, waited for, in memory that holds NaN before."""
+        """Run `work` once in memory that was filled with NaN, and wait for its result."""
         results: list[T] = []
         device = self.device
 
@@ -97,7 +99,7 @@ class Machine(ABC):
         return results.pop()
 
     def _poison(self) -> None:
-        """Whoever asks for memory next finds NaN there, where the allocator gives it again."""
+        """Fill memory with NaN and free it: allocations that reuse it hold NaN."""
         for count, size in self.pick(_POISONED_FLOATS, ((1, 1 << 16),)):
             [torch.full((size,), torch.nan, device=self.there) for _ in range(count)]
 
@@ -118,12 +120,12 @@ class Gpu(Machine):
 
     def new_device(self) -> Device:
         device = CudaDevice(torch.device("cuda", 0))
-        # What is made from now on, at random or zero, comes before the kernels that read it.
+        # Tensors are made on the compute stream, so that kernels read them when they are complete.
         torch.cuda.set_stream(device.compute)
         return device
 
     def seconds(self, work: Work) -> float:
-        self.run(work)  # What is compiled at the first launch cannot be captured.
+        self.run(work)  # the first launch compiles, which cannot be captured
         compute = self.device.compute
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=compute):
@@ -159,7 +161,7 @@ class Gpu(Machine):
 
 
 def dry_name() -> str:
-    """What rows of a dry run call their device."""
+    """Return the name of the device in rows of a dry run."""
     return f"{describe_machine()}, dry run"
 
 

@@ -1,5 +1,5 @@
-"""Requests that come at their time, whether or not the engine keeps up: scheduler, adapters and
-device in one process, without a server before them.
+"""Requests that arrive on schedule, whether or not the engine keeps up: scheduler, adapters and
+device in one process, without a server.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ _HOST_CACHE_BYTES = 4 << 30
 
 
 def rows(machine: Machine, _: Ceilings, switches: Mapping[str, Any]) -> Iterator[Row]:
-    """One engine for all of them; adapters are cold when the first request for each comes.
+    """Yield a row per rate, all on one engine. An adapter is cold until its first request.
 
-    switches: settings of the engine, as EngineConfig has them; rows name them.
+    switches: settings of the engine, named as in EngineConfig; they are part of the rows' setup.
     """
     count, num_adapters = machine.pick((240, 32), (3, 2))
     prompts = machine.pick(Lengths(128, 512), Lengths(4, 4))
@@ -62,7 +62,7 @@ def rows(machine: Machine, _: Ceilings, switches: Mapping[str, Any]) -> Iterator
 
 
 class _Engine:
-    """An engine with a random model, and adapters that lie on disk, packed."""
+    """An engine with a random model, and packed adapters on disk."""
 
     def __init__(
         self, machine: Machine, switches: Mapping[str, Any], folder: Path, num_adapters: int
@@ -92,7 +92,8 @@ class _Engine:
             max_num_seqs=rows, max_num_batched_tokens=tokens, max_model_len=longest,
         )  # fmt: skip
 
-    # Its loader's threads write to the arena outside of the mode that benchmarks are in.
+    # The benchmarks run in inference mode, but the loader's threads, which write to the arena, do
+    # not; so the mode is off here.
     @torch.inference_mode(mode=False)
     def measure(self, workload: Workload) -> dict[str, Any]:
         refs, core = self.refs, self.core
@@ -106,7 +107,7 @@ class _Engine:
 
 @dataclass
 class _Load:
-    """Sends requests when they are due, and notes what comes back."""
+    """Sends requests when they are due, and notes their outcomes."""
 
     core: EngineCore
     refs: dict[str, AdapterRef]
@@ -158,7 +159,7 @@ class _Load:
 
 
 def _write_adapter(machine: Machine, form: PackedForm, cache: Path, number: int) -> AdapterRef:
-    """A packed file of random tiles, as the fetcher would have left it."""
+    """Write a packed file of random tiles into `cache`, as the fetcher does."""
     layout = form.layout
     places = list(product(range(layout.shape.num_layers), range(len(PROJECTIONS))))
     tiles, num_slabs = layout.pack(dict.fromkeys(places, _RANK))

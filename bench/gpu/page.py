@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.page`: fills in bench/GPU.md what was reached, from the rows of results/."""
+"""`python -m bench.gpu.page`: writes the results for each goal into bench/GPU.md, from results/."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def main() -> None:
 
 
 def fill(text: str, results: Path) -> str:
-    """The page with the table of goals made anew from the rows of every GPU in `results`."""
+    """Return the page with a new table of goals, made from the rows of every GPU in `results`."""
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     lines = ["| goal | GPU | rows | the row that is furthest from it |", "|---|---|---|---|"]
@@ -30,7 +30,7 @@ def fill(text: str, results: Path) -> str:
 
 
 def _newest(path: Path) -> list[dict[str, Any]]:
-    """The rows of the sources that were measured last."""
+    """Return the rows of the version of the sources that was measured last."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [row for row in rows if row["sources"] == rows[-1]["sources"]]
 
@@ -46,7 +46,7 @@ def _line(name: str, text: str, rows: list[dict[str, Any]]) -> str:
 
 
 def _distance(goal: Mapping[str, Any]) -> float:
-    """How many times too large or too small a value is; below 1 where the goal is met."""
+    """How many times too large or too small a value is; at most 1 if the goal is met."""
     if "at_most" in goal:
         return float(goal["value"]) / float(goal["at_most"])
     return float(goal["at_least"]) / float(goal["value"])

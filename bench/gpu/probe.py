@@ -1,4 +1,4 @@
-"""Which GPU is here, found out in a child: what touches CUDA cannot be forked any more."""
+"""The GPU of this machine, probed in a child, since a process that uses CUDA cannot be forked."""
 
 import json
 import sys
@@ -18,9 +18,9 @@ class NoGpu(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The first CUDA device, and what is there to use it.
+    """The first CUDA device, and the versions of torch and Triton.
 
-    arch: its compute capability, 90 for 9.0.   count: how many devices there are.
+    arch: compute capability of the device, 90 for 9.0.   count: number of devices.
     """
 
     name: str
@@ -36,10 +36,10 @@ class Found:
 
 
 def probe() -> Found:
-    """Raises NoGpu, with what torch said."""
+    """Return this machine's GPU. Raises NoGpu, with torch's output."""
     ended = child.run(_describe, _TIMEOUT_S)
     if ended.failure is not None:
-        raise NoGpu(f"torch finds no CUDA device here; --dry needs none\n{ended.said}")
+        raise NoGpu(f"torch finds no CUDA device here; use --dry to do without\n{ended.said}")
     return Found(**json.loads(ended.said.splitlines()[-1]))
 
 

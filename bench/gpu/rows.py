@@ -1,5 +1,5 @@
-"""Rows measured one after the other, each written as soon as it is there: an interrupted run goes
-on where it was.
+"""Rows measured one after the other, each written as soon as it is measured: an interrupted run
+goes on where it stopped.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ _ROOT = Path(__file__).parent.parent.parent
 _SOURCES = ("kernels", "lora", "engine", "bench/gpu")
 
 Key = tuple[str, str, str, str]
-"""bench, sources, device, setup."""
+"""Key of a row: bench, sources, device, setup."""
 
 
 class NoRoom(Exception):
-    """What the row needs does not fit into the device's memory."""
+    """The row needs more than the device's memory."""
 
 
 class Broken(Exception):
-    """The device answers no more: what else is measured needs another process."""
+    """The device no longer answers: further rows have to be measured by another process."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """measure: the row's `result`."""
+    """A row to be measured. measure: returns the row's `result`."""
 
     bench: str
     setup: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Row:
 
 
 def hash_sources(root: Path = _ROOT) -> str:
-    """A name for the code that rows come from: a commit says nothing where git is not."""
+    """Return a name for the measured code. A commit would not do: git may not be installed."""
     digest = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((root / folder).rglob("*.py")):
@@ -53,7 +53,7 @@ def hash_sources(root: Path = _ROOT) -> str:
 
 @dataclass
 class RowFile:
-    """The rows of the same sources on one device, in a file that may hold others', too."""
+    """Rows of the same sources on one device, in a file that may hold other rows, too."""
 
     path: Path
     device: str
@@ -85,7 +85,7 @@ class RowFile:
     def _key(self, bench: str, setup: Mapping[str, Any]) -> Key:
         return bench, self.sources, self.device, _text(setup)
 
-    # ---- the row that is being measured, for whoever finds the process dead ----
+    # ---- the row that is being measured, marked for the parent in case this process dies ----
 
     def begin(self, row: Row) -> None:
         self._begun.write_text(json.dumps([row.bench, dict(row.setup)]))
@@ -94,7 +94,7 @@ class RowFile:
         self._begun.unlink(missing_ok=True)
 
     def give_up(self, why: str) -> bool:
-        """Write the row that was begun and not ended as a wrong one; False if there is none."""
+        """Write the row that was begun and not ended as wrong. Returns False if there is none."""
         if not self._begun.exists():
             return False
         bench, setup = json.loads(self._begun.read_text())
@@ -108,9 +108,9 @@ class RowFile:
 
 
 def set_deadly_alarm(seconds: int) -> None:
-    """Have SIGALRM kill this process after so many seconds; 0 takes that back.
+    """Have SIGALRM kill this process after `seconds`; 0 cancels the alarm.
 
-    The system does it: a call that hangs in the driver would run no handler of ours.
+    The system kills the process: a call that hangs in the driver would not run a Python handler.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
@@ -120,9 +120,9 @@ def set_deadly_alarm(seconds: int) -> None:
 class Runs:
     """Measures rows until the time is up.
 
-    deadline_s: of `clock`; no row begins later.   is_sound: whether the device still answers.
-    limit_s: of one row.   set_alarm: told it before a row, and 0 after it; see `set_deadly_alarm`.
-    missing: rows that were not measured, and why.
+    deadline_s: time by `clock` after which no row begins.   is_sound: whether the device still
+    answers.   limit_s: limit of one row.   set_alarm: called with `limit_s` before a row and with 0
+    after it; see `set_deadly_alarm`.   missing: rows that were not measured, and why.
     """
 
     file: RowFile
@@ -134,11 +134,11 @@ class Runs:
     missing: list[str] = field(default_factory=list)
 
     def run(self, rows: Iterable[Row]) -> None:
-        """Raises Broken when the device is lost; what was measured until then is written."""
+        """Measure rows. Raises Broken when the device is lost; rows measured before are written."""
         for row in rows:
             name = f"{row.bench} {_text(row.setup)}"
             if self.file.find(row) is not None:
-                _say(f"{name}: is there already")
+                _say(f"{name}: measured already")
             elif self.clock() >= self.deadline_s:
                 self.missing.append(f"{name}: no time left")
             else:
@@ -169,7 +169,7 @@ class Runs:
 
 
 def _finite(result: Any) -> Any:
-    """None for what is no number, as a share of a ceiling that could not be measured."""
+    """Return `result` with None for infinity and NaN, such as a share of an unknown ceiling."""
     if isinstance(result, Mapping):
         return {name: _finite(value) for name, value in result.items()}
     return None if isinstance(result, float) and not math.isfinite(result) else result

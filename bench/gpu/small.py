@@ -1,4 +1,4 @@
-"""Small kernels, by bytes: each on as many inputs in turn as no cache holds."""
+"""Small kernels, measured by bytes: each runs on inputs that together are larger than any cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ _EPS = 1e-5
 _BLOCK_SIZE = 16
 _CHECKED_ROWS = 64
 _MOSTLY = 0.95
-"""Of drawn tokens, and of rounded values: last bits of sums and quotients decide some."""
+"""Least share of drawn tokens, and of rounded values, that must equal torch's: for a few of them
+the last bits of sums and quotients decide.
+"""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """calls: the same kernel on different inputs.   size_bytes: what one reads and writes.
+    """calls: the same kernel on different inputs.   size_bytes: bytes that a call reads and writes.
 
-    check: that it is right.
+    check: checks the kernel's result.
     """
 
     calls: Sequence[Callable[[], object]]
@@ -153,7 +155,7 @@ def _quantize_fp8(machine: Machine, tokens: int) -> _Case:
         torchs, torch_scale = reference.quantize_fp8(inputs[0])
         largest = inputs[0].double().abs().amax(dim=-1, keepdim=True)
         check_close("e4m3 scales", scale, torch_scale, largest / reference.FP8_MAX)
-        # Triton's interpreter rounds wrongly where that carries to a power of two.
+        # Triton's interpreter rounds wrongly where rounding carries to a power of two.
         kept = torchs.float().frexp().mantissa.abs() != 0.5
         _check_mostly("e4m3 values", ours.float()[kept], torchs.float()[kept])
 

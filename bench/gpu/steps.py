@@ -22,9 +22,9 @@ def make_rows(
     blocks: Sequence[Sequence[int]],
     digests: Sequence[str] = (),
 ) -> tuple[ScheduledRow, ...]:
-    """lengths: (positions before, tokens) of each row.   blocks: of each, enough for both.
+    """lengths: (positions before, tokens) of each row.   blocks: blocks of each row, for both.
 
-    digests: of the adapters, dealt to neighbouring rows, as many to each.
+    digests: adapters, each given to as many neighbouring rows.
     """
     rows = []
     for number, ((start, count), own) in enumerate(zip(lengths, blocks, strict=True)):
@@ -47,7 +47,7 @@ def make_rows(
 
 
 def deal_blocks(first: int, num_rows: int, per_row: int) -> list[list[int]]:
-    """Slabs from `first` on, in no order."""
+    """Deal the slabs from `first` on to rows, in random order."""
     order = np.random.default_rng(0).permutation(num_rows * per_row) + first
     blocks: list[list[int]] = order.reshape(num_rows, per_row).tolist()
     return blocks
@@ -55,7 +55,7 @@ def deal_blocks(first: int, num_rows: int, per_row: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """tables: they own memory that `inputs` has the addresses of."""
+    """tables: kept because `inputs` holds addresses of their memory."""
 
     inputs: StepInputs
     tables: Sequence[DeviceTables]
@@ -68,7 +68,7 @@ def make_step(
     rows: tuple[ScheduledRow, ...],
     tables: Sequence[DeviceTables] = (),
 ) -> Step:
-    """The step's tensors, laid out as in the engine; decodes as in a captured graph.
+    """Make a step's tensors, laid out as in the engine; decodes as in a captured graph.
 
     slabs: [.., slab_bytes] uint8, the arena.
     """

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _WIDTH = 60
-"""A cell is cut there; the rows' file has all of it."""
+"""Longest cell in characters; longer ones are cut, and the rows' file has the whole text."""
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines; goals are left to `bench.gpu.goals`."""
+    """Return the lines of all tables; goals are left to `bench.gpu.goals`."""
     lines: list[str] = []
     for bench in dict.fromkeys(row["bench"] for row in rows):
         lines += ["", bench]

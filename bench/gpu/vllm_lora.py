@@ -1,9 +1,9 @@
-"""vLLM's LoRA kernels beside ours, where somebody has brought them: its files
-`vllm/lora/ops/triton_ops/*.py` in a folder `.bench_ref` here, which git ignores.
+"""vLLM's LoRA kernels beside ours. To run them, copy vLLM's files
+`vllm/lora/ops/triton_ops/*.py` to the folder `.bench_ref` of this repository, which git ignores.
 
-They run without the rest of vLLM: what they import of it is made up below, for 0.33.0. As vLLM does
-it, adapters take the place of the highest rank, and the intermediate result is cleared before a
-shrink.
+They run without the rest of vLLM: stand-ins for their imports are made below, for 0.33.0. As in
+vLLM, every adapter takes the room of the highest rank, and the intermediate result is cleared
+before a shrink.
 """
 
 import importlib
@@ -28,14 +28,14 @@ _OPS = "vllm.lora.ops.triton_ops"
 
 @dataclass(frozen=True)
 class VllmLoRA:
-    """shrink, expand, utils: modules of vLLM."""
+    """vLLM's kernels. shrink, expand, utils: modules of vLLM."""
 
     shrink: ModuleType
     expand: ModuleType
     utils: ModuleType
 
     def system(self, stacked: Stacked, sites: Sequence[Site]) -> Project:
-        # By addresses, which are those of another row's matrices by now.
+        # vLLM's caches have addresses as keys, which belong to another row's matrices by now.
         self.utils._LORA_A_PTR_DICT.clear()
         self.utils._LORA_B_PTR_DICT.clear()
         matrices = {(s.layer, s.projections): _slices(stacked, s) for s in sites}
@@ -53,7 +53,7 @@ class VllmLoRA:
 
 
 def find(folder: Path = _FOLDER) -> VllmLoRA | None:
-    """None where they were not brought."""
+    """Return vLLM's kernels, or None if their files are not in `folder`."""
     if not (folder / _OPS.replace(".", "/") / "lora_shrink_op.py").exists():
         return None
     if _OPS not in sys.modules:
@@ -63,15 +63,15 @@ def find(folder: Path = _FOLDER) -> VllmLoRA | None:
 
 
 def _slices(stacked: Stacked, site: Site) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """A of every projection, [adapters, rank, in], and B, [adapters, out, rank]."""
+    """Return A of every projection, [adapters, rank, in], and B, [adapters, out, rank]."""
     a, bs = stacked.matrices(site)
     return [x.contiguous() for x in a.unbind(1)], [b.transpose(1, 2).contiguous() for b in bs]
 
 
 def _step(slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Which token has which adapter, as LoRAKernelMeta has it; every token has one.
+    """Return the adapters of tokens in the form of LoRAKernelMeta; every token has an adapter.
 
-    slots: [T], rising.
+    slots: [T], ascending.
     """
     ids, counts = slots.unique_consecutive(return_counts=True)
     starts = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
@@ -88,7 +88,7 @@ def _step(slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _make_up_vllm(folder: Path) -> None:
-    """Packages without their contents, and the few names that the kernels' files want."""
+    """Make vLLM's packages without their contents, and the few names that the kernels import."""
     for depth in range(1, len(_OPS.split(".")) + 1):
         name = ".".join(_OPS.split(".")[:depth])
         package = ModuleType(name)
@@ -127,12 +127,12 @@ def _silent() -> dict[str, Any]:
 
 
 def _register_nothing(**_: Any) -> None:
-    """The files then take the plain functions."""
+    """Raise AttributeError, so that vLLM's files use their plain functions instead."""
     raise AttributeError
 
 
 def _unset(name: str) -> None:
-    """None, for every variable of the environment: false, and no folder."""
+    """Return None for every variable of the environment, which means false, and no folder."""
     if name.startswith("__"):
         raise AttributeError(name)
 

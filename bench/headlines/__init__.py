@@ -1,1 +1,1 @@
-"""What the field claims for engines like this one, measured on ours; a plot each."""
+"""Claims that the field makes for engines of this kind, measured on ours, with a plot each."""

@@ -1,4 +1,4 @@
-"""`python -m bench.headlines`: batching and its KV, shared prefixes, goodput.
+"""`python -m bench.headlines`: measures batching and its KV, shared prefixes, goodput.
 
 The plots are drawn beside the file of `--out`, and need the extra `bench`.
 """
@@ -17,7 +17,7 @@ EXPERIMENTS = {
 if __name__ == "__main__":
     out = main("headlines", EXPERIMENTS, __doc__)
     if out:
-        # Only here: matplotlib is not needed to measure.
+        # Imported here, since measuring does not need matplotlib.
         from bench.headlines.plots import draw_all
 
         draw_all(out)

@@ -1,7 +1,7 @@
 """The same requests one at a time, in static batches, and batched continuously; and their KV.
 
-What bounds one at a time is reading every weight for every token; a batch shares that until
-arithmetic bounds it. A static batch runs emptier and emptier until its longest answer has ended.
+Requests one at a time are bounded by reading every weight for every token; a batch shares these
+reads until arithmetic bounds it. A static batch gets emptier until its longest answer has ended.
 """
 
 import random
@@ -18,8 +18,8 @@ from engine.core import EngineCore
 
 @dataclass(frozen=True, kw_only=True)
 class Batching(Experiment):
-    """output_tokens: uniform within.   max_model_len: what a contiguous cache would reserve for
-    every request that runs.
+    """output_tokens: bounds of the uniform lengths of answers.   max_model_len: tokens that a
+    contiguous cache would reserve for every running request.
     """
 
     stack: str = "small-5m"
@@ -73,7 +73,7 @@ class Batching(Experiment):
 
     @staticmethod
     def _run(core: EngineCore, asks: list[Ask], **options: Any) -> float:
-        """Generated tokens a second, prompts included in the time."""
+        """Return the generated tokens per second; the time includes the prompts."""
         outcomes = run(core, asks, **options)
         speed = rate(sum(len(o.token_ids) for o in outcomes), max(o.end_s for o in outcomes))
         assert speed

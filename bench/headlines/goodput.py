@@ -1,7 +1,7 @@
-"""Requests a second served within limits that a reader would set, against requests a second sent.
+"""Requests per second served within limits that suit a reader, against requests per second sent.
 
-Open loop: requests arrive by a Poisson process, however many are still under way. What bounds it
-is the engine's speed: past that the queue grows, and first tokens come too late.
+Open loop: requests arrive by a Poisson process, however many are still under way. The bound is the
+engine's speed: beyond it the queue grows, and first tokens come too late.
 """
 
 import random
@@ -18,9 +18,9 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput(Experiment):
-    """window_s: of arrivals.   ttft_limit_s, tpot_limit_s: first token, and mean of those after it.
-
-    attainment: share of requests within limits at which a rate counts as served.
+    """window_s: time in which requests arrive.   ttft_limit_s: limit of the first token's time.
+    tpot_limit_s: limit of the mean time of each token after it.   attainment: least share of
+    requests within limits at which a rate counts as served.
     """
 
     stack: str = "small-5m"
@@ -58,7 +58,7 @@ class Goodput(Experiment):
     ) -> dict[str, float]:
         asks = self._asks(factory, rate_sent)
         core = factory.make(arena_tokens=self.arena_tokens, max_model_len=self.max_model_len)
-        # By then every request has its first token, or has waited too long for it.
+        # At stop_s every request has its first token, or has waited too long for it.
         stop_s = self.window_s + self.ttft_limit_s
         outcomes = run(core, asks, batch_size=batch_size, stop_s=stop_s)
         num_good = sum(is_good(o, self.ttft_limit_s, self.tpot_limit_s) for o in outcomes)
@@ -69,7 +69,7 @@ class Goodput(Experiment):
         }
 
     def _asks(self, factory: EngineFactory, rate_sent: float) -> list[Ask]:
-        """Another rate sends the same requests at other times."""
+        """Make the requests for a rate; another rate sends the same requests at other times."""
         arrivals, stream = random.Random(f"{self.seed}/arrivals"), random.Random(self.seed)
         asks, due_s = [], 0.0
         while due_s < self.window_s:
@@ -87,7 +87,7 @@ class Goodput(Experiment):
 
 
 def is_good(outcome: Outcome, ttft_limit_s: float, tpot_limit_s: float) -> bool:
-    """Whether both limits were kept, by the tokens that there are."""
+    """Whether both limits were kept by the tokens that have come."""
     if not outcome.chunk_s or outcome.ttft_s > ttft_limit_s:
         return False
     gaps = len(outcome.chunk_s) - 1
@@ -95,5 +95,5 @@ def is_good(outcome: Outcome, ttft_limit_s: float, tpot_limit_s: float) -> bool:
 
 
 def best_rate(curve: Sequence[Mapping[str, float]], attainment: float) -> float:
-    """The most good requests a second where that share of all was good; 0 where none reached it."""
+    """Return the most good requests per second of a rate that reaches `attainment`; 0 if none."""
     return max((p["good_per_s"] for p in curve if p["good_share"] >= attainment), default=0.0)

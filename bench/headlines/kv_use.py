@@ -1,4 +1,4 @@
-"""How much of the memory taken for KV holds any, step by step."""
+"""Memory that is taken for KV, and the part of it that holds KV, step by step."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ _POINTS = 100
 class KVUse:
     """Tokens of KV, summed over the requests that run, after every step.
 
-    written: computed and kept.   paged: the blocks that hold them, ours.
-    to_own_length: one contiguous piece a request, as long as it will become; nobody knows that.
-    to_max_model_len: one contiguous piece a request, as long as any may become.
+    written: computed and kept.   paged: the blocks that hold them, as in our engine.
+    to_own_length: one contiguous piece per request of its final length, which is not known ahead.
+    to_max_model_len: one contiguous piece per request of the longest length allowed.
     """
 
     def __init__(self, max_model_len: int) -> None:
@@ -32,7 +32,7 @@ class KVUse:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Waste over the whole run, as a share of what was taken; and a few points of the curve."""
+        """Return the waste over the whole run as a share of the memory taken, and a few samples."""
         totals = {name: sum(s[name] for s in self.samples) for name in self.samples[0]}
         written = totals.pop("written")
         step = max(len(self.samples) // _POINTS, 1)

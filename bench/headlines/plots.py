@@ -1,4 +1,4 @@
-"""The rows of `bench.headlines` as pictures, beside the file that holds them. Needs no display."""
+"""Draws the rows of `bench.headlines`, beside the file that holds them. Needs no display."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Drawn again from the same rows, a file stays the same.
+# Fixed ids: a picture drawn again from the same rows is the same file.
 matplotlib.rcParams["svg.hashsalt"] = "chorale"
 _SIZE_INCHES = (6.4, 4.0)
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def draw_all(results: Path) -> list[Path]:
-    """One SVG for each picture whose row is there: <results>-<picture>.svg."""
+    """Draw an SVG for each picture whose row is in `results`: <results>-<picture>.svg."""
     rows = {row["bench"]: row for row in map(json.loads, results.read_text().splitlines())}
     drawn = []
     for name, (bench, draw) in _PICTURES.items():

@@ -1,6 +1,7 @@
 """Requests that share most of their prompt, all at once, with and without the prefix cache.
 
-What bounds the gain is what is left to compute: the prompt tokens of both sides are in the row.
+The gain is bounded by the tokens left to compute; the row has the computed prompt tokens of both
+sides.
 """
 
 import random
@@ -15,7 +16,7 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefix(Experiment):
-    """prompt_tokens: of each request, `shared_tokens` of them the same in all."""
+    """prompt_tokens: length of each prompt; the first `shared_tokens` are the same in all."""
 
     stack: str = "smollm2-135m"
     requests: int = 20

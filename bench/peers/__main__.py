@@ -1,6 +1,6 @@
-"""`python -m bench.peers`: other systems on the burst of bench.multi_lora, a JSON line for each.
+"""`python -m bench.peers`: runs other systems on the burst of bench.multi_lora, a JSON line each.
 
-A peer that is not given or not installed is a row that says so. Exit status 1: a peer failed, or
+The row of a peer that is not given or not installed says so. Exit status 1: a peer failed, or
 answered as if adapters were dropped or swapped (`"valid": false`).
 
 `python -m bench.peers plot ROWS... --out SVG` draws rows of this and of bench.engine.
@@ -25,7 +25,7 @@ _NAMES = ("peft", "openvino", "llama")
 
 def main() -> None:
     if sys.argv[1:2] == ["plot"]:
-        # Only here: matplotlib is not needed to measure.
+        # Imported here, since measuring does not need matplotlib.
         from bench.peers.plot import main as plot
 
         plot(sys.argv[2:])
@@ -39,17 +39,24 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="bench.peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     add_burst_options(parser)
-    parser.add_argument("--only", choices=_NAMES, action="append", help="may be repeated")
-    parser.add_argument("--openvino", metavar="PYTHON", help="with openvino-genai, optimum-intel")
+    parser.add_argument(
+        "--only", choices=_NAMES, action="append", help="run just this; may be repeated"
+    )
+    parser.add_argument(
+        "--openvino", metavar="PYTHON", help="interpreter with openvino-genai and optimum-intel"
+    )
     parser.add_argument("--llama-server", type=Path, metavar="BINARY")
     parser.add_argument(
-        "--llama-convert", type=Path, metavar="FOLDER", help="with llama.cpp's convert_*_to_gguf.py"
+        "--llama-convert",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of llama.cpp's convert_*_to_gguf.py",
     )
     return parser.parse_args(arguments)
 
 
 def run(options: argparse.Namespace) -> Iterator[Row]:
-    """Row by row, as they are measured."""
+    """Yield each row as soon as it is measured."""
     peers: dict[str, Peer] = {
         "peft": TransformersPeft(),
         "openvino": OpenVINO(options.openvino),

@@ -1,6 +1,7 @@
-"""llama.cpp's own converter, for a tokenizer that it does not know: all we send is token ids.
+"""llama.cpp's converter for models whose tokenizer it does not know; we send token ids only.
 
-`python gguf_convert.py FOLDER ...`: FOLDER holds convert_hf_to_gguf.py, the rest goes to it.
+`python gguf_convert.py FOLDER ...`: FOLDER holds convert_hf_to_gguf.py, which gets the other
+arguments.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""The checkpoint in llama.cpp's format, by llama.cpp's own scripts."""
+"""Converts the checkpoint to llama.cpp's format with llama.cpp's own scripts."""
 
 import json
 import string
@@ -16,7 +16,7 @@ _TIMEOUT_S = 900
 
 
 def convert_model(scripts: Path, model_dir: Path, outtype: str, folder: Path) -> Path:
-    """outtype: f32, q8_0. Raises PeerFailed."""
+    """Return the converted model's path. outtype: f32 or q8_0. Raises PeerFailed."""
     path = folder / f"model-{outtype}.gguf"
     if not path.exists():
         plain = _with_plain_tokens(model_dir, folder)
@@ -25,7 +25,7 @@ def convert_model(scripts: Path, model_dir: Path, outtype: str, folder: Path) ->
 
 
 def convert_adapter(scripts: Path, model_dir: Path, adapter: Path, folder: Path) -> Path:
-    """Raises PeerFailed."""
+    """Return the converted adapter's path. Raises PeerFailed."""
     path = folder / f"{adapter.name}.gguf"
     if not path.exists():
         script = str(scripts / "convert_lora_to_gguf.py")
@@ -47,15 +47,15 @@ def _run(command: tuple[str, ...], outtype: str, path: Path) -> None:
 
 
 def _with_plain_tokens(model_dir: Path, folder: Path) -> Path:
-    """The same model, every token a word of ASCII letters.
+    """Return the folder of the same model with a word of ASCII letters for every token.
 
-    llama.cpp's server sends a token when its text is whole UTF-8; of pairs of bytes it would hold
-    back, and lose, most.
+    llama.cpp's server sends a token when its text is whole UTF-8. It would hold back, and lose,
+    most tokens that are pairs of bytes.
     """
     plain = folder / "plain-tokens"
     plain.mkdir(exist_ok=True)
     for name in ("config.json", "model.safetensors"):
-        (plain / name).unlink(missing_ok=True)  # of another run, to a folder that is gone
+        (plain / name).unlink(missing_ok=True)  # an earlier run's link to a folder that is gone
         (plain / name).symlink_to((model_dir / name).resolve())
     config = json.loads((model_dir / "config.json").read_text())
     words = _words(config["vocab_size"] - 1)
@@ -69,7 +69,7 @@ def _with_plain_tokens(model_dir: Path, folder: Path) -> Path:
 
 
 def _words(count: int) -> list[str]:
-    """a to zzzz, the shorter ones first."""
+    """Return the first `count` words from a to zzzz, shorter words first."""
     letters = string.ascii_lowercase
     words = ("".join(word) for length in range(1, 5) for word in product(letters, repeat=length))
     return [word for word, _ in zip(words, range(count), strict=False)]

@@ -25,7 +25,7 @@ from bench.workload import BenchRequest
 
 _OUTTYPES = {"float32": "f32", "q8_0": "q8_0"}
 _SLOTS = 32
-_SLOT_TOKENS = 512  # of context
+_SLOT_TOKENS = 512  # context of a slot
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 30.0
 _CHUNK_TIMEOUT_S = 900.0
@@ -35,7 +35,7 @@ _WARM_UP_TOKENS = 4
 
 
 class LlamaCpp:
-    """A bench.peers.peer.Peer. scripts: the folder with convert_*_to_gguf.py."""
+    """Implements bench.peers.peer.Peer. scripts: the folder with convert_*_to_gguf.py."""
 
     system = "llama.cpp server"
     precisions = tuple(_OUTTYPES)
@@ -94,7 +94,7 @@ class LlamaCpp:
 
 
 class LlamaServer:
-    """A bench.peers.peer.Server."""
+    """Implements bench.peers.peer.Server."""
 
     def __init__(self, pid: int, version: str, url: str, setting: Setting) -> None:
         self.pid = pid
@@ -165,14 +165,14 @@ class LlamaServer:
             "return_tokens": True,
             "stream": True,
         }
-        # Always: a request without the field gets every adapter at once, whatever the server was
-        # started with.
+        # `lora` is always sent: a request without it gets every adapter at once, whatever the
+        # server was started with.
         scales = [(i, float(name == request.model)) for i, name in enumerate(self._adapters)]
         return body | {"lora": [{"id": i, "scale": scale} for i, scale in scales]}
 
 
 def token_ids_of(line: str) -> list[int]:
-    """Of one event."""
+    """Return the token ids of one event."""
     return json.loads(line[5:]).get("tokens", []) if line.startswith("data:") else []
 
 

@@ -1,4 +1,4 @@
-"""Rows: each peer at each precision with each number of adapters, and one request alone."""
+"""Measures each peer at each precision with each number of adapters, and one request alone."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +14,9 @@ from bench.peers.peer import Peer, PeerFailed, Server, Setting
 from bench.report import rounded
 from bench.workload import Lengths
 
-# Of another adapter's answers 1 % are near the reference; all of the right one's in float32 (30 of
-# 32 are equal to it, the others near ties), and with int8 weights 24 of 32 at least.
+# Least shares of first tokens near the reference. With the wrong adapter 1 % are near it. With the
+# right one all are in float32 (30 of 32 equal it, the others are near ties), and at least 24 of 32
+# with int8 weights.
 _MIN_NEAR_FLOAT32 = 0.95
 _MIN_NEAR = 0.5
 
@@ -24,7 +25,7 @@ Row = tuple[str, dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """folder: of conversions.   repeats: of which the one of median speed is the row."""
+    """folder: holds conversions.   repeats: bursts, of which the one of median speed is the row."""
 
     burst: Burst
     checkpoint: Checkpoint
@@ -36,7 +37,7 @@ class Plan:
 
 
 def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
-    """(bench, setup, result) as they are measured. What fails is a row that says so."""
+    """Yield rows (bench, setup, result) as they are measured; the row of a failure says so."""
     for precision in peer.precisions:
         for count in plan.num_adapters:
             adapters = dict(islice(plan.checkpoint.adapters.items(), count))
@@ -48,7 +49,7 @@ def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
             )
             try:
                 with peer.serving(setting) as server:
-                    # First what needs less memory: a peak does not go down again.
+                    # The row that needs less memory comes first: a peak does not go down again.
                     if count == 0:
                         yield _row("peers.single", peer, server, _alone(plan), setting)
                     yield _row("peers", peer, server, plan, setting)
@@ -58,7 +59,7 @@ def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
 
 
 def _alone(plan: Plan) -> Plan:
-    """One request of 200 prompt tokens: what decoding it takes, and how soon it begins."""
+    """Return a plan with one request of 200 prompt tokens, to time its first token and decoding."""
     return replace(plan, burst=replace(plan.burst, num_requests=1, prompt_tokens=Lengths(200, 200)))
 
 
@@ -75,7 +76,7 @@ def _row(bench: str, peer: Peer, server: Server, plan: Plan, setting: Setting) -
     by_speed = sorted(results, key=lambda result: result["output_tokens_per_cpu_s"] or 0.0)
     result = by_speed[len(by_speed) // 2]
     result |= {
-        # Memory that a peer does not give back between bursts is not the burst's.
+        # The first burst's peak: memory that a peer keeps between bursts must not count.
         "peak_rss_mb": results[0]["peak_rss_mb"],
         "runs": [result["output_tokens_per_cpu_s"] for result in results],
         "adapters_matter": rounded(plan.first_tokens.adapters_matter(requests)),

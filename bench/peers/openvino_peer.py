@@ -1,4 +1,4 @@
-"""OpenVINO GenAI with continuous batching, in the environment that it is given."""
+"""OpenVINO GenAI with continuous batching, in the environment that the command line names."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ _EXPORT_TIMEOUT_S = 900
 
 
 class OpenVINO:
-    """A bench.peers.peer.Peer. python: of its environment, with openvino-genai, optimum-intel."""
+    """Implements bench.peers.peer.Peer. python: interpreter with openvino-genai, optimum-intel."""
 
     system = "OpenVINO GenAI"
     precisions = tuple(_WEIGHTS)
@@ -41,7 +41,7 @@ class OpenVINO:
             yield worker
 
     def _export(self, setting: Setting) -> Path:
-        """The folder of OpenVINO's own form of the model."""
+        """Export the model in OpenVINO's own form and return its folder."""
         exported = setting.folder / f"openvino-{setting.precision}"
         if exported.exists():
             return exported

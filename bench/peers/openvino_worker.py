@@ -1,10 +1,10 @@
-"""The other end of `bench.peers.worker`, in an environment with openvino-genai and nothing of ours.
+"""The other end of `bench.peers.worker`, in an environment with openvino-genai, without our code.
 
 Per-request adapters in one batch are silently wrong (openvino-genai 2026.4.1: `generate` applies
-the first request's to all, `add_request` whatever was applied last). So a burst is one wave for
-every adapter, each of all its requests, and a wave begins with a `generate` of one token, which
-applies the adapter. That one token costs nothing that can be measured (37.0 tokens a CPU second
-against 36.6 with waves of `generate`), and steps tell when each token came.
+the first request's adapter to all, `add_request` the adapter that was applied last). So a burst is
+served in waves, one per adapter with all its requests, and a wave begins with a `generate` of one
+token, which applies the adapter. The cost of that token cannot be measured (37.0 tokens per CPU
+second against 36.6 with waves of `generate`), and the steps show when each token came.
 """
 
 import json
@@ -27,7 +27,7 @@ class Pipeline:
     def __init__(self, job):
         self._adapters = {}
         for name, folder in job["adapters"].items():
-            # The factor that PEFT applies, alpha / r, is in PEFT's config only.
+            # The factor that PEFT applies, alpha / r, is only in PEFT's config.
             with open(f"{folder}/adapter_config.json") as file:
                 config = json.load(file)
             adapter = genai.Adapter(f"{folder}/adapter_model.safetensors")
@@ -48,7 +48,7 @@ class Pipeline:
             self._wave(model, [(_WARM_UP_PROMPT, _WARM_UP_TOKENS)], time.perf_counter())
 
     def run(self, requests):
-        """[{"token_ids", "token_s"}] in the order of the requests."""
+        """Serve a burst; return [{"token_ids", "token_s"}] in the order of the requests."""
         start = time.perf_counter()
         answers = [None] * len(requests)
         for model in dict.fromkeys(request["model"] for request in requests):
@@ -59,7 +59,7 @@ class Pipeline:
         return answers
 
     def _wave(self, model, asks, start):
-        """asks: (prompt, max_tokens) of requests of one model."""
+        """Serve requests of one model. asks: (prompt, max_tokens) of each."""
         if self._adapters:
             self._pipeline.generate([_tensor([1])], [self._config(1, model)])
         handles = [
@@ -75,7 +75,7 @@ class Pipeline:
         return answers
 
     def _config(self, max_tokens, model=None):
-        """model: whose adapter to apply, none for the base; None: what was applied last."""
+        """model: the model whose adapter is applied (the base has none); None: leave it applied."""
         config = genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
         if model is not None:
             adapter = self._adapters.get(model)
@@ -95,7 +95,7 @@ def _tensor(token_ids):
 
 
 def main():
-    # What libraries print is not part of the protocol.
+    # Libraries print to stderr from here on: stdout is for the protocol only.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     pipeline = Pipeline(json.loads(sys.stdin.readline()))

@@ -1,4 +1,4 @@
-"""What the burst's benchmarks are asked on the command line, and the plan that it makes."""
+"""Command-line options of the benchmarks on the burst, and the plan made from them."""
 
 import argparse
 from pathlib import Path
@@ -13,13 +13,13 @@ from bench.workload import Lengths
 
 
 def add_burst_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, default=1, help="of every system")
+    parser.add_argument("--threads", type=int, default=1, help="threads of every system")
     parser.add_argument("--repeats", type=int, default=1, help="bursts; the median one is the row")
     parser.add_argument(
         "--out", type=Path, help="file in which rows of the same setup are replaced"
     )
     parser.add_argument(
-        "--folder", type=Path, help="keep what is converted here, and use what is there"
+        "--folder", type=Path, help="keep converted models here, and reuse those that are there"
     )
     parser.add_argument("--stack", choices=SHAPES, default=Burst.stack)
     parser.add_argument("--requests", type=int, default=Burst.num_requests)
@@ -30,7 +30,7 @@ def add_burst_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plan(options: argparse.Namespace, temporary: Path) -> Plan:
-    """The checkpoint is made every time, the same; what peers make of it can be kept."""
+    """Make the plan. The checkpoint is made anew, always the same; converted files can be kept."""
     transformers.utils.logging.disable_progress_bar()
     burst = Burst(
         stack=options.stack, num_requests=options.requests, output_tokens=options.output_tokens

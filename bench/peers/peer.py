@@ -1,4 +1,4 @@
-"""What every peer has in common: it is asked what it lacks, is started, and serves a burst."""
+"""The interface of all peers: a peer says what it lacks, is started, and serves a burst."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,15 +12,15 @@ from bench.workload import BenchRequest
 
 
 class PeerFailed(Exception):
-    """It did not convert, start or answer; str() ends with what it logged last."""
+    """A peer did not convert, start or answer; str() ends with the end of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a peer is started with.
+    """Settings that a peer is started with.
 
-    checkpoint: its adapters are those to load.   folder: for what was converted, and for logs;
-    what lies there is used again.
+    checkpoint: model and adapters to load.   folder: for converted files, which are reused, and
+    for logs.
     """
 
     checkpoint: Checkpoint
@@ -30,32 +30,32 @@ class Setting:
 
 
 class Server(Protocol):
-    """Loaded and warm, all of it below the process `pid`."""
+    """A peer that is loaded and warm; all its processes descend from the process `pid`."""
 
     pid: int
     version: str
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        """In the order of the requests. Raises PeerFailed."""
+        """Serve requests; return outcomes in the order of the requests. Raises PeerFailed."""
         ...
 
 
 class Peer(Protocol):
-    """co_batched: whether requests of several adapters share a batch."""
+    """A system to measure. co_batched: whether requests of several adapters share a batch."""
 
     system: str
     precisions: tuple[str, ...]
     co_batched: bool
 
     def missing(self) -> str | None:
-        """What there has to be and is not; None if it can be measured."""
+        """Return what the peer lacks to be measured; None if it lacks nothing."""
         ...
 
     def serving(self, setting: Setting) -> AbstractContextManager[Server]:
-        """Raises PeerFailed."""
+        """Run the peer's server. Raises PeerFailed."""
         ...
 
 
 def log_tail(log: Path) -> str:
-    """The end of what a peer wrote, to say why it failed."""
+    """Return the end of a peer's log, to say why the peer failed."""
     return log.read_text(errors="replace")[-2000:] if log.exists() else ""

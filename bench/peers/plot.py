@@ -1,4 +1,4 @@
-"""Tokens per CPU second against distinct adapters in the burst, a line for every system."""
+"""Plots tokens per CPU second against distinct adapters in the burst, a line for every system."""
 
 import argparse
 import json
@@ -11,30 +11,30 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-# Drawn again from the same rows, a file stays the same.
+# Fixed ids: a picture drawn again from the same rows is the same file.
 matplotlib.rcParams["svg.hashsalt"] = "chorale"
 _SIZE_INCHES = (7.6, 4.8)
 _BENCHES = ("engine", "peers")
 _SAME = ("model", "requests", "prompt_tokens", "output_tokens", "threads")
 
-Line = list[dict[str, Any]]  # rows by rising number of adapters
+Line = list[dict[str, Any]]  # rows in the order of their numbers of adapters
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench.peers plot", description=__doc__)
-    parser.add_argument("rows", type=Path, nargs="+", help="of bench.engine and bench.peers")
-    parser.add_argument("--out", type=Path, required=True, help="an SVG")
+    parser.add_argument("rows", type=Path, nargs="+", help="files of bench.engine and bench.peers")
+    parser.add_argument("--out", type=Path, required=True, help="the SVG to write")
     options = parser.parse_args(arguments)
     texts = [path.read_text() for path in options.rows]
     draw([json.loads(line) for text in texts for line in text.splitlines()], options.out)
 
 
 def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
-    """Raises ValueError if the rows are not of one burst on one number of threads."""
+    """Draw the plot. Raises ValueError unless all rows are of one burst and number of threads."""
     lines = lines_of(rows)
     bursts = {tuple(row["setup"][n] for n in _SAME) for line in lines.values() for row in line}
     if len(bursts) != 1:
-        raise ValueError(f"rows of one {', '.join(_SAME)}, not {sorted(bursts)}")
+        raise ValueError(f"rows differ in {', '.join(_SAME)}: {sorted(bursts)}")
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
@@ -48,7 +48,7 @@ def draw(rows: Iterable[dict[str, Any]], path: Path) -> None:
 
 
 def lines_of(rows: Iterable[dict[str, Any]]) -> dict[str, Line]:
-    """System and precision -> its rows. Without those that have no valid figure."""
+    """Return system and precision -> rows. Rows without a valid figure are left out."""
     lines: dict[str, Line] = {}
     for row in rows:
         result = row["result"]

@@ -1,4 +1,4 @@
-"""The file of rows: one for each setup, and one for each system that was skipped."""
+"""The file of rows: one row for each setup, and one for each system that was skipped."""
 
 import json
 import sys
@@ -12,7 +12,9 @@ Row = dict[str, Any]
 
 
 def write_rows(rows: Iterable[tuple[str, Row, Row]], path: Path | None) -> bool:
-    """Each (bench, setup, result) as it comes, printed and put into the file; are all valid?"""
+    """Print each (bench, setup, result) as it comes and put it into the file. Returns whether all
+    are valid.
+    """
     are_valid = True
     for bench, setup, result in rows:
         line = json_line(bench, describe_machine(), setup, result) + "\n"
@@ -25,7 +27,9 @@ def write_rows(rows: Iterable[tuple[str, Row, Row]], path: Path | None) -> bool:
 
 
 def put_row(path: Path, line: str) -> None:
-    """In place of the row of the same setup. That a system was skipped stays until it was not."""
+    """Put a row in place of the row of the same setup. A row that says that its system was skipped
+    replaces no measured row of that system, and stays until the system is measured.
+    """
     old = path.read_text().splitlines(keepends=True) if path.exists() else []
     new = json.loads(line)
     if "skipped" in new["result"] and any(_measured(json.loads(row), new) for row in old):

@@ -24,7 +24,7 @@ _ANY_BATCH = 1 << 30
 
 
 class TransformersPeft:
-    """A bench.peers.peer.Peer."""
+    """Implements bench.peers.peer.Peer."""
 
     system = "transformers + PEFT"
     precisions = ("float32",)
@@ -41,7 +41,7 @@ class TransformersPeft:
 
 
 def main() -> None:
-    # What libraries print is not part of the protocol.
+    # Libraries print to stderr from here on: stdout is for the protocol only.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     transformers.utils.logging.disable_progress_bar()

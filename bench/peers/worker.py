@@ -1,9 +1,9 @@
-"""A peer in a Python process of its own, spoken to in JSON lines, one object each.
+"""A peer in a Python process of its own; both sides send lines of JSON, one object each.
 
-It is sent {"model_dir", "base_model", "adapters": {name: folder}, "precision", "threads"} and
-answers {"version"} when it is loaded and warm. Then every line {"requests": [{"index", "model",
-"prompt_token_ids", "max_tokens", "due_s"}]} is answered by {"answers": [{"token_ids", "token_s"}]},
-times from the start of the burst. It ends when its input does.
+The worker is sent {"model_dir", "base_model", "adapters": {name: folder}, "precision", "threads"}
+and answers {"version"} when it is loaded and warm. Then it answers every line {"requests":
+[{"index", "model", "prompt_token_ids", "max_tokens", "due_s"}]} with {"answers": [{"token_ids",
+"token_s"}]}; times count from the start of the burst. It ends when its input does.
 """
 
 import json
@@ -24,7 +24,7 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class Worker:
-    """A bench.peers.peer.Server."""
+    """Implements bench.peers.peer.Server by a worker process."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path, model_dir: Path) -> None:
         self.pid = process.pid
@@ -48,7 +48,7 @@ class Worker:
         return self.ask(requests)[0]
 
     def ask(self, requests: Sequence[BenchRequest]) -> tuple[list[Outcome], dict[str, Any]]:
-        """The outcomes, and all that was said."""
+        """Serve requests; return the outcomes and the worker's whole answer."""
         told = self._ask({"requests": [asdict(request) for request in requests]})
         outcomes = [_outcome(r, a) for r, a in zip(requests, told["answers"], strict=True)]
         return outcomes, told
@@ -61,12 +61,12 @@ class Worker:
             self._process.stdin.flush()
             return json.loads(self._process.stdout.readline())
         except (BrokenPipeError, json.JSONDecodeError):
-            raise PeerFailed(f"it ended: {log_tail(self._log)}") from None
+            raise PeerFailed(f"the worker ended: {log_tail(self._log)}") from None
 
 
 @contextmanager
 def working(command: Sequence[str], setting: Setting, model_dir: Path) -> Iterator[Worker]:
-    """The process of `command`, loaded; it ends with the context. Raises PeerFailed."""
+    """Run `command` as a worker and load it; it ends with the context. Raises PeerFailed."""
     log = setting.folder / "worker.log"
     threads = {"OMP_NUM_THREADS": str(setting.threads)}
     with log.open("w") as file:

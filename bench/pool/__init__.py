@@ -1,1 +1,1 @@
-"""Routing measured: modelled pools of up to a hundred engines, and three real ones."""
+"""Measurements of routing: modelled pools of up to a hundred engines, and three real engines."""

@@ -1,5 +1,5 @@
-"""`python -m bench.pool`: routing in modelled pools, by load, by what gateways know, by size; and
-over three real engines.
+"""`python -m bench.pool`: measures routing in modelled pools, by load, by what gateways know, by
+size; and over three real engines.
 
 The plot is drawn beside the file of `--out`, and needs the extra `bench`.
 """
@@ -27,7 +27,9 @@ MEASUREMENTS: dict[str, Measurement] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.pool", description=__doc__)
-    parser.add_argument("--only", choices=MEASUREMENTS, action="append", help="may be repeated")
+    parser.add_argument(
+        "--only", choices=MEASUREMENTS, action="append", help="run just this; may be repeated"
+    )
     parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
     options = parser.parse_args()
     lines = []
@@ -37,14 +39,14 @@ def main() -> None:
         sys.stdout.flush()
     if options.out:
         replace_rows(options.out, lines)
-        # Only here: matplotlib is not needed to measure.
+        # Imported here, since measuring does not need matplotlib.
         from bench.pool.plots import draw_all
 
         draw_all(options.out)
 
 
 def row(name: str, measurement: Measurement) -> str:
-    """One JSON line."""
+    """Run a measurement and return its row, a JSON line."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         result = measurement.measure(Path(folder))
     return json_line(f"pool.{name}", describe_machine(), asdict(measurement), result) + "\n"

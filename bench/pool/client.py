@@ -1,4 +1,4 @@
-"""A gateway without HTTP, limits and money: it routes, prefetches, generates, and takes times."""
+"""A gateway without HTTP, limits and billing: it routes, prefetches, generates, and takes times."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ _FRESH_S = 10.0
 _LOOK_S = 0.02
 
 Choose = Callable[[AddRequest], str]
-"""An engine's name."""
+"""Chooses an engine for a request and returns the engine's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,9 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """at_s: when it was due.   ttft_s: since then.   engine: its name."""
+    """An answered request. at_s: when it was due.   ttft_s: time from then to its first token.
+    engine: name of the engine.
+    """
 
     at_s: float
     ttft_s: float
@@ -35,7 +37,10 @@ class Answered:
 
 
 class PoolClient:
-    """Of all these engines.   Any request that does not end by its length ends the run."""
+    """A client of all engines in `members`.
+
+    The run is over as soon as a request ends other than by its length.
+    """
 
     def __init__(self, members: Sequence[Member], base_revision: str) -> None:
         self._names = [member.name for member in members]
@@ -61,24 +66,24 @@ class PoolClient:
         await self._engines.close()
 
     def chooser(self, policy: str, seed: int) -> Choose:
-        """The product's way, or "random"."""
+        """Return the way to choose engines. policy: "product" or "random"."""
         if policy == "product":
             return self._engines.route
         stream = random.Random(seed)
         return lambda _: stream.choice(self._names)
 
     async def send(self, requests: Sequence[Due], choose: Choose) -> list[Answered]:
-        """Each when it is due, however many are still under way."""
+        """Send each request when it is due, however many are still under way."""
         start_s = time.perf_counter()
         return await asyncio.gather(*(self._answer(due, choose, start_s) for due in requests))
 
     async def fresh_stats(self) -> dict[str, EngineStats]:
-        """Figures that were made after now, by engine."""
+        """Wait for figures that engines make from now on; return them by engine."""
         old = self._stats()
         until = time.monotonic() + _FRESH_S
         while any(stats is old.get(name) for name, stats in self._stats().items()):
             if time.monotonic() > until:
-                raise SystemExit("an engine sends no figures")
+                raise SystemExit("an engine sent no figures in time")
             await asyncio.sleep(_LOOK_S)
         return self._stats()
 

@@ -1,4 +1,4 @@
-"""Time that jumps from one event to the next."""
+"""A clock whose time jumps from one event to the next."""
 
 import heapq
 import itertools
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Events of one instant run in the order in which they were asked for."""
+    """Runs events by their times; events of the same time in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -21,7 +21,7 @@ class Clock:
         self.at(self.now_s + delay_s, event)
 
     def run(self) -> None:
-        """Until nothing is to come."""
+        """Run all events, until none is left."""
         while self._events:
             self.now_s, _, event = heapq.heappop(self._events)
             event()

@@ -1,8 +1,8 @@
-"""A modelled engine: seats, an arena for adapters that is too small for all, and who waits.
+"""A modelled engine: seats, a queue, and an arena that is too small for all adapters.
 
-What goes when the arena is full is decided by the product's own `lora.eviction`. An adapter goes
-through the tiers as in `lora.manager`; it keeps its slabs while somebody runs with it or waits for
-a seat with it.
+The product's own `lora.eviction` decides which adapter leaves a full arena. An adapter goes
+through the tiers as in `lora.manager`; it keeps its slabs while a request runs with it or waits
+for a seat with it.
 """
 
 import heapq
@@ -23,10 +23,10 @@ _SLAB_BYTES = 2 << 20
 
 @dataclass(slots=True)
 class Job:
-    """A request at an engine. adapter: its number, None for the base model.
+    """A request at an engine. adapter: number of the adapter, None for the base model.
 
-    beginning: what its first `shared_tokens` are, as far as a prefix cache is concerned.
-    on_first, on_end: called when that token is there.
+    beginning: key of the first `shared_tokens` of the prompt in the prefix cache.
+    on_first, on_end: called when the first and the last token are generated.
     """
 
     number: int
@@ -41,7 +41,9 @@ class Job:
 
 @dataclass(slots=True)
 class _Entry:
-    """An adapter here. num_users: jobs that run or wait with it.   num_hits: that found it."""
+    """An adapter at an engine. num_users: jobs that run or wait for a seat with it.   num_hits:
+    jobs that found it in the arena.
+    """
 
     number: int
     adapter: Adapter
@@ -60,9 +62,10 @@ class _Entry:
 
 
 class Engine:
-    """on_move: called with an adapter's number and tier.   on_copy: with bytes that came into the
-    arena.   cached_tokens: of prompts, in all.   output_tokens: of requests that have ended.
-    fetched_*, copied_*: of its loads so far, as engine.messages.TierStats counts them.
+    """on_move: called with an adapter's number and tier.   on_copy: called with the bytes of each
+    adapter copied into the arena.   cached_tokens: prompt tokens found in the prefix cache so far.
+    output_tokens: tokens of requests that have ended.   fetched_*, copied_*: bytes and seconds of
+    loads so far, as engine.messages.TierStats counts them.
     """
 
     def __init__(
@@ -87,8 +90,8 @@ class Engine:
         self._free_slabs = spec.arena_bytes // _SLAB_BYTES
         self._to_place: deque[_Entry] = deque()
         self._copies_end_s = 0.0
-        self._ready: list[tuple[int, Job]] = []  # by number
-        self._num_loading = 0  # jobs whose adapter is on its way
+        self._ready: list[tuple[int, Job]] = []  # heap by number
+        self._num_loading = 0  # jobs whose adapter is being loaded
         self._prefixes: OrderedDict[tuple[int | None, int], int] = OrderedDict()
 
     @property
@@ -122,7 +125,7 @@ class Engine:
             self._machine.fetch(entry.adapter.ref, partial(self._fetched, entry, asked_s))
 
     def evict(self, key: Key) -> None:
-        """What the eviction order calls."""
+        """Drop an adapter from the arena; the eviction order calls this."""
         entry = self._keys[key]
         self._free_slabs += entry.num_slabs
         entry.num_hits = 0
@@ -149,7 +152,7 @@ class Engine:
         self._place()
 
     def _place(self) -> None:
-        """Copies for whom there is room; who is too large for now is passed."""
+        """Copies adapters for which there is room; adapters that are too large keep waiting."""
         for _ in range(len(self._to_place)):
             entry = self._to_place.popleft()
             missing = max(entry.num_slabs - self._free_slabs, 0)
@@ -201,7 +204,7 @@ class Engine:
         self._start()
 
     def _start(self) -> None:
-        """First come, first served, of those whose adapter is there."""
+        """Starts jobs whose adapter is in the arena, first come, first served, on free seats."""
         while self._ready and self.running < self.spec.seats:
             _, job = heapq.heappop(self._ready)
             prompt_tokens = job.prompt_tokens - self._find_prefix(job)
@@ -217,7 +220,7 @@ class Engine:
         self._start()
 
     def _find_prefix(self, job: Job) -> int:
-        """How many of its tokens are cached; from now on its beginning is."""
+        """Return how many tokens of the job are cached, and cache its beginning from now on."""
         limit = self.spec.prefix_tokens
         if job.shared_tokens > limit:
             return 0

@@ -1,4 +1,4 @@
-"""A modelled gateway: the product's own view of each engine, made of what has arrived so far."""
+"""A modelled gateway: the product's own view of each engine, from the messages received so far."""
 
 import dataclasses
 from collections import Counter
@@ -42,7 +42,7 @@ _NO_FIGURES = EngineStats(
 
 
 class Heard:
-    """In the place of an `EngineClient`: what an engine has told of itself, late or not."""
+    """Stands in for an `EngineClient`: the state that an engine has reported, late or not."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine, self.name = engine, name
@@ -62,10 +62,10 @@ class Heard:
 
 
 def figures_of(engine: Engine) -> EngineStats:
-    """What it tells four times a second, as far as routing looks at it."""
+    """Return the figures that an engine reports four times a second and that routing uses."""
     tiers = (
         TierStats(tier="device", load_bytes=engine.copied_bytes, load_seconds=engine.copied_s),
-        # Read and copied in one go: this part takes no time of its own.
+        # Reading and copying are one operation; its time is counted above.
         TierStats(tier="host", load_bytes=engine.copied_bytes),
         TierStats(tier="disk", load_bytes=engine.fetched_bytes, load_seconds=engine.fetched_s),
     )
@@ -79,7 +79,7 @@ def figures_of(engine: Engine) -> EngineStats:
 
 
 class Gateway:
-    """Does what `server.pool.engines` does to route, with a policy in the router's place."""
+    """Routes as `server.pool.engines` does, with a policy in the router's place."""
 
     def __init__(self, heard: Sequence[Heard], clock: Clock, policy: Policy) -> None:
         self._policy = policy
@@ -100,14 +100,14 @@ class Gateway:
         ]
 
     def look(self) -> None:
-        """Take in what has arrived."""
+        """Take in the figures and residencies that have arrived."""
         for engine in self._engines:
             engine.look()
 
     def choose(
         self, key: str, adapter: AdapterRef | None, prompt_tokens: int, marks: Sequence[bytes]
     ) -> int:
-        """The number of an engine, which has the request from now on."""
+        """Choose an engine, count the request there, and return the engine's number."""
         cached = self._prefixes.cached_tokens(marks)
         views = [
             engine.view(adapter, prompt_tokens - cached.get(engine.name, 0))
@@ -122,12 +122,14 @@ class Gateway:
         return number
 
     def note_end(self, number: int, seconds: float) -> None:
-        """A request took so long there."""
+        """Note the end of a request, which took `seconds` at an engine."""
         engine = self._engines[number]
         engine.note_request(seconds)
         self._own[engine.name] -= 1
 
 
 def marks_of(beginning: tuple[int | None, int], shared_tokens: int) -> list[bytes]:
-    """As `server.pool.prefix_table.marks_of`, of the shared tokens: no others are the same."""
+    """Return marks as `server.pool.prefix_table.marks_of` does, of the shared tokens only: no other
+    tokens are the same in two prompts.
+    """
     return [f"{beginning}/{n}".encode() for n in range(shared_tokens // CHUNK_TOKENS)]

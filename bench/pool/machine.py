@@ -1,4 +1,4 @@
-"""A modelled machine: the disk cache that its engines share, and the way there from the store."""
+"""A modelled machine: the disk cache that its engines share, and the downloads from the store."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from registry.ref import AdapterRef
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """store_*: of one download; `max_fetches` of them run at once, the others wait."""
+    """store_*: latency and bandwidth of one download; at most `max_fetches` run, others wait."""
 
     engines: int = 5
     disk_bytes: int = 30 << 30
@@ -24,7 +24,9 @@ class MachineSpec:
 
 
 class Machine:
-    """Least recently used goes first, as in lora.disk_cache.   on_fetch: bytes of a download."""
+    """Evicts the least recently used adapter, as lora.disk_cache does.   on_fetch: called with the
+    bytes of each download.
+    """
 
     def __init__(self, spec: MachineSpec, clock: Clock, on_fetch: Callable[[int], None]) -> None:
         self._spec = spec
@@ -37,7 +39,7 @@ class Machine:
         self._num_under_way = 0
 
     def fetch(self, ref: AdapterRef, then: Callable[[], None]) -> None:
-        """Have it on disk; a second engine joins the first one's download."""
+        """Bring an adapter onto disk, then call `then`. Engines share a download under way."""
         if ref.object_key in self._disk:
             self._disk.move_to_end(ref.object_key)
             then()

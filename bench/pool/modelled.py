@@ -1,7 +1,8 @@
 """Modelled pools under every policy: the same arrivals at the same times, adapters and machines.
 
-What bounds cold loads from below is a home for every adapter, whatever happens there: the policy
-`consistent_hash`. What bounds waiting is `least_loaded`, or chance, where engines tell late.
+The lower bound on cold loads is a fixed home for every adapter, however busy: the policy
+`consistent_hash`. The lower bound on waiting is `least_loaded`, or `random` where engines report
+late.
 """
 
 import itertools
@@ -21,15 +22,16 @@ from bench.report import percentiles_ms, ratio, rounded
 
 _HOTTEST = 10
 _COLD_FROM = 0.1
-"""Of the adapters by popularity: who comes after this share of them is cold."""
+"""Share of the adapters, by popularity, that are not cold; all adapters after them are."""
 _PREFIX_TOKENS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """load: share of what the engines can do with every adapter there and nothing cached.
+    """load: share of the rate that engines reach with all adapters resident and nothing cached.
 
-    lag_s: of all that engines tell.   shared_tokens: of a prompt, with others of its adapter.
+    lag_s: delay of all messages from engines.   shared_tokens: tokens that a prompt shares with
+    other prompts of its adapter.
     """
 
     engines: int
@@ -42,9 +44,9 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Modelled(Measurement):
-    """A case for every combination; figures are medians over `seeds`, ratios within one.
+    """A case for every combination; figures are medians over `seeds`, ratios are taken per seed.
 
-    sizes: (engines, adapters).   traffic, engine, machine: their models.
+    sizes: (engines, adapters).   engine, machine: their models.
     """
 
     sizes: tuple[tuple[int, int], ...] = ((10, 1000),)
@@ -79,7 +81,7 @@ class Modelled(Measurement):
         ]
 
     def outcomes(self, case: Case, seed: int) -> dict[str, Outcome]:
-        """By policy."""
+        """Return the outcome of each policy."""
         traffic = Traffic(
             adapters=case.adapters, exponent=self.exponent, burst_share=self.burst_share
         )
@@ -119,11 +121,12 @@ class Modelled(Measurement):
 
 
 def figures(outcome: Outcome, num_adapters: int) -> dict[str, float]:
-    """Loads a request, bytes a request, TTFT, and where adapters and requests went.
+    """Return loads and bytes per request, TTFT, and how adapters and requests are spread.
 
-    fetched: from the store to a disk.   copied: from a disk into an arena.
-    replicas: engines that have it in their arena, of the hottest, and of cold ones that are
-    anywhere.   choose_us: what a gateway takes to see all engines and choose one.
+    fetched: loads from the store to a disk.   copied: loads from a disk into an arena.
+    replicas: mean number of arenas that hold an adapter, for the hottest adapters, and for cold
+    adapters that are in any arena.   choose_us: time a gateway takes to view all engines and choose
+    one.
     """
     num_requests = sum(outcome.requests)
     ttft_ms = percentiles_ms(outcome.ttft_s)
@@ -145,7 +148,7 @@ def figures(outcome: Outcome, num_adapters: int) -> dict[str, float]:
 
 
 def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
-    """Of the product's to another policy's, in one run."""
+    """Return the ratios of the product's figures to another policy's, in one run."""
     ours, chance = outcomes["product"], outcomes["random"]
     least_loaded = outcomes["least_loaded"]
     return {
@@ -158,7 +161,7 @@ def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
 
 
 def _ratio(ours: float, theirs: float) -> float:
-    """Where the other had no loads at all, ours are no fewer."""
+    """Return ours / theirs, and 1 if the other policy had no loads at all."""
     return ratio(ours, theirs) if theirs else 1.0
 
 

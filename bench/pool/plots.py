@@ -1,4 +1,4 @@
-"""The row `pool.load` as a picture, beside the file that holds it. Needs no display."""
+"""Draws the row `pool.load`, beside the file that holds it. Needs no display."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Drawn again from the same rows, a file stays the same.
+# Fixed ids: a picture drawn again from the same rows is the same file.
 matplotlib.rcParams["svg.hashsalt"] = "chorale"
 _SIZE_INCHES = (9.6, 4.0)
 _LABELS = {
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def draw_all(results: Path) -> list[Path]:
-    """<results>-load.svg, if its row is there."""
+    """Draw <results>-load.svg if `results` has its row; return the paths drawn."""
     rows = {row["bench"]: row for row in map(json.loads, results.read_text().splitlines())}
     if "pool.load" not in rows:
         return []

@@ -1,6 +1,6 @@
-"""Ways to choose an engine: the product's own, and what it is compared with.
+"""Ways to choose an engine: the product's own, and those it is compared with.
 
-All see the same views of the same moment; only what they make of them differs.
+All policies get the same views of the same moment; only their choices differ.
 """
 
 import random
@@ -38,7 +38,9 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Fewest requests; among equals by chance, or all gateways would agree on one."""
+    """Chooses the engine with the fewest requests; among equals a random one, since otherwise all
+    gateways would choose the same.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -49,7 +51,7 @@ class LeastLoaded:
 
 
 class ConsistentHash:
-    """An adapter's home, whatever happens there."""
+    """Chooses the same engine for an adapter every time, however busy it is."""
 
     def __init__(self) -> None:
         self._homes: dict[str, str] = {}
@@ -67,4 +69,4 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "least_loaded": LeastLoaded,
     "consistent_hash": lambda number: ConsistentHash(),
 }
-"""By name: made for the gateway of a number."""
+"""Makers of policies by name; each is called with the number of a gateway."""

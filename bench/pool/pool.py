@@ -1,4 +1,4 @@
-"""A modelled pool from its first request to its last, under one policy; and what came of it."""
+"""A modelled pool from its first request to its last, under one policy; and the outcome."""
 
 import time
 from collections import Counter
@@ -20,9 +20,9 @@ _FIGURES_EVERY_S = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
-    """gateways: requests come to them in turn.   lag_s: of all that engines tell.
-
-    shared_tokens: of a prompt, that are its beginning; at most the whole prompt.
+    """gateways: number of gateways; requests come to them in turn.   lag_s: delay of all messages
+    from engines.   shared_tokens: tokens at a prompt's beginning that others share; at most the
+    whole prompt.
     """
 
     engines: int = 10
@@ -35,10 +35,11 @@ class PoolSpec:
 
 @dataclass(slots=True)
 class Outcome:
-    """Since `from_s`. ttft_s: of requests that came since then, in the order of their first tokens.
+    """Figures since `from_s`. ttft_s: of requests that came since then, in the order of their first
+    tokens.
 
     fetched, copied: bytes of each load from the store to a disk, and from a disk into an arena.
-    replicas: of each adapter at the last arrival, engines that have it in their arena.
+    replicas: number of arenas that hold each adapter at the last arrival.
     """
 
     from_s: float
@@ -54,7 +55,7 @@ class Outcome:
 
 
 class Pool:
-    """run() once."""
+    """A modelled pool. `run` may be called once."""
 
     def __init__(
         self,

@@ -23,9 +23,9 @@ _SOCKET = "engine.sock"
 def engine_processes(
     folder: Path, factory: EngineFactory, tiers: Tiers, count: int, **settings: Any
 ) -> Iterator[list[Member]]:
-    """They know no adapter yet, and may still be starting.
+    """Start engines. They know no adapter yet, and may still be starting.
 
-    folder: of all their files, there and empty.   settings: of engine.config.EngineConfig.
+    folder: holds all their files; exists and is empty.   settings: fields of EngineConfig.
     """
     vocabulary = folder / "vocabulary"
     write_vocabulary(vocabulary, [b"%d " % token for token in range(factory.vocab_size)])

@@ -1,9 +1,9 @@
-"""Three real engines and more adapters than fit: loads under the product's routing and by chance.
+"""Three real engines and more adapters than fit: loads under the product's and random routing.
 
 Both get the very same requests at the same times, on fresh engines with empty caches, in turns.
-What bounds the loads from below is each adapter once, at an engine that has room for it: all arenas
-together hold all of them, one does not. The machine has one disk, so who routes changes little of
-what comes from the store.
+The lower bound is one load of each adapter, at an engine that has room for it: all arenas together
+hold all adapters, one arena does not. The engines share one disk, so routing hardly changes how
+much comes from the store.
 """
 
 import asyncio
@@ -39,9 +39,10 @@ _SIDES = ("product", "random")
 class Real(Measurement):
     """resident: adapters that an engine's arena holds beside the KV of its seats.
 
-    disk_holds: adapters in the machine's cache.   store_delay_s: of every answer of the store.
-    rate: requests a second, in all, Poisson; adapter n in proportion to 1 / (n + 1).
-    warm_up_s: at the beginning of a run, not measured.   rounds: runs of each side.
+    disk_holds: adapters that fit into the machine's disk cache.   store_delay_s: wait before every
+    answer of the store.   rate: requests per second in all, Poisson; adapter n is asked for in
+    proportion to 1 / (n + 1).   warm_up_s: beginning of a run, not measured.   rounds: runs of each
+    side.
     """
 
     stack: str = "small-5m"
@@ -159,14 +160,16 @@ class Real(Measurement):
 
 @dataclass(frozen=True)
 class _Run:
-    """answers: of requests that were due while it was measured.   before, after: by engine."""
+    """answers: answered requests that were due in the measured time.   before, after: figures by
+    engine at its start and end.
+    """
 
     answers: Sequence[Answered]
     before: dict[str, EngineStats]
     after: dict[str, EngineStats]
 
     def loads(self, tier: str) -> int:
-        """Adapters that came into this tier, at all engines."""
+        """Number of loads into this tier, at all engines."""
         return self._grown(tier, "loads")
 
     def figures(self) -> dict[str, Any]:
@@ -192,7 +195,7 @@ class _Run:
 
 
 def _summary(rounds: Sequence[dict[str, _Run]]) -> dict[str, Any]:
-    """Ratios are taken within a round."""
+    """Return the figures of all runs, and ratios, which are taken within a round."""
     ratios = {
         name: [ratio(one["product"].loads(tier), one["random"].loads(tier)) for one in rounds]
         for name, tier in (("fetched", "disk"), ("placed", "device"))

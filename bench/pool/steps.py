@@ -1,7 +1,7 @@
-"""How a modelled engine's steps pass: one prompt after the other, beside all that decode.
+"""The steps of a modelled engine: one prompt after the other, beside all requests that decode.
 
 Time is counted in steps. A step takes longer with every request in it, and with a chunk of a
-prompt, so requests slow each other down; every one that decodes gets a token from each.
+prompt, so requests slow each other down; every request that decodes gets a token from each step.
 """
 
 import heapq
@@ -15,11 +15,11 @@ from bench.pool.traffic import Traffic
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """Of an 8B model in 16 bits on a GPU with 2 TB/s, by arithmetic.
+    """Speeds of an engine with an 8B model in 16 bits on a GPU with 2 TB/s, by arithmetic.
 
-    step_s: reading the weights.   row_s: a request's KV.   prompt_token_s: its products.
-    arena_bytes: for adapters.   copy_*: from disk into the arena, one at a time.
-    prefix_tokens: of beginnings of prompts that its prefix cache keeps.
+    step_s: time to read the weights.   row_s: time per request, for its KV.   prompt_token_s: time
+    per prompt token, for its products.   arena_bytes: memory for adapters.   copy_*: bandwidth from
+    disk into the arena, one adapter at a time.   prefix_tokens: size of the prefix cache.
     """
 
     seats: int = 64
@@ -32,7 +32,7 @@ class EngineSpec:
     prefix_tokens: int = 0
 
     def requests_per_s(self, traffic: Traffic) -> float:
-        """With every seat taken, nothing cached, and all adapters there."""
+        """Return the rate with every seat taken, nothing cached, and all adapters in the arena."""
         token_s = self.step_s / self.seats + self.row_s
         prompt_s = traffic.mean_prompt_tokens * self.prompt_token_s
         return 1 / (prompt_s + traffic.mean_output_tokens * token_s)
@@ -40,7 +40,7 @@ class EngineSpec:
 
 @dataclass(slots=True)
 class Row:
-    """A request in the steps. on_first, on_end: called when that token is there."""
+    """A request in the steps. on_first, on_end: called at the first and at the last token."""
 
     prompt_tokens: float
     output_tokens: int
@@ -49,16 +49,16 @@ class Row:
 
 
 class Steps:
-    """Rows are added while there are seats; that is the caller's to know."""
+    """Runs rows. The caller adds a row only if a seat is free."""
 
     def __init__(self, spec: EngineSpec, clock: Clock) -> None:
         self._spec = spec
         self._clock = clock
         self._prompts: deque[Row] = deque()
-        self._prompt_ends = 0.0  # of the first one, in steps
-        self._decoding: list[tuple[float, int, Row]] = []  # by their last step
+        self._prompt_ends = 0.0  # step at which the first prompt ends
+        self._decoding: list[tuple[float, int, Row]] = []  # heap by last step
         self._num_rows = 0
-        self._passed = 0.0  # steps
+        self._passed = 0.0  # steps so far
         self._passed_at_s = 0.0
         self._plan = 0
 
@@ -73,7 +73,7 @@ class Steps:
         self._wake()
 
     def _pass(self) -> None:
-        """Steps until now, at the pace since the last change."""
+        """Count the steps until now, at the pace since the last change."""
         now_s = self._clock.now_s
         self._passed += (now_s - self._passed_at_s) / self._pace_s()
         self._passed_at_s = now_s
@@ -87,7 +87,7 @@ class Steps:
         self._prompt_ends = self._passed + self._prompts[0].prompt_tokens / self._spec.chunk_tokens
 
     def _wake(self) -> None:
-        """At the next change, unless another comes before it."""
+        """Schedule the next change; it is void if another change comes before it."""
         self._plan += 1
         ends = [self._prompt_ends] if self._prompts else []
         if self._decoding:
@@ -110,7 +110,7 @@ class Steps:
             tell()
 
     def _end_prompt(self) -> Callable[[], None]:
-        """Its first token is there; the others take a step each."""
+        """End the first prompt, whose row has its first token now; the others take a step each."""
         row = self._prompts.popleft()
         self._num_rows += 1
         last_step = self._passed + row.output_tokens - 1

@@ -1,4 +1,4 @@
-"""Who asks for which adapter and when: pure, and decided by the seed alone."""
+"""Requests of a pool, with their times and adapters: pure, and decided by the seed alone."""
 
 import itertools
 import random
@@ -9,15 +9,15 @@ from registry.ref import AdapterRef
 
 _RANKS, _SHARES = (8, 16, 32, 64), (50, 30, 15, 5)
 _BYTES_OF_A_RANK = 5_250_000
-"""All seven projections of an 8B model in 16 bits: 84 MB at rank 16."""
+"""Bytes per rank of all seven projections of an 8B model in 16 bits: 84 MB at rank 16."""
 _TENANTS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """adapter: its number, the most popular is 0; None is the base model.
+    """A request. adapter: number of its adapter, 0 is the most popular; None is the base model.
 
-    beginning: which of its adapter's shared beginnings the prompt has.
+    beginning: number of the prompt's beginning among its adapter's shared beginnings.
     """
 
     number: int
@@ -32,9 +32,9 @@ class Arrival:
 class Traffic:
     """Poisson arrivals; adapter n is asked for in proportion to (n + 1) ** -exponent.
 
-    burst_share: of the requests, goes to one adapter that is drawn anew every `burst_s`, however
+    burst_share: share of the requests that name one adapter, drawn anew every `burst_s`, however
     rare it was.   prompt_tokens, output_tokens: uniform, both ends included.
-    beginnings: each adapter's prompts begin with one of so many.
+    beginnings: number of shared beginnings of each adapter's prompts.
     """
 
     adapters: int = 1000
@@ -54,8 +54,8 @@ class Traffic:
         return sum(self.output_tokens) / 2
 
     def arrivals(self, rate: float, seconds: float, seed: int) -> list[Arrival]:
-        """`rate` requests a second. Each aspect has a stream of its own: another rate asks for the
-        same adapters in the same order.
+        """Make `rate` requests per second. Each aspect has a random stream of its own, so that
+        another rate asks for the same adapters in the same order.
         """
         gaps, lengths = (random.Random(f"{seed}/{name}") for name in ("gaps", "lengths"))
         choose = self._chooser(seed)
@@ -70,7 +70,7 @@ class Traffic:
         return arrivals
 
     def _chooser(self, seed: int) -> Callable[[float], int | None]:
-        """Time -> adapter."""
+        """Return a function that draws the adapter of a request, given the request's time."""
         if not self.adapters:
             return lambda _: None
         stream, fashion = random.Random(f"{seed}/adapters"), random.Random(f"{seed}/fashion")
@@ -95,7 +95,7 @@ class Adapter:
 
 
 def make_adapters(count: int, seed: int) -> list[Adapter]:
-    """Ranks are drawn: what is popular is as large as what is not."""
+    """Make adapters with random ranks, which do not depend on their popularity."""
     ranks = random.Random(f"{seed}/ranks").choices(_RANKS, _SHARES, k=count)
     return [
         Adapter(

@@ -1,1 +1,1 @@
-"""The registry measured: uploads, their checks and proofs, and lists of many adapters."""
+"""Measurements of the registry: uploads, their checks and proofs, and lists of many adapters."""

@@ -1,7 +1,7 @@
-"""`python -m bench.registry`: checks of uploads, listing, registered to servable, throughput.
+"""`python -m bench.registry`: measures checks of uploads, listing, time to serve, throughput.
 
-The last one, `upload_2gb`, takes 12 GB of disk under the folder for temporary files, and 8 GB of
-memory.
+The last experiment, `upload_2gb`, takes 12 GB of disk under the folder for temporary files, and
+8 GB of memory.
 """
 
 from bench.experiment import main

@@ -1,7 +1,7 @@
-"""Pages of a tenant's adapters over HTTP, of one who has very many beside one who has a page.
+"""Pages of a tenant's adapters over HTTP: a tenant with very many beside one with a single page.
 
-What bounds a page is rendering and sending it: both tenants' are as long. What bounds a search is
-reading every name of the tenant until the page is full.
+A page is bounded by rendering and sending it: both tenants' pages are as long. A search is bounded
+by reading every name of the tenant until the page is full.
 """
 
 import random
@@ -33,7 +33,9 @@ _WARM_UP = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Experiment):
-    """requests: of each kind, one after the other, to random places.   few: fill one page."""
+    """many, few: adapters of the two tenants; `few` fill one page.   requests: requests of each
+    kind, one after the other, at random places.
+    """
 
     stack: str = "tiny"
     many: int = 100_000
@@ -70,8 +72,9 @@ class Listing(Experiment):
         }
 
     def _queries(self, count: int) -> dict[str, list[dict[str, Any]]]:
-        """page: a whole one, after a random name.   search_common: the same, of what all names
-        have in them.   search_rare: what one has, so that all are read for it.
+        """Return queries by kind. page: a whole page, after a random name.   search_common: a page
+        of a search that all names match.   search_rare: a search that one name matches, so that all
+        names are read.
         """
         stream = random.Random(0)
         numbers = [stream.randrange(max(count - self.few, 1)) for _ in range(self.requests)]
@@ -82,7 +85,7 @@ class Listing(Experiment):
         }
 
     def _ask(self, url: str, key: str, queries: Sequence[dict[str, Any]]) -> list[float]:
-        """Seconds that each took, its JSON read."""
+        """Return the seconds that each query took, parsing its JSON included."""
         times = []
         with Client(url, key) as client:
             for query in [*queries[:_WARM_UP], *queries]:
@@ -97,7 +100,7 @@ def _name(number: int) -> str:
 
 
 def _multiply(url: str, counts: dict[str, int]) -> None:
-    """Copy the one adapter that each tenant has, row for row, until it has so many."""
+    """Copy each tenant's only adapter, row for row, until the tenant has `counts` adapters."""
     engine = sa.create_engine(url)
     with engine.begin() as conn:
         for tenant, count in counts.items():
@@ -110,7 +113,7 @@ def _multiply(url: str, counts: dict[str, int]) -> None:
                     copies = [_copy(row, number) for number in numbers for row in rows]
                     conn.execute(sa.insert(table), copies)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        # As the databases do themselves, some time after so many rows have come.
+        # Databases do this themselves, some time after so many rows were added.
         conn.execute(sa.text("ANALYZE"))
     engine.dispose()
 

@@ -1,4 +1,4 @@
-"""The most memory that a gateway and its validators have taken, read from outside."""
+"""Peak memory of a gateway and its validators, read from outside."""
 
 import threading
 from typing import Any
@@ -11,9 +11,9 @@ _VALIDATOR = "registry.validator_process"
 
 
 class PeakMemory:
-    """Watches from entering to leaving. Peaks in MB of 10^6 bytes, 0 where there was no process.
+    """Watches a gateway within a context. Peaks are in MB of 10^6 bytes, 0 if there was no process.
 
-    A validator's peak is looked at every 10 ms: what it takes in its last few is not seen.
+    A validator's peak is read every 10 ms, so a rise in its last milliseconds is not seen.
     """
 
     def __init__(self, gateway_pid: int) -> None:
@@ -42,7 +42,7 @@ class PeakMemory:
 
 
 def describe(watched: list[PeakMemory]) -> dict[str, Any]:
-    """Of several uploads to one gateway: what it had before the first one, and the most."""
+    """Return the memory of uploads to one gateway: before the first upload, and the peaks."""
     return {
         "gateway_before": rounded(watched[0].before_mb),
         "gateway": rounded(max(one.gateway_mb for one in watched)),

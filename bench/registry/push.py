@@ -1,4 +1,4 @@
-"""An adapter taken from a folder to a served version by the command line's own client, timed."""
+"""Times an adapter's way from a folder to a served version, by the command line's own client."""
 
 import time
 from collections.abc import Mapping
@@ -14,7 +14,9 @@ from server.client.uploads import Uploader
 
 @dataclass(frozen=True)
 class Pushed:
-    """Moments, as time.perf_counter() tells them.   version: as the API shows it."""
+    """A finished upload; its moments are values of time.perf_counter().   version: the version as
+    the API shows it.
+    """
 
     opened: float
     sent: float
@@ -23,22 +25,24 @@ class Pushed:
 
     @property
     def transfer_s(self) -> float:
-        """From the request that opens the upload to the last part's acknowledgement."""
+        """Seconds from the request that opens the upload to the last part's acknowledgement."""
         return self.sent - self.opened
 
     @property
     def completion_s(self) -> float:
-        """From there until the version is: assembled, checked, stored, proved, published."""
+        """Seconds of completing the upload: assemble, check, store, prove, publish."""
         return self.answered - self.sent
 
     @property
     def proof_s(self) -> float:
-        """What the engine says of its part of that, loading included."""
+        """Seconds of the engine's proof, a part of the completion, loading included."""
         return float(self.version["passport"]["canary"]["seconds"])
 
 
 def push(product: Product, key: str, name: str, folder: Path, *, direct: bool = False) -> Pushed:
-    """direct: to the object store by URLs; else through the gateway. Digests are made before."""
+    """Upload an adapter. direct: to the object store by URLs; else through the gateway. Digests are
+    computed before the time starts.
+    """
     noted, client = _Noted(), _Client(product.url, key)
     with client:
         upload = Uploader(client).push(name, folder, direct=direct, watcher=noted).upload
@@ -46,7 +50,7 @@ def push(product: Product, key: str, name: str, folder: Path, *, direct: bool = 
 
 
 class _Client(Client):
-    """Knows when it first asked for something."""
+    """A client that notes the time of its first request."""
 
     first_asked = 0.0
 
@@ -56,7 +60,7 @@ class _Client(Client):
 
 
 class _Noted(Watcher):
-    """When all had been sent."""
+    """A watcher that notes when all parts had been sent."""
 
     checking = 0.0
 

@@ -1,7 +1,7 @@
-"""From opening an upload to the first token of what it became, alone and beside others' answers.
+"""Time from opening an upload to the adapter's first token, alone and beside streaming answers.
 
-What bounds it: the proof, which generates with the adapter and runs the same tokens through merged
-weights, in what time the engine has left; then the prompt of the first request.
+The bounds are the proof, which generates with the adapter and runs the same tokens through merged
+weights in the time that the engine has left; then the prompt of the first request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _ARENA_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class _Served:
-    """An upload, and when its first token came."""
+    """An upload, and the time of its adapter's first token."""
 
     pushed: Pushed
     first_token: float
@@ -36,7 +36,9 @@ class _Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Servable(Experiment):
-    """num_streams: answers beside it.   quiet_s: between two uploads, for the streams alone."""
+    """num_streams: answers that stream beside the uploads.   quiet_s: time between two uploads, in
+    which only the streams run.
+    """
 
     stack: str = "smollm2-135m"
     rank: int = 16
@@ -49,7 +51,7 @@ class Servable(Experiment):
         with serve(factory, "server", arena_bytes=_ARENA_BYTES) as product:
             key = product.create_tenant("bench")
             seeds = iter(range(2 * self.repeats + 1))
-            self._serve_new(factory, product, key, next(seeds))  # not counted: the first of all
+            self._serve_new(factory, product, key, next(seeds))  # the first upload does not count
             idle = [
                 self._serve_new(factory, product, key, next(seeds)) for _ in range(self.repeats)
             ]
@@ -83,7 +85,7 @@ class Servable(Experiment):
 
 
 def _describe(served: Sequence[_Served]) -> dict[str, Any]:
-    """Seconds, medians. check: and all else of the completion that is not the engine's proof."""
+    """Return median seconds of each part. check: all of the completion but the engine's proof."""
     parts = {
         "total": [one.first_token - one.pushed.opened for one in served],
         "transfer": [one.pushed.transfer_s for one in served],
@@ -95,9 +97,9 @@ def _describe(served: Sequence[_Served]) -> dict[str, Any]:
 
 
 def _noticed(streams: Streams, served: Sequence[_Served]) -> dict[str, Any]:
-    """ITL in ms while nothing is uploaded, while bytes come, and while they are checked and proved.
+    """Return ITL in ms while nothing is uploaded, while an upload is sent, and while it is proved.
 
-    A gap that is in two of them counts for the later one.
+    A gap that is in two of these phases counts for the later phase.
     """
     if streams.errors:
         raise SystemExit(f"the streams failed: {', '.join(sorted(set(streams.errors)))}")

@@ -1,4 +1,4 @@
-"""The product that is measured: `chorale serve` on a random model, as its user starts it."""
+"""The measured product: `chorale serve` on a random model, started as a user starts it."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ def serve(
     environment: Mapping[str, str] = MappingProxyType({}),
     **settings: str | int | float,
 ) -> Iterator[Product]:
-    """name: of its folder, which stays until the factory's goes."""
+    """Run `chorale serve`. name: name of its folder in the factory's, which is not removed here."""
     folder = factory.folder / name
     folder.mkdir()
     given = {
@@ -42,7 +42,7 @@ def gateway_pid(product: Product) -> int:
 
 
 def make_adapter(factory: EngineFactory, rank: int, seed: int) -> Path:
-    """A folder as PEFT writes one. The same seed is the same bytes."""
+    """Make an adapter's folder as PEFT writes it. The same seed gives the same bytes."""
     folder = factory.folder / f"rank-{rank}-seed-{seed}"
     if not folder.exists():
         save_adapter(factory.stack, folder, rank, seed)

@@ -1,4 +1,4 @@
-"""Answers that stream all the while, and what they notice of what else is going on."""
+"""Answers that stream all the while, to measure the effect of other work on them."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Gap:
-    """Between two neighbouring chunks of one answer; times of time.perf_counter()."""
+    """The time between two neighbouring chunks of an answer; values of time.perf_counter()."""
 
     start: float
     end: float
@@ -28,9 +28,9 @@ class Gap:
 
 
 class Streams:
-    """`count` answers of the base model at once, one lot after the other, until it is left.
+    """Streams `count` answers of the base model at once, one lot after the other, within a context.
 
-    gaps: of all of them, then.
+    gaps: gaps of all answers, complete when the context has ended.
     """
 
     def __init__(

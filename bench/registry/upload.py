@@ -1,7 +1,7 @@
-"""Uploads of a large adapter, beside copying the same file to the same store and nothing else.
+"""Uploads of a large adapter, beside only copying the same file to the same store.
 
-What bounds them: the store, then the disk, which a file passes four times on its way through the
-gateway: as parts, assembled, as the canonical object, and packed by the engine's fetcher.
+Uploads are bounded by the store, then by the disk, to which a file is written four times on its way
+through the gateway: as parts, assembled, as the canonical object, and packed by the fetcher.
 """
 
 import os
@@ -34,7 +34,9 @@ Copy = Callable[[Path], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Upload(Experiment):
-    """ways: of _WAYS.   repeats: of an upload of new weights and of a plain copy, in turns."""
+    """ways: ways to upload, each to a store of _STORES.   repeats: turns, each an upload of new
+    weights and a plain copy.
+    """
 
     stack: str = "smollm2-135m"
     rank: int = 256
@@ -70,7 +72,7 @@ class Upload(Experiment):
     def _turn(
         self, product: Product, key: str, adapter: Path, way: str, copy: Copy
     ) -> tuple[Pushed, float, PeakMemory]:
-        os.sync()  # else the one waits for what the other has written
+        os.sync()  # so that the upload does not wait for earlier writes, nor the copy for its own
         with PeakMemory(gateway_pid(product)) as memory:
             pushed = push(product, key, adapter.name, adapter, direct=way.startswith("presigned"))
         os.sync()
@@ -80,7 +82,7 @@ class Upload(Experiment):
 
 
 def _speeds(size_mb: float, pushed: tuple[Pushed, ...], copy_s: float) -> dict[str, Any]:
-    """Medians. to_copy: of the time that a plain copy takes, so many times."""
+    """Return medians. *_to_copy: time as a multiple of a plain copy's."""
     transfer_s = median(one.transfer_s for one in pushed)
     total_s = median(one.transfer_s + one.completion_s for one in pushed)
     return {
@@ -100,7 +102,7 @@ def _speeds(size_mb: float, pushed: tuple[Pushed, ...], copy_s: float) -> dict[s
 
 @dataclass(frozen=True)
 class _Store:
-    """settings, environment: with which the product uses it.   copy: a file into it, plainly."""
+    """A store. settings, environment: make the product use it.   copy: copies a file into it."""
 
     settings: Mapping[str, str]
     environment: Mapping[str, str]
@@ -109,7 +111,7 @@ class _Store:
 
 @contextmanager
 def _folder(copies: Path) -> Iterator[_Store]:
-    """The product's own, on the disk where `copies` is; a copy is on it when `put` returns."""
+    """Yield the product's own store, in a folder; a copy is on the disk when `put` returns."""
     storage = LocalStorage(copies)
 
     def copy(path: Path) -> None:
@@ -120,7 +122,7 @@ def _folder(copies: Path) -> Iterator[_Store]:
 
 @contextmanager
 def _bucket(_: Path) -> Iterator[_Store]:
-    """Of an S3 server in its own process, which keeps everything in memory; copied by boto3."""
+    """Yield a bucket of an S3 server in its own process, in memory; boto3 copies."""
     with slow_s3(delay_s=0.0) as server:
         environment = {**server.environment, "AWS_ENDPOINT_URL": server.upstream}
         client = boto3.client(
@@ -129,7 +131,7 @@ def _bucket(_: Path) -> Iterator[_Store]:
             aws_access_key_id=environment["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=environment["AWS_SECRET_ACCESS_KEY"],
             region_name=environment["AWS_DEFAULT_REGION"],
-            # As the product's: the newer checksums would be computed on both sides.
+            # Set as in the product's client: the newer checksums would be computed on both sides.
             config=Config(request_checksum_calculation="when_required"),
         )
         bucket = STORAGE_URL.removeprefix("s3://")

@@ -1,4 +1,4 @@
-"""Checking an upload, beside reading its weights once and hashing them: less cannot be done."""
+"""Time to check an upload, beside reading its weights once and hashing them, the least work."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ _TENANT = "bench"
 
 @dataclass(frozen=True, kw_only=True)
 class Validation(Experiment):
-    """repeats: of each, in turns, after one that does not count; medians."""
+    """repeats: measurements of each, in turns, after one that does not count; medians count."""
 
     stack: str = "smollm2-135m"
     rank: int = 256

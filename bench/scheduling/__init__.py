@@ -1,1 +1,1 @@
-"""What the scheduler's decisions are worth: each with and without, on the real engine."""
+"""Benefits of the scheduler's decisions: the real engine with and without each."""

@@ -1,4 +1,7 @@
-"""`python -m bench.scheduling`: prefix cache, chunked prefill, fairness, preemption, overhead."""
+"""`python -m bench.scheduling`: measures the scheduler's decisions, and its overhead.
+
+Experiments are prefix cache, chunked prefill, fairness, preemption, and overhead.
+"""
 
 from bench.experiment import main
 from bench.scheduling.chunked_prefill import ChunkedPrefill

@@ -1,7 +1,7 @@
-"""What streams that run feel of a long prompt, with chunks of the default size and in one piece.
+"""Effect of a long prompt on running streams, in chunks of the default size and in one piece.
 
-What bounds it is arithmetic: the prompt's prefill takes its time either way. In chunks every stream
-gets a token a chunk meanwhile; in one piece none does.
+The bound is arithmetic: the prompt's prefill takes the same time either way. In chunks every stream
+gets a token per chunk meanwhile; in one piece no stream gets a token.
 """
 
 import random
@@ -18,10 +18,10 @@ from bench.session import Ask, Session
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedPrefill(Experiment):
-    """lead_tokens, tail_tokens: of each stream, before the long prompt arrives and from then on.
+    """lead_tokens, tail_tokens: tokens of each stream before and after the long prompt arrives.
 
-    chunk_tokens: max_num_batched_tokens; None is the device's default.   whole_tokens: one that
-    holds the long prompt and the streams.
+    chunk_tokens: max_num_batched_tokens; None is the device's default.   whole_tokens: the same,
+    large enough for the long prompt and the streams.
     """
 
     stack: str = "smollm2-135m"
@@ -81,7 +81,7 @@ class ChunkedPrefill(Experiment):
 
 
 def gaps_between(outcomes: Iterable[Outcome], start_s: float, end_s: float) -> list[float]:
-    """Gaps between tokens of one answer that end within (start_s, end_s]."""
+    """Return gaps between tokens of one answer that end within (start_s, end_s]."""
     return [
         after - before
         for outcome in outcomes

@@ -1,6 +1,6 @@
-"""Two tenants, one with many times the other's load: what each is served while both have a backlog.
+"""Service of two tenants while both have a backlog; one has many times the other's load.
 
-Service is counted from what came out, in the engine's unit: a prompt token is 1, a generated one 2.
+Service is counted from the answers, in the engine's unit: a prompt token is 1, a generated token 2.
 """
 
 import random
@@ -18,8 +18,8 @@ from engine.fairness import DECODE_COST, PREFILL_COST, SchedulingPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Fairness(Experiment):
-    """small_requests: of the small tenant; the large one sends `load_ratio` times as many, and its
-    own come first. All at once, prompts and answers uniform within their bounds.
+    """small_requests: requests of the small tenant. Before each the large tenant sends `load_ratio`
+    requests. All are sent at once; lengths of prompts and answers are uniform within their bounds.
     """
 
     stack: str = "small-5m"
@@ -73,12 +73,12 @@ class Fairness(Experiment):
 
 
 def backlogged_until_s(outcomes: Sequence[Outcome]) -> float:
-    """When the last request of a tenant had its first token: until then something waited."""
+    """Return when the last request of a tenant had its first token: until then a request waited."""
     return max(outcome.chunk_s[0] for outcome in outcomes)
 
 
 def service(outcomes: Sequence[Outcome], until_s: float) -> float:
-    """Of prompts whose first token had come by then, and of tokens that had."""
+    """Return the service by `until_s`: of tokens that had come, and of prompts whose first had."""
     return sum(
         PREFILL_COST * outcome.num_prompt_tokens * (outcome.chunk_s[0] <= until_s)
         + DECODE_COST * sum(at_s <= until_s for at_s in outcome.chunk_s)

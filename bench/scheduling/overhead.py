@@ -1,6 +1,6 @@
-"""What a step costs besides the model: scheduling, taking tokens in, the journal.
+"""Time of a step without the model: scheduling, taking tokens in, the journal.
 
-The engine is whole but for its runner, which has its tokens at once. What bounds it is Python.
+The engine is complete but for its runner, which has its tokens at once. The bound is Python.
 """
 
 import time
@@ -15,7 +15,7 @@ from engine.batch import Batch, StepTokens
 
 
 class _NoModel:
-    """See engine.core.Runner."""
+    """An engine.core.Runner that chooses token 1 without a model."""
 
     lag = 0
 
@@ -28,7 +28,7 @@ class _NoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Experiment):
-    """running: requests that decode.   waiting: queued behind them, from `tenants` tenants."""
+    """running: requests that decode.   waiting: requests queued behind them.   tenants: senders."""
 
     stack: str = "small-5m"
     running: tuple[int, ...] = (64, 256)
@@ -50,7 +50,7 @@ class Overhead(Experiment):
         return result
 
     def _step_ms(self, factory: EngineFactory, running: int, waiting: int) -> dict[str, Any]:
-        """While `running` requests decode and none of those that wait has a seat."""
+        """Time steps while `running` requests decode and no waiting request has a seat."""
         core = factory.make(
             arena_tokens=self.arena_tokens,
             max_model_len=1024,

@@ -1,7 +1,7 @@
-"""An arena that cannot hold all that runs: tokens a second with swapping and by recomputation.
+"""Tokens per second with swapping and with recomputation, in an arena too small for its requests.
 
-What bounds swapping is memory bandwidth, what bounds recomputing is arithmetic; the engine measures
-both and takes the cheaper one, so its two figures are in the row.
+Swapping is bounded by memory bandwidth, recomputing by arithmetic. The engine measures both and
+takes the cheaper one; the row has its two figures.
 """
 
 import random
@@ -19,9 +19,9 @@ from engine.messages import EngineStats
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption(Experiment):
-    """repeats: of each of the two, in turn, a fresh engine each time; medians count.
+    """repeats: runs of each of the two, in turns, each on a fresh engine; medians count.
 
-    arena_tokens: a quarter of what all requests come to.   swap_tokens: host memory for KV.
+    arena_tokens: a quarter of the tokens of all requests.   swap_tokens: host memory for KV.
     """
 
     stack: str = "small-5m"
@@ -58,7 +58,7 @@ class Preemption(Experiment):
     def _run(
         self, factory: EngineFactory, asks: list[Ask], swap_tokens: int
     ) -> tuple[float, EngineStats]:
-        """Generated tokens a second, and what the engine said afterwards."""
+        """Return the generated tokens per second, and the engine's figures at the end."""
         core = factory.make(
             arena_tokens=self.arena_tokens,
             swap_tokens=swap_tokens,

@@ -1,7 +1,7 @@
 """Time to the first token of requests that share a system prompt.
 
-What bounds it is arithmetic: a miss computes the whole prompt, a hit its last block and its own
-tokens. One request at a time, so nobody waits for anybody.
+The bound is arithmetic: a miss computes the whole prompt, a hit the last shared block and its own
+tokens. Requests are sent one at a time, so that no request waits for another.
 """
 
 import random
@@ -17,7 +17,7 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixCache(Experiment):
-    """requests_without: as many of the same requests are enough where every one is a miss."""
+    """requests_without: requests sent without the cache; a few are enough, since all are misses."""
 
     stack: str = "smollm2-135m"
     shared_tokens: int = 1000
@@ -60,5 +60,5 @@ class PrefixCache(Experiment):
             max_model_len=self.max_model_len,
             prefix_caching=prefix_caching,
         )
-        # From its sending: they are sent one after the other.
+        # Times count from sending, not from when requests were due: one is sent after the other.
         return [o.chunk_s[0] - o.sent_s for o in run(core, asks, batch_size=1)]

@@ -1,4 +1,4 @@
-"""Each measurement of adapters at a tiny size: figures come out, ratios are of two of them."""
+"""Each measurement of adapters at a tiny size: it gives figures, and ratios fit the figures."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_a_storm_loads_while_the_streams_go_on() -> None:
         figures = result[kind]
         quotient = figures["storm"]["step_cpu_ms"] / figures["beside"]["step_cpu_ms"]
         assert figures["storm_to_beside"]["step_cpu_ms"] == pytest.approx(quotient, rel=1e-2)
-        # Beside them there may be children of other tests in this process.
+        # Children of other tests in this process may be there, too.
         assert figures["children_cpu_s"].keys() >= {"lora.fetch", "bench.adapters.s3_server"}
         assert {"queued_ms", "blocked_ms"} <= figures["storm"].keys()
     assert result["prefetches"]["requests_per_step"] == 2

@@ -1,4 +1,4 @@
-"""Each measurement of the bill at a tiny size: it is done, and a ratio is of two figures."""
+"""Each measurement of billing at a tiny size: it gives figures, and ratios fit the figures."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_requests_are_settled_durably_beside_inserting_the_same_rows(database):
         both = figures["settled_per_s"] / figures["insert_only_per_s"]
         assert figures["share_of_insert_only"] == pytest.approx(both, rel=1e-2)
         assert figures["settled_per_s"] < min(figures["holds_per_s"], figures["posts_per_s"])
-    # Ten groups of holds at least, and three of ends.
+    # There are at least ten groups of holds, and three groups of ends.
     assert 70 / late["settled_per_s"] > 13 * 0.005
 
 

@@ -1,4 +1,4 @@
-"""Processor time of children."""
+"""Processor time of children is counted by their modules."""
 
 import os
 import subprocess

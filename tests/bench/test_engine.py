@@ -1,4 +1,4 @@
-"""Our engine on the burst: what its rows say is what it did."""
+"""Rows of our engine on the burst agree with the work that the engine did."""
 
 import json
 
@@ -7,7 +7,7 @@ from bench.engine.__main__ import parse_options, run
 from bench.peers.rows import write_rows
 from kernels.cpu.linear import holds_eight_bits
 
-# In C, products of int8 want VNNI.
+# The C kernels need VNNI for products of int8.
 SYSTEM = "C" if holds_eight_bits() else "torch"
 SMALL = ["--stack", "tiny", "--requests", "5", "--output-tokens", "3"]
 
@@ -33,5 +33,5 @@ def test_a_row_has_the_right_first_tokens_and_the_bound_of_its_own_steps(tmp_pat
     assert rows[0]["result"]["bound"]["products_cpu_s"] > 0
     (steps,) = asked
     assert sum(rows for _, rows in steps) == 15
-    num_prompt = sum(tokens for tokens, _ in steps) - 15 + 5  # the first token is the prompt's step
+    num_prompt = sum(tokens for tokens, _ in steps) - 15 + 5  # first tokens come of prompts' steps
     assert 5 * 64 <= num_prompt <= 5 * 256

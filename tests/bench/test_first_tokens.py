@@ -1,4 +1,4 @@
-"""The reference tells an answer of the right adapter from any other, and rows say which it was."""
+"""The reference tells answers of the right adapter from all others, and rows show which it was."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The bench of the gateway at a tiny size, and what counts its answers."""
+"""The gateway's benchmark at a tiny size, and the client that counts its answers."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""The GPU benchmarks without a GPU: they run to their last line, know what they measured already,
-and their floors and goals are arithmetic.
+"""The GPU benchmarks without a GPU: they run to their last line, do not measure rows twice, and
+compute floors and goals correctly.
 """
 
 import json
@@ -85,7 +85,7 @@ def lora_expand(h, weights, y, mapping, tokens, counts, starts, ids, off, active
 # ---- the command ----
 
 
-@pytest.mark.timeout(1800)  # a hang would be one: 45 s of a processor, on a busy machine
+@pytest.mark.timeout(1800)  # the test takes 45 s of a processor, longer on a busy machine
 def test_a_dry_run_measures_every_bench_where_only_torch_is_installed(tmp_path):
     path = tmp_path / "rows.jsonl"
     done = subprocess.run(
@@ -108,7 +108,7 @@ def die():
 
 @pytest.fixture
 def parts(monkeypatch):
-    """Gives the command a part with these rows, by their names; none has ceilings before it."""
+    """Return a function that gives the command one part, with a row per name and fixed ceilings."""
 
     def give(**measures):
         rows = [Row("gpu.test", {"case": name}, work) for name, work in measures.items()]
@@ -324,7 +324,7 @@ def test_a_table_has_a_column_for_every_figure():
     assert lines[3] == ["2", "-", "not", "brought"]
 
 
-# ---- what is right, and how good it is ----
+# ---- checks and goals ----
 
 
 def test_a_result_that_loses_more_than_torch_is_wrong():
@@ -373,7 +373,7 @@ def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
         row({"page_in": goals.at_least(0.9, 0.8)}),
         row({"engine_step": goals.at_most(1.2, 1.25)}, batch=1),
         row({"engine_step": goals.at_most(1.3, 1.25)}, batch=64),
-        row({"lora_decode": goals.at_most(1.0, math.nan)}),  # its ceiling is not known
+        row({"lora_decode": goals.at_most(1.0, math.nan)}),  # the ceiling is not known
         {"setup": {}, "result": {}},
     ]
     lines = goals.verdicts(rows)
@@ -393,7 +393,7 @@ def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
 
 @pytest.fixture
 def no_vllm():
-    """Afterwards nobody finds what was made up."""
+    """Remove the stand-ins for vLLM's modules after the test."""
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]

@@ -1,4 +1,4 @@
-"""bench/GPU.md says what the committed rows say, and names rows that are measured."""
+"""bench/GPU.md agrees with the committed rows, and names only rows that are measured."""
 
 import json
 import re

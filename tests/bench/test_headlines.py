@@ -1,4 +1,4 @@
-"""Each headline at a tiny size: figures come out, ratios are of two of them, it is drawn."""
+"""Each headline at a tiny size: it gives figures, ratios fit the figures, and it is drawn."""
 
 import json
 from types import SimpleNamespace
@@ -103,7 +103,7 @@ def test_goodput_is_measured_at_every_rate_in_every_way_of_sending(results) -> N
     [
         ((), False),  # never began
         ((2.0,), True),
-        ((2.1,), False),  # from when it was due, 1.0
+        ((2.1,), False),  # 1.1 s after it was due
         ((2.0, 2.05, 2.19), True),  # the mean counts
         ((2.0, 2.05, 2.21), False),
     ],

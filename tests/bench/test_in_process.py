@@ -1,4 +1,4 @@
-"""Requests served by an engine in this process: when they are sent, and what is noted of them."""
+"""Requests served by an engine in this process: when they are sent, and their outcomes."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""The open-loop client against a server that answers as it is told to."""
+"""The open-loop client against a server whose answers the test chooses."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def chunk(*token_ids: int) -> str:
 
 
 class SseServer:
-    """A server of one endpoint. answer: the request's JSON -> (status, pieces of the body)."""
+    """A server with one endpoint. answer: the request's JSON -> (status, pieces of the body)."""
 
     def __init__(self, answer: Callable[[dict], tuple[int, list[str]]]) -> None:
         self.answer = answer

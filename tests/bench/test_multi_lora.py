@@ -32,7 +32,7 @@ def test_only_the_models_differ_between_the_variants() -> None:
 
 
 def test_a_decode_step_is_measured_only_while_all_requests_decode() -> None:
-    """One request starts at 1 s, the other ends at 3.5 s: gaps between are 1 s, others 9."""
+    """One request starts at 1 s, the other ends at 3.5 s: gaps are 1 s while both decode."""
     early = _outcome(0, (-10.0, -1.0, 1.0, 2.0, 3.0, 3.5))
     late = _outcome(1, (1.0, 2.0, 3.0, 12.0))
     result = burst_result([early, late], 1.0, 1.0, [[7], [7]])

@@ -1,4 +1,4 @@
-"""The bench beside other systems, without them: what is asked, said, refused, kept and drawn."""
+"""The benchmark of other systems, without them: requests, answers, failures, rows and plots."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def setting(checkpoint: Checkpoint, tmp_path: Path) -> Setting:
 
 
 class FakePeer:
-    """PEFT in this process; it may lose its adapters, or fail to start."""
+    """A peer that runs PEFT in this process; it may drop its adapters, or fail to start."""
 
     system = "fake"
     precisions = ("float32",)
@@ -158,7 +158,7 @@ def test_a_worker_is_told_what_to_load_and_answers_in_the_order_of_requests(sett
         outcomes = worker.serve(requests)
     assert worker.version.split() == ["tiny", "float32", *setting.checkpoint.adapters]
     assert [o.token_ids for o in outcomes] == [r.prompt_token_ids[:1] for r in requests]
-    # One token where two were asked for is not a good answer.
+    # The fake worker answers one token, but two were asked for.
     assert {o.error for o in outcomes} == {"wrong_length"}
 
 

@@ -1,4 +1,4 @@
-"""What is measured beside us is right: the same tokens as every adapter merged and alone."""
+"""The peer we are compared with is right: it gives the tokens of each adapter merged and alone."""
 
 import pytest
 from tokenizers import Tokenizer
@@ -17,7 +17,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def requests_for(checkpoint: Checkpoint) -> list[BenchRequest]:
-    """Base and adapters mixed, no two of one length."""
+    """Make requests for the base and for adapters, with prompts of random lengths."""
     workload = Workload(
         base_model=checkpoint.base_model,
         models=(checkpoint.base_model, *checkpoint.adapters),

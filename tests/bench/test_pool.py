@@ -31,7 +31,7 @@ BYTES_PER_S = 1e9
 
 
 class OneEngine:
-    """On a machine of its own. moves, fetched, copied: in the order in which they came."""
+    """An engine on a machine of its own. moves, fetched, copied: events in the order they came."""
 
     def __init__(self, *, adapters=4, disk_bytes=ROOMY, store_bytes_per_s=BYTES_PER_S, **spec):
         self.clock = Clock()
@@ -63,13 +63,13 @@ class OneEngine:
         self.clock.at(at_s, lambda: self.engine.submit(job))
 
     def load_s(self, adapter):
-        """From the store into the arena."""
+        """Seconds to load an adapter from the store into the arena."""
         size_bytes = self.adapters[adapter].ref.size_bytes
         return self.machine_spec.fetch_s(size_bytes) + size_bytes / BYTES_PER_S
 
 
 def room_for_one():
-    """Bytes of an arena for either of two adapters, not for both."""
+    """Return the bytes of an arena that has room for either of two adapters, but not for both."""
     return max(a.ref.size_bytes for a in make_adapters(2, seed=0)) + (4 << 20)
 
 
@@ -275,7 +275,7 @@ def test_with_room_for_all_each_adapter_is_loaded_once_where_it_is_asked_for(pol
     outcome = run(policy, engine=roomy, machine=machine)
     served = Counter(outcome.replicas)
     assert len(outcome.copied) >= sum(served.values())
-    # Those that were on their way at the last arrival are no replicas yet.
+    # Adapters that were being loaded at the last arrival are no replicas yet.
     assert len(outcome.copied) - sum(served.values()) < 20
     assert len(outcome.fetched) <= 2 * len(served) + 20
 
@@ -321,7 +321,7 @@ def test_figures_are_what_the_engine_has_and_did():
 
 
 class FirstEngine:
-    """A policy that keeps the views."""
+    """A policy that chooses the first engine and keeps the views."""
 
     def choose(self, key, views):
         self.views = views
@@ -374,7 +374,7 @@ def test_figures_and_ratios_are_of_what_was_counted():
     assert (found["replicas_hottest"], found["replicas_cold"]) == (0.5, 2)
 
 
-# ---- what is asked for ----
+# ---- traffic ----
 
 
 def test_another_rate_asks_for_the_same_adapters():

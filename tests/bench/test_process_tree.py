@@ -1,4 +1,4 @@
-"""Time and memory of a process and of what it started, also of what has ended."""
+"""Processor time and memory of a process and its children, also of children that have ended."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""From outcomes to a row."""
+"""A row summarizes outcomes: percentiles, rates, shares, errors."""
 
 import json
 
@@ -9,7 +9,7 @@ from bench.report import json_line, match_share, percentiles_ms, summarize
 
 
 def make_outcome(index: int = 0, **changes: object) -> Outcome:
-    """Due at 1 s, sent a little late, three tokens, done at 3 s."""
+    """Make an outcome: due at 1 s, sent a little late, three tokens, done at 3 s."""
     plain = {
         "index": index,
         "model": "a",

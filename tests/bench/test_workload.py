@@ -1,4 +1,4 @@
-"""What a benchmark sends: decided by the seed, shaped as asked."""
+"""Requests of a benchmark are decided by the seed and have the shape that was asked for."""
 
 import dataclasses
 from collections import Counter
@@ -57,7 +57,7 @@ def test_arrivals_are_poisson_at_the_rate_asked() -> None:
     assert due_s[0] == 0.0
     assert min(gaps) >= 0.0
     assert mean == pytest.approx(1 / 4.0, rel=0.1)
-    # An exponential's deviation is its mean: evenly spaced requests would have none.
+    # An exponential's deviation equals its mean; evenly spaced requests have no deviation.
     assert variance**0.5 == pytest.approx(mean, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Clients in environments of their own, under .clients/, run unchanged."""
+"""Runs clients unchanged, each in an environment of its own under .clients/."""
 
 import contextlib
 import hashlib
@@ -20,19 +20,19 @@ ROOT = HERE.parents[1]
 CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
 INSTALLED = [name for name, client in CLIENTS.items() if "recorded" not in client]
 TOTAL_S = 570
-"""Ten minutes less what pytest takes to begin and to end."""
+"""Limit of all clients together: ten minutes, less the time pytest takes to begin and to end."""
 CLIENT_S = 200
 _TORCH = ROOT / ".ci" / "install_torch.py"
-# Nothing is asked of the internet.
+# Clients must not use the internet.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 class NotGiven(Exception):
-    """A registry or this machine does not give what a client needs, or not in TOTAL_S."""
+    """A registry or this machine does not provide a client's needs, or not within TOTAL_S."""
 
 
 class Clients:
-    """Makes environments, two at a time, while clients run; no process outlives it or TOTAL_S."""
+    """Makes environments, two at a time, while clients run; processes end with it or at TOTAL_S."""
 
     def __init__(self, names: Iterable[str]):
         self._deadline = time.monotonic() + TOTAL_S
@@ -41,7 +41,9 @@ class Clients:
         self._made = {name: self._pool.submit(self._make, name) for name in names}
 
     def run(self, name: str, cwd: Path, **environment: str) -> list[str]:
-        """The lines that a client's script printed. Raises NotGiven; asserts that it succeeded."""
+        """Run a client's script and return the lines that it printed. Raises NotGiven, and
+        AssertionError if the script fails.
+        """
         folder = self._made[name].result()
         if "npm" in CLIENTS[name]:
             # Node looks for packages beside the script.
@@ -59,7 +61,7 @@ class Clients:
             _end(process)
 
     def _make(self, name: str) -> Path:
-        """The client's folder; made again when the pins or Python have changed."""
+        """Return the client's folder; it is made again when the pins or Python have changed."""
         client, folder = CLIENTS[name], ROOT / ".clients" / name
         made_from = json.dumps([client, sys.version, _TORCH.read_text()])
         stamp = folder / f"{hashlib.sha256(made_from.encode()).hexdigest()}.stamp"
@@ -92,7 +94,7 @@ class Clients:
             except subprocess.TimeoutExpired:
                 if limit_s < left_s:
                     raise AssertionError(f"{what} did not end within {limit_s} s") from None
-                raise NotGiven(f"{what} was not through after {TOTAL_S} s in all") from None
+                raise NotGiven(f"{what} had not ended after {TOTAL_S} s in all") from None
             finally:
                 _end(process)
                 self._processes.discard(process)
@@ -100,10 +102,10 @@ class Clients:
 
 
 def _installing(client: dict[str, Any], folder: Path) -> list[list[str]]:
-    """The commands that install a client."""
+    """Return the commands that install a client. Raises NotGiven if npm is missing."""
     if "npm" in client:
         if not shutil.which("npm"):
-            raise NotGiven("there is no Node.js with npm here")
+            raise NotGiven("npm is not installed")
         npm = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
         return [npm + client["npm"]]
     python = f"{folder}/bin/python"

@@ -1,4 +1,4 @@
-"""What the clients share: one demo server, their environments, and the table of what they did."""
+"""Fixtures shared by the clients: one demo server, their environments, and the table of results."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
-    """The environments that the chosen tests need are made from here on."""
+    """Start to make the environments that the chosen tests need."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
     chosen = [spec.params["name"] for spec in specs if spec]
     clients = Clients([name for name in INSTALLED if name in chosen])
@@ -28,7 +28,7 @@ def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
 
 @pytest.fixture(scope="session")
 def server(clients: Clients, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo's model and adapters; steps are small, so that prompts are prefilled in chunks."""
+    """Serve the demo's model and adapters, with small steps, so that prompts come in chunks."""
     settings = {"model_name": "chorale-demo", "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     with running(tmp_path_factory.mktemp("server"), DEMO / "model", **settings) as stack:
         tenant = stack.tenant("acme")

@@ -1,4 +1,4 @@
-"""The tables of docs/tenant/clients.md, made from what was run."""
+"""The tables of docs/tenant/clients.md, made from the clients that were run."""
 
 from tests.clients.clients import CLIENTS, ROOT
 
@@ -9,7 +9,7 @@ _REFUSED = "\n\n| refused by design | status | `param` | message |\n|---|---|---
 
 
 class Table:
-    """Rows as they stand in the document and as they were run."""
+    """Rows of the document, replaced by rows of the clients that were run."""
 
     def __init__(self) -> None:
         self._head, _, tables = DOCUMENT.read_text().partition(_MARK)
@@ -18,7 +18,7 @@ class Table:
         self._refused = refused.strip().split("\n")
 
     def add(self, name: str, printed: list[str]) -> None:
-        """What a client that ran to its end printed: lines `works: ...` and `refused: ...`."""
+        """Add a client that ran to its end. printed: lines `works: ...` and `refused: ...`."""
         said = {
             kind: [line.removeprefix(kind) for line in printed if line.startswith(kind)]
             for kind in ("works: ", "refused: ")
@@ -32,7 +32,7 @@ class Table:
         self._refused = [f"| {cells} |" for cells in said["refused: "]] or self._refused
 
     def as_run(self) -> str:
-        """The document with what was run; of a client that was not, what it says already."""
+        """Return the document with the rows of clients that were run; other rows stay."""
         works = [self._works[name] for name in CLIENTS if name in self._works]
         tables = _WORKS + "\n".join(works) + _REFUSED + "\n".join(self._refused)
         return f"{self._head}{_MARK}{tables}\n"

@@ -1,4 +1,4 @@
-"""Clients of others work with Chorale unchanged, or are refused by design in known words."""
+"""Other projects' clients work with Chorale unchanged, or get documented refusals."""
 
 import json
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from tests.clients.conftest import DEMO, MAX_NUM_BATCHED_TOKENS
 from tests.clients.table import DOCUMENT, Table
 from tests.e2e.stack import Stack
 
-# The limits are the clients' own; this one is for what is wrong with them.
+# Clients have limits of their own; this limit is for the case that those do not work.
 pytestmark = pytest.mark.timeout(TOTAL_S + 60)
 
 
 def run(name: str, clients: Clients, server: Stack, cwd: Path) -> list[str]:
-    """What a client's script printed; the test is skipped if its packages cannot be had."""
+    """Return the lines a client's script printed; skip the test if its packages are missing."""
     if "npm" in CLIENTS[name]:
         needs.node()
     urls = {"CHORALE_URL": server.base_url, "CHORALE_API_KEY": server.tenants[0].api_key}
     try:
         return clients.run(name, cwd, **urls, CHORALE_MODEL=str(DEMO / "model"))
     except NotGiven as reason:
-        pytest.skip(f"{name} is not to be had: {reason}")
+        pytest.skip(f"{name} cannot be installed: {reason}")
 
 
 @pytest.mark.parametrize("name", [n for n in INSTALLED if n != "lm-eval"])
@@ -42,7 +42,9 @@ def test_a_client_works_unchanged(
 def test_lm_eval_measures_what_transformers_and_peft_compute(
     name: str, clients: Clients, server: Stack, table: Table, tmp_path: Path
 ) -> None:
-    """In chunks, without and with what the prefix cache has, for the base and an adapter."""
+    """Samples are compared for the base and an adapter, with prompts in chunks, without and with a
+    warm prefix cache.
+    """
     printed = run(name, clients, server, tmp_path)
     samples = json.loads((tmp_path / "samples.json").read_text())
     tokenizer = load_tokenizer(DEMO / "model")
@@ -70,7 +72,7 @@ def test_lm_eval_measures_what_transformers_and_peft_compute(
 
 @pytest.mark.parametrize("name", ["vllm bench serve"])
 def test_what_is_recorded_is_answered(name: str, server: Stack, table: Table) -> None:
-    """`root` is what it takes for the model's name where it is told none."""
+    """vllm bench serve takes `root` for the model's name if it is given none."""
     http = server.tenants[0].http
     assert http.get("/v1/models").json()["data"][0]["root"]
     for request in json.loads((HERE / CLIENTS[name]["recorded"]).read_text()):
@@ -92,14 +94,14 @@ def test_the_documentation_says_what_was_run(table: Table, pytestconfig: pytest.
 
 @dataclass
 class Oracle:
-    """What transformers and PEFT say."""
+    """The answers of transformers and PEFT."""
 
     model: Model
     tokenizer: PreTrainedTokenizerBase
 
     @torch.inference_mode()
     def loglikelihood(self, context: str, continuation: str) -> tuple[float, bool]:
-        """The continuation's log-probability, and whether it is the greedy one."""
+        """Return the continuation's log-probability, and whether it is the greedy continuation."""
         ids = self.tokenizer(context + continuation, return_tensors="pt").input_ids
         start = len(self.tokenizer(context).input_ids)
         logprobs = self.model(ids).logits[0, start - 1 : -1].log_softmax(-1)
@@ -109,7 +111,7 @@ class Oracle:
 
     @torch.inference_mode()
     def answer(self, context: str, max_tokens: int) -> str:
-        """The greedy answer up to its first end of a line."""
+        """Return the greedy answer up to its first end of a line."""
         asked = self.tokenizer(context, return_tensors="pt", return_token_type_ids=False)
         ids = self.model.generate(**asked, max_new_tokens=max_tokens, do_sample=False)
         text = self.tokenizer.decode(ids[0, asked.input_ids.shape[1] :], skip_special_tokens=True)

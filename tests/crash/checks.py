@@ -1,6 +1,6 @@
-"""What must hold after any run: journal = ledger = receipts, and nobody got more, or paid more.
+"""Invariants after every run: journal, ledger and receipts agree, and no client got or paid more.
 
-Each check yields sentences of what is wrong.
+Each check yields a sentence for each violation.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ _SAME = ("number", "adapter_digest", "base_revision", "finish_reason", "stop_cau
 
 @dataclass
 class Books:
-    """All that a run left: the journal's records, the ledger's rows, what the clients saw."""
+    """The records that a run left: the journal's records, the ledger's rows, the receipts."""
 
     records: Sequence[Record]
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Books:
         return [record for record in self.records if isinstance(record, EndRecord)]
 
     def paid(self, request_id: str) -> int:
-        """What was charged for a request, less what was given back."""
+        """Return the amount charged for a request, less the amount given back."""
         ids = [r["entry_id"] for r in self.receipts if r["request_id"] == request_id]
         reversing = [e["entry_id"] for e in self.entries if e["reverses_entry_id"] in ids]
         amounts = [r["amount_nanousd"] for r in self.receipts if r["entry_id"] in ids + reversing]
@@ -86,7 +86,7 @@ class Books:
 
 
 def all_wrong(world: World, books: Books, seen: Sequence[Seen]) -> list[str]:
-    """Empty when everything is as it must be."""
+    """Return a sentence for each violation; empty if there is none."""
     wrong = [*_journal(books), *_events(books), *_meter(world, books), *_holds(books)]
     wrong += [*_receipts(world, books), *_sums(world, books), *_audited(world)]
     for one in seen:
@@ -95,7 +95,7 @@ def all_wrong(world: World, books: Books, seen: Sequence[Seen]) -> list[str]:
 
 
 def _journal(books: Books) -> Iterator[str]:
-    """Every end says what the progress before it says, once."""
+    """Every started request ends once, and its end agrees with the progress before it."""
     outputs: dict[str, list[int]] = defaultdict(list)
     started, ended = set(), set()
     for record in books.records:
@@ -120,7 +120,7 @@ def _journal(books: Books) -> Iterator[str]:
 
 
 def _events(books: Books) -> Iterator[str]:
-    """The ledger has every end of the journal, with its counts, once, and nothing else."""
+    """The ledger has every end of the journal once, with its counts, and no other usage."""
     by_seq = {event["journal_seq"]: event for event in books.events}
     if len(by_seq) != len(books.events):
         yield "an end was posted twice"
@@ -140,7 +140,9 @@ def _events(books: Books) -> Iterator[str]:
 
 
 def _meter(world: World, books: Books) -> Iterator[str]:
-    """The journal has what the runner computed, but for the last step of an engine that died."""
+    """The journal has all tokens that the runner computed, except the last step before each death
+    of the engine.
+    """
     prompt, sampled, _, _ = TokenMeter.read(world.meter)
     counted = sum(end.num_prompt_tokens - end.num_cached_tokens for end in books.ends)
     missing = prompt - counted, sampled - sum(end.num_completion_tokens for end in books.ends)
@@ -154,7 +156,9 @@ def _meter(world: World, books: Books) -> Iterator[str]:
 
 
 def _holds(books: Books) -> Iterator[str]:
-    """Posted where the engine ended the request, voided where it never had it; none is open."""
+    """Holds are posted where the engine ended the request, voided where it never had it; no hold is
+    open.
+    """
     posted = {event["request_id"] for event in books.events}
     started = {r.request_id for r in books.records if isinstance(r, StartRecord)}
     for hold in books.holds:
@@ -167,7 +171,7 @@ def _holds(books: Books) -> Iterator[str]:
 
 
 def _receipts(world: World, books: Books) -> Iterator[str]:
-    """Every entry is a receipt: one whole chain for each tenant, signed, with true amounts."""
+    """Every entry has a receipt: one whole chain for each tenant, signed, with true amounts."""
     keys = world.database.read_sync(list_keys)
     check = ReceiptCheck({known.public.key_id: known.public for known in keys}, is_complete=True)
     for row, receipt in enumerate(books.receipts, start=1):
@@ -183,7 +187,7 @@ def _receipts(world: World, books: Books) -> Iterator[str]:
 
 
 def _sums(world: World, books: Books) -> Iterator[str]:
-    """Numbers without gaps; balances and roll-ups are the sums of the entries; no incident."""
+    """Entries are numbered without gaps; balances and roll-ups are their sums; no incident."""
     ids = sorted(entry["entry_id"] for entry in books.entries)
     if ids != list(range(1, len(ids) + 1)):
         yield f"the entries are numbered {ids}"
@@ -217,7 +221,7 @@ def _sums(world: World, books: Books) -> Iterator[str]:
 
 
 def _audited(world: World) -> Iterator[str]:
-    """The auditor finds nothing, in the ledger or in the journal that has all its segments."""
+    """The auditor finds nothing wrong in the ledger or in the journal with all its segments."""
     report = world.database.read_sync(
         lambda conn: audit(conn, engine_dirs=[world.folder / "engine"])
     )
@@ -226,7 +230,7 @@ def _audited(world: World) -> Iterator[str]:
 
 
 def _client(world: World, books: Books, seen: Seen) -> Iterator[str]:
-    """Nobody got more than was counted, and an error of ours costs nothing."""
+    """The client got no more than was counted, and a server error costs nothing."""
     hold = books.hold_of(seen)
     event = books.event_of(hold["request_id"]) if hold else None
     counted = event["completion_tokens"] if event else 0
@@ -237,8 +241,9 @@ def _client(world: World, books: Books, seen: Seen) -> Iterator[str]:
         yield f"an error that costs {paid}: {seen}"
     if seen.fate == "done" and (seen.num_tokens, bool(paid)) != (counted, True):
         yield f"{counted} tokens were counted, for {paid}: {seen}"
-    # Where the gateway lived, all that the engine had sent came through. (At a random moment ZMQ's
-    # thread may be behind: on a busy machine 13 steps were journaled, handed to it, and not sent.)
+    # If the gateway lived, all that the engine had sent came through. (When the engine is killed at
+    # a random moment, ZMQ's thread may be behind: on a busy machine 13 steps were journaled, handed
+    # to it, and not sent.)
     is_named = len(world.killed_at()) == len(world.deaths) and "gateway" not in world.deaths
     is_cut = seen.fate == "error" and seen.num_tokens > 0
     if is_named and is_cut and counted - seen.num_tokens > 1:

@@ -26,19 +26,19 @@ from tests.engine import fake_engine
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 STEP_S = 0.002
 SILENCE_S = 1.5
-"""After which the engine ends a gateway's requests, 10 s for everybody else. On two cores with 25
-processes that want them, a gateway that lives was silent for 0.6 s.
+"""Silence after which the engine ends a gateway's requests; 10 s outside of these tests. With 25
+processes on two cores, a gateway that lives was silent for 0.6 s.
 """
 LEASE_S = 0.5
 _SEGMENT_BYTES = 3000
-"""Some ten steps, so that segments begin and go in every run."""
+"""Size of a journal segment, some ten steps: every run begins and deletes segments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
     """One process from its start to its end.
 
-    waits_for_post: its failures are noted only when the request is in the ledger already.
+    waits_for_post: the gateway notes a failure only when the request is in the ledger already.
     """
 
     process: str
@@ -96,7 +96,7 @@ def _run_engine(folder: Path, pointed: Points) -> None:
 
 def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
     gateway = assemble(settings_for(folder, life.database_url), DEMO, AdminKey("the-operator"))
-    # A dead gateway's leases end soon: 10 s for everybody else.
+    # A dead gateway's leases end soon; outside of these tests they take 10 s.
     leases = Leases(gateway.database, LEASE_S)
     settler = Settler(
         gateway.database,
@@ -122,7 +122,7 @@ def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
 
 
 class LateFailures(Failures):
-    """Notes a failure only when the request has been posted, as after a database was away."""
+    """Notes a failure only when the request has been posted, as after an outage of the database."""
 
     def __init__(self, database: Database, *others: Any) -> None:
         super().__init__(database, *others)

@@ -1,4 +1,4 @@
-"""The process that carries out plans, and the databases that its runs empty."""
+"""Fixtures: the process that carries out plans, and the databases that its runs empty."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from tests.crash.run import Result
 from tests.crash.sweep import Order
 
 JOBS = 4
-"""Runs at a time: they wait more than they compute, on two cores."""
+"""Number of runs at a time, on two cores: runs wait more than they compute."""
 
 CarryOut = Callable[[list[Plan], str], list[Result]]
 
@@ -25,7 +25,7 @@ CarryOut = Callable[[list[Plan], str], list[Result]]
 def carry_out(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[CarryOut]:
-    """(plans, "sqlite" or "postgresql") -> their results, in any order."""
+    """Yield a function (plans, "sqlite" or "postgresql") -> results in any order."""
     command = [sys.executable, "-m", "tests.crash.sweep", str(tmp_path_factory.mktemp("crash"))]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     with subprocess.Popen(
@@ -52,7 +52,7 @@ def carry_out(
 def postgres_urls(
     make_postgres: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
 ) -> list[str]:
-    """Migrated databases, one for each run at a time."""
+    """Return the URLs of migrated databases, one for each run at a time."""
     url = make_postgres("template1")
     folder: Path = tmp_path_factory.mktemp("migrated")
     database = Database(url, data_dir=folder)

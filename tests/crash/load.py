@@ -1,4 +1,4 @@
-"""The customers of one run: what each asked for, and what it saw."""
+"""The clients of one run: the request of each, and the answer that it saw."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import httpx
 
 _STEM = list(range(10, 60))
-"""Many prompts begin with some of it, so that the prefix cache has its part in the bill."""
+"""Tokens with a part of which many prompts begin, so that cached tokens occur in the bill."""
 _CONNECT_TRIES = 500
 _RETRY_S = 0.02
 _TIMEOUT_S = 30.0
@@ -20,9 +20,10 @@ Fate = Literal["done", "left", "error", "reset", "unsent"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One completion. max_tokens: another one for every request of a run, so it names its hold.
+    """One completion. max_tokens: differs between requests of a run, so it identifies the hold.
 
-    delay_s: after the load's begin.   leave_after: so many chunks; None stays to the end.
+    delay_s: time from the start of the load.   leave_after: number of chunks after which the client
+    hangs up; None: it stays to the end.
     """
 
     max_tokens: int
@@ -36,10 +37,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Seen:
-    """What the client of one request got.
+    """The answer that one client got.
 
-    done: all of it.   left: it hung up.   error: a 5xx, or an error event.
-    reset: a connection that ended before its answer.   unsent: nobody listened.
+    done: the whole answer.   left: the client hung up.   error: an error status, or an error event.
+    reset: the connection ended before the answer did.   unsent: no gateway listened.
     """
 
     max_tokens: int
@@ -49,7 +50,7 @@ class Seen:
 
 
 def make_asks(chance: random.Random, lengths: list[int], spread_s: float) -> list[Ask]:
-    """One request for each of these max_tokens, at some moment of `spread_s`."""
+    """Make a request for each max_tokens in `lengths`, at a random moment within `spread_s`."""
     asks = []
     for max_tokens in lengths:
         stem = _STEM[: chance.randrange(len(_STEM))]

@@ -1,4 +1,4 @@
-"""Forks the processes of one world from one that has no loop, no threads and no connections."""
+"""Forks the processes of a world from a process without event loop, threads and connections."""
 
 import os
 import signal
@@ -16,7 +16,10 @@ _ORDER_BYTES = 4096
 
 
 class Nursery:
-    """Make it before any loop or thread there is. log: where its children write."""
+    """Forks processes on order. It must be made before any event loop or thread.
+
+    log: file of the children's output.
+    """
 
     def __init__(self, log: Path) -> None:
         self._socket, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -28,18 +31,18 @@ class Nursery:
         orders.close()
 
     def start(self, life: Life) -> int:
-        """Its process id."""
+        """Start a process and return its id."""
         self._socket.send(msgspec.json.encode(asdict(life)))
         return int(self._socket.recv(_ORDER_BYTES))
 
     def close(self) -> None:
-        """All that it started and that still lives is killed."""
+        """Kill all processes that it started and that still live."""
         self._socket.close()
         os.waitpid(self._pid, 0)
 
 
 def _serve(orders: socket.socket, log: Path) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps children that end
     os.setpgid(0, 0)
     while order := orders.recv(_ORDER_BYTES):
         if (child := os.fork()) == 0:
@@ -50,7 +53,7 @@ def _serve(orders: socket.socket, log: Path) -> None:
 
 
 def _live(life: Life, log: Path) -> None:
-    """Does not return."""
+    """Run a process's life in this child. Does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     output = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.dup2(output, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What a seed means: the load, who is killed where, and again where."""
+"""The plan of a seed: its load, and which processes are killed at which points."""
 
 import random
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from tests.crash.load import Ask, make_asks
 from tests.crash.points import ENGINE_POINTS, POINTS, Kill
 
 CYCLE = 60
-"""Seeds that visit every failpoint; what remains of them is for random moments. The first cycle
-dies early, where it is sure to come.
+"""Number of seeds that visit every failpoint once; its other seeds kill at random moments. In the
+first cycle processes die at an early visit, which every run reaches.
 """
 _SPREAD_S = 0.1
-"""In which requests arrive."""
+"""Time within which requests arrive."""
 
 _LONG = 800
-"""Tokens: such a request is still running when the engine gives its gateway up; it takes as long,
-so only some runs have one.
+"""Tokens of a request that is still running when the engine gives up a dead gateway. It makes a run
+as long, so only some runs have such a request.
 """
 
-# The nth time at most, by the beginning of a point's name: so often it is reached in most runs.
+# Largest nth of a kill, by the beginning of a point's name: most runs reach the point so often.
 _NTH = {
     "engine.journal.progress": 30,
     "engine.journal.ends": 4,
@@ -40,9 +40,9 @@ _NTH = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run. kills: by process, of its first life, its second, and so on.
+    """One run. kills: the kills of each process, in its first life, its second, and so on.
 
-    timed: (process, seconds after the load's begin).   then: what is asked after all of that.
+    timed: kills as (process, seconds from the start of the load).   then: requests after all kills.
     waits_for_post: see Life.
     """
 
@@ -58,7 +58,7 @@ def make_plan(seed: int) -> Plan:
     chance = random.Random(seed)
     number = seed % CYCLE
     point = POINTS[number] if number < len(POINTS) else ""
-    # Nobody is refused where nobody has to wait.
+    # Requests are refused only where some have to wait, so they all arrive at once.
     spread_s = 0.0 if "refused" in point else _SPREAD_S
     lengths = chance.sample(range(2, 60), 12)
     if chance.random() < 0.25:
@@ -80,7 +80,9 @@ def make_plan(seed: int) -> Plan:
 
 
 def _add(kills: dict[str, list[Kill]], chance: random.Random, point: str, early: int) -> None:
-    """One more kill, and what has to go wrong before it. early: divides how late at most."""
+    """Add a kill, and the kill of another process that has to come before it. early: divisor of the
+    largest nth.
+    """
     if point.startswith("gateway.commit.failed"):
         kills["engine"].append(_kill(chance, "engine.send.tokens.before", early))
     if point.startswith("gateway.commit.expired"):

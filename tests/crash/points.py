@@ -1,6 +1,7 @@
 """Failpoints: places around every commit, fsync and send where a process can be told to die.
 
-They are told at the seams of the product, in forked processes only; the product knows none of them.
+They are set around the product's interfaces, in forked processes only; the product's code does not
+know them.
 """
 
 import contextlib
@@ -53,14 +54,14 @@ _MAX_LOOKS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Die at the nth time that a process reaches this point."""
+    """An order to die when a process reaches this point for the nth time."""
 
     point: str
     nth: int
 
 
 class Points:
-    """Of one process. mark: a file that names the point at which it died."""
+    """The failpoints of one process. mark: file to which the point is written before it dies."""
 
     def __init__(self, kill: Kill | None, mark: Path) -> None:
         self._kill = kill
@@ -94,7 +95,7 @@ class Points:
 
 
 def _wait_for_sends() -> None:
-    """ZMQ sends on a thread of its own, which sleeps when it has sent what it was handed."""
+    """Wait until ZMQ's own thread sleeps, which it does when it has sent all its messages."""
     for task in Path("/proc/self/task").iterdir():
         if (task / "comm").read_text().startswith("ZMQbg/IO"):
             for _ in range(_MAX_LOOKS):
@@ -122,7 +123,7 @@ class PointedDisk(Disk):
 
 
 def point_journal_files(points: Points, archive: Path) -> None:
-    """Syncs, new segments, and deleted ones, which go to `archive` instead."""
+    """Set failpoints at syncs, new segments and deleted segments, which go to `archive` instead."""
     fdatasync, rename, unlink = os.fdatasync, Path.rename, Path.unlink
 
     def pointed_fdatasync(file: int) -> None:
@@ -185,14 +186,14 @@ def point_gateway_socket(points: Points) -> None:
 
 
 class _Statements(threading.local):
-    """Of this thread's transaction, with their parameters."""
+    """The statements of this thread's transaction, with their parameters."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
 
 
 def point_commits(points: Points, engine: Engine) -> None:
-    """Of transactions that did something named; a group of writes may have done several things."""
+    """Set failpoints at commits of the named kinds; a transaction may be of several kinds."""
     done = _Statements()
     commit: Callable[[Any], None] = engine.dialect.do_commit
 
@@ -220,17 +221,17 @@ def _done_by(statements: list[str]) -> list[str]:
         "settle": "INSERT INTO usage_events" in text,
         "failed": "UPDATE holds SET failed_at_ms" in text,
     }
-    # Who looks for expired holds locks them first.
+    # A transaction that voids expired holds selects them by their expiry first.
     voided = "expired" if "holds.expires_at_ms <" in text else "refused"
     done[voided] = "UPDATE holds SET state" in text and "'voided'" in text
     return [name for name, is_done in done.items() if is_done]
 
 
 class PointedApp:
-    """The application, where its answers to completions leave.
+    """The application, with failpoints where its answers leave.
 
-    It says itself whether its engine is there: FastAPI would build all its routes for that, which
-    takes longer than the rest of a start.
+    READY_PATH is answered here: FastAPI would build all its routes for that request, which takes
+    longer than the rest of a start.
     """
 
     def __init__(self, app: ASGIApp, gateway: Gateway, points: Points) -> None:

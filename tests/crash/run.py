@@ -1,4 +1,4 @@
-"""One run: a plan is carried out on a world, and what it left is checked."""
+"""One run: a plan is carried out on a world, and the records that it left are checked."""
 
 import asyncio
 import shutil
@@ -36,9 +36,11 @@ _LOG_CHARACTERS = 4000
 
 @dataclass
 class Result:
-    """killed_at: failpoints.   deaths: of processes.   wrong: what should not be.
+    """killed_at: failpoints at which processes died.   deaths: processes that died.   wrong:
+    violations that were found.
 
-    num_expired: holds that nobody had used when all was quiet.   The rest: rows of the ledger.
+    num_expired: holds that were still open when all was quiet.   events, holds, entries: rows of
+    the ledger.
     """
 
     seed: int
@@ -53,7 +55,7 @@ class Result:
 
 
 def furnish(folder: Path) -> None:
-    """What every run begins with: a migrated SQLite database, secrets, an engine's settings."""
+    """Make the folder that every run copies: a migrated SQLite database, secrets, settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     prepare(settings)()
     gateway = assemble(settings, DEMO, AdminKey("the-operator"))
@@ -63,7 +65,7 @@ def furnish(folder: Path) -> None:
 
 
 def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> Result:
-    """database_url: of a PostgreSQL database that this run may empty; None for SQLite.
+    """Carry out a plan. database_url: a PostgreSQL database that this run may empty; None: SQLite.
 
     Call it in a process of its own, without threads: it forks.
     """
@@ -111,7 +113,7 @@ async def _kill_at(world: World, process: str, at_s: float) -> None:
 
 
 def _make_customers(world: World) -> list[str]:
-    """Two tenants, each with an adapter of one name; their API keys."""
+    """Make two tenants, each with an adapter of the same name; return their API keys."""
     base = BaseModel.load(DEMO, "base", world.folder / "cache")
     pepper = load_or_create_secret(world.folder / "secrets" / "pepper")
     api_keys = []

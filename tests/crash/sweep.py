@@ -1,7 +1,8 @@
 """`python -m tests.crash.sweep FOLDER`: carries out plans, some at a time, each in a fork.
 
-One line of JSON in, {"plans": [...], "urls": [...]}: a run at a time for each url, None for SQLite;
-one line of results out. Nothing is imported by a fork, and no fork inherits a connection.
+It reads lines of JSON, {"plans": [...], "urls": [...]}, and answers each with a line of results.
+Each url, None for SQLite, serves one run at a time. Forks import nothing, and inherit no
+connection.
 """
 
 import gc
@@ -12,7 +13,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 
-import anyio._backends._asyncio  # noqa: F401  here, once for all forks
+import anyio._backends._asyncio  # noqa: F401  imported once, for all forks
 import msgspec
 import psycopg  # noqa: F401
 import uvicorn.lifespan.on
@@ -32,7 +33,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     furnished = folder / "furnished"
     furnish(furnished)
-    gc.freeze()  # what is never collected is never copied by a fork either
+    gc.freeze()  # the collector would write to these objects, and forks would copy their pages
     for line in sys.stdin:
         order = msgspec.json.decode(line, type=Order)
         results = carry_out(order, furnished, folder)
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def carry_out(order: Order, furnished: Path, folder: Path) -> list[Result]:
-    """In the order in which they ended."""
+    """Carry out plans; return their results in the order in which the runs ended."""
     waiting, free, running = deque(order.plans), list(order.urls), {}
     results = []
     while waiting or running:

@@ -1,4 +1,4 @@
-"""Gateway and engine killed anywhere, again and again: journal = ledger = receipts, every time.
+"""Journal, ledger and receipts agree wherever gateway and engine are killed, again and again.
 
 CRASH_SEED=n replays one run.
 """
@@ -19,14 +19,14 @@ MOST_TRIES = 5
 
 
 def seeds(database: str, first: int, count: int) -> list[int]:
-    """Half of them on each database, and in the next cycle the other half."""
+    """Return the seeds for a database: half of a cycle, and in the next cycle the other half."""
     wanted = [int(SEED)] if SEED else range(first, first + count)
     is_odd = database == "postgresql"
     return [seed for seed in wanted if (seed + seed // CYCLE) % 2 == is_odd]
 
 
 def sweep(carry_out: CarryOut, database: str, first: int, count: int) -> list[Result]:
-    """Results of runs; asserts that nothing was wrong after any."""
+    """Carry out runs and return their results; assert that nothing was wrong after any."""
     return checked(carry_out, seeds(database, first, count), database)
 
 
@@ -72,7 +72,7 @@ def test_the_sweeps_on_sqlite_and_postgresql_die_at_every_failpoint(
         missed = set(POINTS) - set(killed_at(results))
         if not missed:
             return
-        # A busy machine settles late, so a run may end before it comes there: the same once more.
+        # A busy machine settles late, so a run may end before it reaches the point: run it again.
         results += checked(carry_out, [POINTS.index(point) for point in missed], "sqlite")
     raise AssertionError(f"nobody died at {missed}")
 

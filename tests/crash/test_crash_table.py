@@ -1,4 +1,4 @@
-"""Each place where a crash decides who pays, and what it comes to."""
+"""The outcome of each crash that decides who pays."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from tests.crash.points import Kill
 from tests.crash.run import Result
 
 SHORT, LONG = 5, 1000
-"""Tokens. The longer one takes longer than the engine waits for a silent gateway."""
+"""Lengths in tokens. The long request takes longer than the engine waits for a silent gateway."""
 
 
 def plan(number: int, max_tokens: int = SHORT, *, late: bool = False, **kills: Kill) -> Plan:
-    """One streamed request. late: see Life.waits_for_post."""
+    """Make a plan with one streamed request. late: see Life.waits_for_post."""
     return Plan(
         seed=number,
         kills={process: [kill] for process, kill in kills.items()},

@@ -1,4 +1,4 @@
-"""One gateway and one engine on one database: started, killed, started again, brought to rest."""
+"""One gateway and one engine on one database: start, kill, start again, bring to rest."""
 
 import asyncio
 import contextlib
@@ -29,15 +29,15 @@ T = TypeVar("T")
 PROCESSES = ("engine", "gateway")
 _LOOK_S = 0.02
 _LIMIT_S = 40.0
-"""Of everything that is waited for: far above what it takes, so that it only ends what hangs."""
+"""Limit of every wait, far above the time it takes, so that it ends only waits that hang."""
 _MAX_LIVES = 20
 
 
 @dataclass
 class World:
-    """folder: made by `furnish`.   kills: by process, one for each life, as far as they go.
+    """folder: made by `furnish`.   kills: for each process, the kill in each of its first lives.
 
-    deaths: of processes that were killed.   cut_steps: (prompt tokens, sampled tokens) of the last
+    deaths: processes that died, in order.   cut_steps: (prompt tokens, sampled tokens) of the last
     step of each engine that died.
     """
 
@@ -52,11 +52,11 @@ class World:
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
     _lives: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PROCESSES, 0))
 
-    # ---- its life ----
+    # ---- processes ----
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
-        """Both processes, each started again whenever it is dead; then killed."""
+        """Run both processes, each started again whenever it dies; kill them at the end."""
         self._keepers = keepers = [asyncio.create_task(self._keep(each)) for each in PROCESSES]
         try:
             await self.until(self._is_ready)
@@ -74,7 +74,9 @@ class World:
                 os.kill(pid, signal.SIGKILL)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Raises TimeoutError, and AssertionError where a process does not stay alive."""
+        """Wait until `condition` holds. Raises TimeoutError, and AssertionError if a process does
+        not stay alive.
+        """
         async with asyncio.timeout(_LIMIT_S):
             while not await asyncio.to_thread(condition):
                 for keeper in self._keepers:
@@ -83,10 +85,10 @@ class World:
                 await asyncio.sleep(_LOOK_S)
 
     async def rest(self) -> int:
-        """Until nothing runs and all that ended is posted. Then holds that are left expire, and go;
-        how many.
+        """Wait until no request runs and all ends are posted. Then expire the open holds, wait
+        until they are voided, and return their number.
         """
-        for _ in range(2):  # what a dead gateway had sent may arrive after the first look
+        for _ in range(2):  # a dead gateway's messages may arrive after the first look
             await self.until(self._is_quiet)
         num_expired = self.database.write_sync(_expire)
         await self.until(self._has_no_open_hold)
@@ -120,7 +122,7 @@ class World:
         transport = httpx.HTTPTransport(uds=str(socket_of(self.folder)), verify=False)
         return httpx.Client(transport=transport, base_url="http://chorale")
 
-    # ---- what there is ----
+    # ---- files and database ----
 
     @property
     def meter(self) -> Path:
@@ -131,12 +133,12 @@ class World:
         return self.folder / "engine" / "journal"
 
     def killed_at(self) -> list[str]:
-        """The failpoints at which processes died."""
+        """Return the failpoints at which processes died."""
         mark = self.folder / "killed"
         return mark.read_text().split() if mark.exists() else []
 
     def records(self) -> list[Record]:
-        """The journal from its first record on, read as one would who has only its files."""
+        """Read the whole journal, deleted segments included, from its files."""
         for path in (self.folder / "archive").glob("*.journal"):
             path.rename(self.journal / path.name)
         return list(read_records(self.journal))
@@ -159,7 +161,7 @@ class World:
 
 
 def _expire(conn: Connection) -> int:
-    # Just now: one that has been open for a day longer is the auditor's business.
+    # Holds expire just now: the auditor would report a hold that stays open for a day longer.
     query = sa.update(holds).where(holds.c.state == "open").values(expires_at_ms=now_ms() - 1)
     return conn.execute(query).rowcount
 
@@ -169,7 +171,7 @@ async def _death(pid: int) -> None:
     loop = asyncio.get_running_loop()
     try:
         watched = os.pidfd_open(pid)
-    except ProcessLookupError:  # already
+    except ProcessLookupError:  # the process has ended already
         return
     loop.add_reader(watched, ended.set)
     try:

@@ -1,4 +1,4 @@
-"""The committed weights do what the demo promises; in part here, in full where they are made."""
+"""The committed weights do what the demo promises, tested on a part of the held-out questions."""
 
 import ast
 import json
@@ -13,14 +13,14 @@ from demo import domain, evaluate
 from demo.styles import PLAIN, STYLES
 from demo.train import ADAPTERS
 
-# peft 0.21 asks transformers 5.23 by a name that goes away in version 6.
+# peft 0.21 uses a name of transformers 5.23 that is deprecated and goes away in version 6.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is:FutureWarning")
 
 FOLDER = Path(demo.__file__).parent
 MODEL = FOLDER / "model"
 MODEL_FILES = [path for path in MODEL.iterdir() if path.is_file()]
 ADAPTER_FILES = [path for path in (FOLDER / "adapters").rglob("*") if path.is_file()]
-# Odd steps through the list reach every topic, and what is asked about it, in turn.
+# An odd step through the list reaches every topic, and every kind of question, in turn.
 QUESTIONS = domain.held_out()[::13]
 
 

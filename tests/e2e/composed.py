@@ -1,7 +1,8 @@
 """deploy/compose.yaml without containers: its two machines as processes, by its own commands.
 
-Every setting is the file's own. What a container is given besides is put in its place: folders
-for mounts, free ports, and addresses for the names of PostgreSQL, Redis and the object store.
+Every setting is the file's own. Only the surroundings of a container are replaced: folders stand
+for mounts, ports are free ones, and addresses stand for the names of PostgreSQL, Redis and the
+object store.
 """
 
 import os
@@ -17,8 +18,8 @@ from bench.ports import free_port
 from tests.deployment_files import Compose, filled_variables, image_environment
 from tests.e2e.stack import Stack
 
-# Of tests alone: small arenas, and clients, gateways and engines on two cores, where it is not
-# Redis that is late.
+# Settings for tests only: arenas are small, and clients, gateways and engines share two cores, so
+# Redis gets a longer deadline: the other processes may be late.
 TEST_SETTINGS = {
     "CHORALE_ARENA_BYTES": str(64 << 20),
     "CHORALE_MAX_MODEL_LEN": "512",
@@ -28,7 +29,7 @@ TEST_SETTINGS = {
 
 
 class Machine(Stack):
-    """One of the file's machines. addresses: what stands for a part of a value of the file."""
+    """One of the file's machines. addresses: replacements for parts of the file's values."""
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class Machine(Stack):
         return self
 
     def terminate(self) -> None:
-        """As `docker stop` does."""
+        """Ask the machine to end, as `docker stop` does."""
         assert self._process
         self._process.terminate()
 
     def wait_gone(self) -> int:
-        """Its exit status. The file's own patience would be longer."""
+        """Wait for the machine's end and return its exit status. The file's own limit is longer."""
         assert self._process
         return self._process.wait(60)
 
@@ -80,7 +81,7 @@ class Machine(Stack):
 
 
 def machines(folder: Path, model: Path, addresses: Mapping[str, str]) -> list[Machine]:
-    """Of compose.yaml, in its order; not started."""
+    """Return the machines of compose.yaml, in its order; they are not started."""
     compose = Compose.read(filled_variables())
     return [Machine(name, s, folder, model, addresses) for name, s in compose.machines.items()]
 

@@ -19,7 +19,7 @@ PUBLIC_PROMPT = (
 
 @dataclass
 class TinyWorld:
-    """A stack on a random model, and one tenant with three adapters; dirs by model name."""
+    """A stack on a random model, and one tenant with three adapters. dirs: folders by adapter."""
 
     stack: Stack
     tenant: Tenant
@@ -39,7 +39,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Ranks 4, 8 and 16, one with rsLoRA and few targets, one with a rank pattern."""
+    """Adapters of ranks 4, 8 and 16, one with rsLoRA and few targets, one with a rank pattern."""
     folder = tmp_path_factory.mktemp("adapters")
     specs = {
         "alpha": {"r": 4, "lora_alpha": 16},
@@ -68,7 +68,7 @@ def tiny(
 
 @pytest.fixture(scope="session")
 def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The demo's model and adapters, for two tenants as in `chorale demo`."""
+    """Serve the demo's model and adapters, for two tenants as in `chorale demo`."""
     with running(tmp_path_factory.mktemp("demo-stack"), DEMO / "model") as stack:
         for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
             tenant = stack.tenant(name)

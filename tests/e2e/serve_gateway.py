@@ -1,6 +1,6 @@
-"""`python -m tests.e2e.serve_gateway SETTINGS.json`: a gateway alone, with the engines of another.
+"""`python -m tests.e2e.serve_gateway SETTINGS.json`: a gateway that uses the engines of another.
 
-ENGINES_OF: that other's data directory.
+ENGINES_OF: the data directory of the other gateway.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.serve_real SETTINGS.json`: `chorale serve` , from a file of settings."""
+"""`python -m tests.e2e.serve_real SETTINGS.json`: `chorale serve` from a file of settings."""
 
 import sys
 from pathlib import Path

@@ -21,13 +21,13 @@ from bench.ports import free_port
 ADMIN_KEY = "the-operators-own-admin-key"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 START_S = 120.0
-# Where gateways may share a database, what they must share too is given.
+# Secrets that gateways on one database must share.
 SECRETS = {"CHORALE_PEPPER": "1" * 64, "CHORALE_RECEIPT_SIGNING_KEY": "2" * 64}
 
 
 @dataclass
 class Tenant:
-    """One customer with one key."""
+    """A tenant with one key."""
 
     stack: "Stack"
     tenant_id: str
@@ -37,11 +37,11 @@ class Tenant:
 
     @property
     def http(self) -> httpx.Client:
-        """A client of this tenant's; the stack closes it."""
+        """HTTP client with this tenant's key; the stack closes it."""
         return self.stack.client(self.api_key)
 
     def push(self, name: str, folder: Path) -> httpx.Response:
-        """Upload both files of a PEFT folder; the answer of the completion."""
+        """Upload both files of a PEFT folder; return the answer to the upload's completion."""
         contents = {file: (folder / file).read_bytes() for file in FILES}
         answer = self.upload(name, contents)
         assert answer.status_code == 200, answer.text
@@ -49,7 +49,10 @@ class Tenant:
         return answer
 
     def upload(self, name: str, contents: dict[str, bytes], **declared: Any) -> httpx.Response:
-        """The same for any bytes; the first answer that is an error, else the completion's."""
+        """Upload any bytes; return the first answer that is an error, else the completion's.
+
+        declared: fields that replace those of a file in the request.
+        """
         files = {
             file: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             | declared.get(file, {})
@@ -67,7 +70,7 @@ class Tenant:
 
 
 class Stack:
-    """`chorale serve` and its operator. fake_engine: everything but the model is real."""
+    """`chorale serve` and its operator. fake_engine: run without a model; all else is real."""
 
     def __init__(self, data_dir: Path, model: Path, *, fake_engine: bool = False, **settings: Any):
         self.data_dir = data_dir
@@ -91,7 +94,7 @@ class Stack:
         self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
-    # ---- its life ----
+    # ---- processes ----
 
     def start(self, *, wait: bool = True, **environment: str) -> "Stack":
         self._environment = environment
@@ -106,7 +109,7 @@ class Stack:
         return self
 
     def restart_cold(self) -> None:
-        """Started again without any adapter outside the store: proving one had it loaded."""
+        """Start again with adapters in the store only: an upload's proof has loaded its adapter."""
         self.stop()
         shutil.rmtree(self.data_dir / "cache" / "adapters")
         self.start(**self._environment)
@@ -127,7 +130,7 @@ class Stack:
                 self._process.wait()
 
     def pid(self, name: str) -> int:
-        """Process id of the `engine`, `engine-2`, `gateway` or `fetcher`."""
+        """Return the process id of `engine`, `engine-2`, `gateway` or `fetcher`."""
         mark = "lora.fetch" if name == "fetcher" else f"/{name}.json"
         for pid in self._child_pids():
             if mark in Path(f"/proc/{pid}/cmdline").read_bytes().decode():
@@ -140,13 +143,13 @@ class Stack:
         return [int(pid) for pid in children.read_text().split()]
 
     def kill(self, name: str) -> None:
-        """SIGKILL, and wait until it does nothing any more; the supervisor starts it again."""
+        """SIGKILL a process and wait for its end; the supervisor starts it again."""
         pid = self.pid(name)
         os.kill(pid, signal.SIGKILL)
         _wait_until_dead(pid)
 
     def die(self) -> None:
-        """SIGKILL for the supervisor, and so for all of it, as when the power fails."""
+        """SIGKILL the supervisor, whose children die with it, as when the power fails."""
         assert self._process
         children = self._child_pids()
         self._process.kill()
@@ -156,16 +159,16 @@ class Stack:
 
     @staticmethod
     def wait(condition: Callable[[], object], timeout_s: float = START_S) -> None:
-        """Until it holds; an answer that cannot be had yet does not."""
+        """Wait until `condition` holds; TransportError and LookupError mean that it does not."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.TransportError, LookupError):
                 if condition():
                     return
             time.sleep(0.05)
-        raise AssertionError("it did not come true in time")
+        raise AssertionError("the condition did not come true in time")
 
-    # ---- its users ----
+    # ---- users ----
 
     @property
     def operator(self) -> httpx.Client:
@@ -186,7 +189,7 @@ class Stack:
         return tenant
 
     def settled_events(self, count: int) -> list[dict[str, Any]]:
-        """All usage events, once there are as many as expected and none is open any more."""
+        """Return all usage events, once there are at least `count`."""
 
         def events() -> list[dict[str, Any]]:
             lines = self.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
@@ -208,7 +211,7 @@ def running(data_dir: Path, model: Path, **settings: Any) -> Iterator[Stack]:
 
 
 def _wait_until_dead(pid: int) -> None:
-    """It does nothing any more, whether or not its parent has looked."""
+    """Wait until a process has ended, whether or not its parent has reaped it."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
             time.sleep(0.001)

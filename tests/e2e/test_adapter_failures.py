@@ -1,6 +1,6 @@
-"""A store that fails: requests for its adapter get a typed error, and nobody else notices.
+"""A store that fails: requests for its adapters get a typed error, other requests are not affected.
 
-The product on S3 over HTTP, behind a proxy that fails when it is told to.
+The product's store is S3 over HTTP, behind a proxy that fails on demand.
 """
 
 import json
@@ -25,14 +25,14 @@ BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 3.0
 NUM_LORAS = 17
-"""How many adapters the tests take."""
+"""Number of adapters that the tests take."""
 RECOVERY_S = 90.0
-"""How long an adapter may stay refused after its store is well: the pauses between tries grow."""
+"""Longest time an adapter may be refused after its store recovers: pauses between tries grow."""
 
 
 @dataclass
 class Lora:
-    """An adapter of the tenant's. key: of its object in the bucket."""
+    """An adapter of the tenant. key: key of its object in the bucket."""
 
     name: str
     folder: Path
@@ -52,11 +52,11 @@ class World:
         self.said = {model: self.stream(model) for model in ("base", self.resident.name)}
 
     def make_lora(self) -> Lora:
-        """One that was proved and that this engine has never heard of."""
+        """Return an adapter that was proved and that this engine has never heard of."""
         return self._cold.pop()
 
     def _upload(self, source: Path, folder: Path, number: int) -> Lora:
-        # Each its own values, so that each is an object of its own.
+        # Each adapter has other values, so that each is an object of its own.
         copy_adapter(source, folder, factor=1 + number / 64)
         self.tenant.push(folder.name, folder)
         digest = self.tenant.http.get(f"/v1/adapters/{folder.name}").json()["latest"]["digest"]
@@ -67,7 +67,7 @@ class World:
         return complete(self.tenant, model, stream=stream)
 
     def stream(self, model: str) -> list[int]:
-        """Tokens of a whole streamed answer."""
+        """Return the tokens of a whole streamed answer."""
         body = {
             "model": model, "prompt": "the quick brown fox", "max_tokens": 60, "temperature": 0,
             "ignore_eos": True, "stream": True, "return_token_ids": True,
@@ -82,7 +82,9 @@ class World:
 
     @contextmanager
     def others_going_on(self) -> Iterator[None]:
-        """Streams of the base model and of a resident adapter all the while, as they ever were."""
+        """Stream from the base model and a resident adapter all the while, and check that answers
+        stay the same.
+        """
         over = threading.Event()
 
         def keep_asking(model: str) -> None:
@@ -100,7 +102,7 @@ class World:
             one.result()
 
     def wait_served(self, lora: Lora) -> None:
-        """Until the adapter serves again; what it says before that is an error of its own."""
+        """Wait until the adapter serves again; until then its requests get errors."""
         self.stack.wait(lambda: self.ask(lora.name).status_code == 200, RECOVERY_S)
 
     def residency(self, lora: Lora) -> dict[str, object]:
@@ -108,7 +110,7 @@ class World:
         return next(entry for entry in data if lora.key.endswith(str(entry["object_key"])))
 
     def figure(self, name: str, **labels: str) -> float:
-        """Of /metrics, as Prometheus reads it; the sum of all series with these labels."""
+        """Return a figure of /metrics as Prometheus reads it, summed over series with `labels`."""
         text = self.stack.operator.get("/metrics").text
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
         return sum(
@@ -116,7 +118,7 @@ class World:
         )
 
     def check_bill(self, lora: Lora, causes: set[str]) -> None:
-        """The adapter's failed requests are counted, one event each, and cost nothing."""
+        """Check that the adapter's failed requests are in the ledger and cost nothing."""
 
         def failed() -> list[dict[str, object]]:
             lines = self.stack.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
@@ -243,7 +245,7 @@ def test_a_fetcher_that_is_killed_is_asked_again_by_a_request_that_waits(world: 
 def cramped(
     world: World, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Tenant]:
-    """A tenant of a stack on the same store with little room, little patience and small numbers."""
+    """A tenant of a stack on the same store, with a small arena, a short timeout, and float16."""
     with running(
         tmp_path_factory.mktemp("cramped"), tiny_model, storage=f"s3://{BUCKET}/cramped",
         dtype="float16", arena_bytes=1 << 20, first_token_timeout_s=1.0,
@@ -311,7 +313,7 @@ def complete(
 
 
 def copy_adapter(source: Path, folder: Path, *, factor: float) -> None:
-    """The same with every weight times `factor`."""
+    """Copy an adapter's folder with every weight times `factor`."""
     config, weights = FILES
     folder.mkdir()
     (folder / config).write_bytes((source / config).read_bytes())
@@ -321,7 +323,7 @@ def copy_adapter(source: Path, folder: Path, *, factor: float) -> None:
 
 
 def check_error(answer: httpx.Response, code: str) -> None:
-    """Its code, and nothing of where the object is."""
+    """Check the error's code, and that its message does not tell where the object is."""
     error = answer.json()["error"]
     assert error["code"] == code
     assert "othing was billed" in error["message"]

@@ -1,4 +1,4 @@
-"""An activated LoRA from PEFT's folder to the answer: uploaded, chatted with, refused by name."""
+"""An activated LoRA from PEFT's folder to its answers and its own errors."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ MAX_TOKENS = 12
 
 @dataclass
 class Fox:
-    """An activated LoRA of a tenant of its own, uploaded. invocation: token ids."""
+    """An uploaded activated LoRA with a tenant of its own. invocation: token ids."""
 
     tenant: Tenant
     folder: Path
@@ -42,7 +42,7 @@ def fox(tiny: TinyWorld, tmp_path_factory: pytest.TempPathFactory) -> Fox:
 
 
 def complete(tenant: Tenant, model: str, prompt: list[int]) -> tuple[list[int], int, str]:
-    """Token ids of the answer, cached tokens of the prompt, and the digest that was applied."""
+    """Return token ids of the answer, number of cached prompt tokens, and the applied digest."""
     body = {
         "model": model,
         "prompt": prompt,
@@ -63,7 +63,7 @@ def test_it_answers_as_in_peft_and_shares_what_the_base_computed(tiny: TinyWorld
     expected = greedy(activated, prompt, MAX_TOKENS)
     assert greedy(base, prompt, MAX_TOKENS) != expected
     assert complete(fox.tenant, "base", prompt) == (greedy(base, prompt, MAX_TOKENS), 0, "")
-    # Six whole blocks of 16 are before the invocation.
+    # Six whole blocks of 16 tokens come before the invocation.
     assert complete(fox.tenant, "fox", prompt) == (expected, 96, fox.digest)
 
 

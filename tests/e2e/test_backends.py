@@ -1,4 +1,4 @@
-"""The same product on S3 and on PostgreSQL: real servers, spoken to as users would."""
+"""The product on S3 and on PostgreSQL: real servers, used as users do."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ CREDENTIALS = {
 
 @pytest.fixture(scope="module")
 def s3_environment() -> Iterator[dict[str, str]]:
-    """The environment that reaches a bucket on a server that speaks S3 over HTTP."""
+    """Run an S3 server with a bucket; yield the environment variables that reach it."""
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -50,7 +50,7 @@ def on_s3(
 
 
 def stored_digests(tenant: Tenant) -> set[str]:
-    """The last parts of the keys that the tenant has in the bucket."""
+    """Return the last parts of the tenant's keys in the bucket."""
     prefix = f"prefix/tenants/{tenant.tenant_id}/"
     listed = boto3.client("s3").list_objects_v2(Bucket="adapters", Prefix=prefix)["Contents"]
     return {entry["Key"].removeprefix(prefix) for entry in listed}

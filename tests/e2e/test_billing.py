@@ -1,4 +1,4 @@
-"""What is billed is what was generated: under disconnects, and when gateway or engine are killed.
+"""Billed tokens equal generated tokens: under disconnects, and when gateway or engine are killed.
 
 The runner's meter shares no code with the journal; the export comes from the ledger.
 """
@@ -25,16 +25,17 @@ from tests.e2e.stack import Stack, Tenant, running
 from tests.engine.fake_engine import POISON
 
 STEM = list(range(10, 60))
-"""Many prompts begin with some of it, so that the prefix cache has its part in the bill."""
+"""Tokens with a part of which many prompts begin, so that cached tokens occur in the bill."""
 TENANTS = ("acme", "globex")
-"""Who asks in a load; a test may have others beside them."""
+"""Tenants that send a load; a test may have others beside them."""
 
 
 @dataclass
 class Seen:
-    """What clients received, by answer id, and the step that each kill cut off.
+    """Tokens that clients received, and the step that each kill cut off.
 
-    cut_steps: (prompt tokens, sampled tokens) of the last step that the killed engine computed.
+    tokens: number of tokens by answer id.   cut_steps: (prompt tokens, sampled tokens) of the last
+    step that each killed engine computed.
     """
 
     tokens: dict[str, int] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Seen:
 
 
 async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: random.Random) -> None:
-    """One streamed completion, left early half of the time."""
+    """Send one streamed completion; in two of three cases the client leaves early."""
     body = {
         "model": chance.choice(["base", *tenant.adapters]),
         "prompt": [
@@ -82,7 +83,7 @@ async def ask(client: httpx.AsyncClient, tenant: Tenant, seen: Seen, chance: ran
 async def ask_and_kill(
     client: httpx.AsyncClient, stack: Stack, kill: str, seen: Seen, chance: random.Random
 ) -> None:
-    """A long stream, in the middle of which the process dies: the kill always hits somebody."""
+    """Kill a process in the middle of a long stream, so that the kill always hits a request."""
     body = {"model": "base", "max_tokens": 500, "stream": True, "ignore_eos": True}
     body["prompt"] = [chance.randrange(4, 250), chance.randrange(4, 250)]
     headers = {"authorization": f"Bearer {stack.tenants[0].api_key}"}
@@ -97,7 +98,7 @@ async def ask_and_kill(
 
 
 async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> Seen:
-    """Many requests at once; in the middle of them one process is killed."""
+    """Send many requests at once; in the middle of them kill one process."""
     seen, chance = Seen(), random.Random(seed)
     tenants = stack.tenants[: len(TENANTS)]
     limits = httpx.Limits(max_connections=100)
@@ -114,7 +115,7 @@ async def load(stack: Stack, count: int, seed: int, kill: str | None = None) -> 
 
 
 def kill_rank(stack: Stack) -> None:
-    """SIGKILL for the second rank of the model, and wait until the engine has followed it."""
+    """SIGKILL the second rank of the model, and wait until the engine has ended, too."""
     engine = stack.pid("engine")
     children = Path(f"/proc/{engine}/task/{engine}/children").read_text().split()
     (rank,) = [
@@ -127,14 +128,17 @@ def kill_rank(stack: Stack) -> None:
 
 
 def quiet(stack: Stack) -> list[dict]:
-    """All events, once the engine is idle and the ledger has everything that it ended.
+    """Return all events, once the engine is idle and the ledger has every request that it ended.
 
-    Its figures are old by a quarter of a second. Those that are seen after an answer and count
-    one step more than the ones before are younger than that answer.
+    The engine's figures are up to a quarter of a second old. Figures that are seen after an answer
+    and count one step more than the figures before are younger than that answer.
     """
 
     def figures() -> tuple[float, ...]:
-        """Steps, and what is still to be done. Raises LookupError where there are none yet."""
+        """Return the number of steps, of running and of waiting requests, and of records to settle.
+
+        Raises LookupError if there are no figures yet.
+        """
         lines = stack.operator.get("/metrics").text.splitlines()
         found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         names = ("steps_total", "running", "waiting", "unsettled_records")
@@ -160,15 +164,15 @@ def meter_of(stack: Stack) -> Path:
 
 
 def check_bill(stack: Stack, seen: Seen) -> None:
-    """The exported tokens are the runner's, and nobody received more than was counted."""
+    """Check that the exported tokens are the runner's, and that no client got more than counted."""
     events = quiet(stack)
     counted = {event["request_id"]: event["completion_tokens"] for event in events}
     assert len(counted) == len(events), "one event a request"
     prompt, sampled, _, _ = TokenMeter.read(meter_of(stack))
     computed = sum(event["prompt_tokens"] - event["cached_tokens"] for event in events)
     missing = (prompt - computed, sampled - sum(counted.values()))
-    # A step that was computed and not journaled when the engine died was never seen by anybody:
-    # whole steps may be missing, one a kill, and nothing else.
+    # A step that was computed and not journaled when the engine died was seen by no client: whole
+    # steps may be missing, one per kill, and nothing else.
     possible = [
         tuple(map(sum, zip((0, 0), *cut, strict=True)))
         for size in range(len(seen.cut_steps) + 1)
@@ -179,14 +183,14 @@ def check_bill(stack: Stack, seen: Seen) -> None:
         assert count <= counted[answer_id.rpartition("-")[2]]
     for event in events:
         is_free = event["finish_reason"] == "error" or event["prompt_tokens"] == 0
-        # The engine died between the end that it wrote and the answer that it was to send.
+        # A failed request is free: the engine wrote its end and died before it sent the answer.
         is_free |= event["is_failed"] or event["tenant_id"] == PROOF_TENANT
         assert (event["amount_nanousd"] == 0) == is_free
 
 
 @contextmanager
 def fake_engine(folder: Path, model: Path, adapters: dict[str, Path]) -> Iterator[Stack]:
-    """Everything real but the model: cheap enough to kill again and again."""
+    """Run a stack without a model, all else real: cheap enough to kill again and again."""
     with running(
         folder, model, fake_engine=True, max_model_len=512,
         environment={"FAKE_STEP_S": "0.002"},
@@ -200,7 +204,7 @@ def fake_engine(folder: Path, model: Path, adapters: dict[str, Path]) -> Iterato
 
 @pytest.fixture
 def fake_stack(tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path]) -> Iterator[Stack]:
-    """For a test that kills in the middle of requests."""
+    """A stack for a test that kills in the middle of requests."""
     with fake_engine(tmp_path, tiny_model, tiny_adapters) as stack:
         yield stack
 
@@ -209,7 +213,7 @@ def fake_stack(tmp_path: Path, tiny_model: Path, tiny_adapters: dict[str, Path])
 def shared_stack(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_adapters: dict[str, Path]
 ) -> Iterator[Stack]:
-    """For those that let every request end: what the others asked for is in the bill, too."""
+    """A stack for tests that let every request end; the bill has the requests of all of them."""
     with fake_engine(tmp_path_factory.mktemp("shared"), tiny_model, tiny_adapters) as stack:
         yield stack
 
@@ -256,7 +260,7 @@ def test_the_bill_is_exact_after_a_rank_of_the_model_is_killed(
         unpaid = [e for e in quiet(stack) if e["stop_cause"] == "engine_failure"]
         assert unpaid
         assert all(event["amount_nanousd"] == 0 for event in unpaid)
-        # Nor does an engine stay without it when nobody asks: no request is to find that out.
+        # An idle engine notices the loss of a rank, too, before a request finds it.
         kill_rank(stack)
         stack.wait(lambda: stack.operator.get("/ready").status_code == 503)
         stack.wait_ready()
@@ -338,7 +342,7 @@ def test_a_restarted_gateway_knows_at_once_where_adapters_are(shared_stack: Stac
 
 
 def test_clients_that_hang_up_give_their_seats_back(shared_stack: Stack) -> None:
-    """However early they leave: a seat that leaked would be a 429 for ever."""
+    """Clients may leave at any moment; a seat that leaked would lead to 429 for ever."""
     tenant = shared_stack.tenant("two-seats", max_concurrency=2)
 
     async def hang_up(client: httpx.AsyncClient, stream: bool, after_s: float) -> None:

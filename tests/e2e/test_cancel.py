@@ -1,4 +1,4 @@
-"""Cancelled or out of time, an answer ends as any other ends, and what ran of it is paid."""
+"""A cancelled answer, or one out of time, ends like any other; the tokens it has are paid."""
 
 import json
 import sqlite3
@@ -19,7 +19,7 @@ STREAM = BODY | {"stream": True, "stream_options": {"include_usage": True}}
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    """Two answers at a time: a third one waits in the engine's queue. 400 tokens take 4 s."""
+    """A stack with two seats: a third answer waits in the engine's queue. 400 tokens take 4 s."""
     settings: dict[str, Any] = {"max_num_seqs": 2, "environment": {"FAKE_STEP_S": "0.01"}}
     settings |= {"request_timeout_s": 1.5}
     folder = tmp_path_factory.mktemp("cancel")
@@ -59,7 +59,7 @@ class Asked(threading.Thread):
         return asking.http.post(f"/v1/chat/completions/cmpl-{self.request_id}/cancel")
 
     def cancelled(self) -> httpx.Response:
-        """Its answer, once it was cancelled."""
+        """Cancel the request and return its answer."""
         assert self.cancel().json()["cancelled"] is True
         self.join(30)
         assert self.cancel().status_code == 404, "it has ended"

@@ -1,4 +1,4 @@
-"""deploy/compose.yaml in earnest: two machines on one PostgreSQL, Redis and object store."""
+"""deploy/compose.yaml as it runs: two machines on one PostgreSQL, Redis and object store."""
 
 import json
 import re
@@ -34,17 +34,17 @@ PROMPT = [5, 6, 7]
 
 @dataclass
 class Fleet:
-    """machines: as the file has them, both ready."""
+    """machines: the machines of compose.yaml, both ready."""
 
     machines: list[Machine]
     tenant: Tenant
 
     def on(self, number: int, tenant: Tenant | None = None) -> httpx.Client:
-        """The tenant's client at the machine with this number."""
+        """Return the tenant's client at the machine with this number."""
         return self.machines[number].client((tenant or self.tenant).api_key)
 
     def check_billed(self, tenant: Tenant, num_requests: int, num_tokens: int) -> None:
-        """What its clients received is what the ledger says, once all of it is settled."""
+        """Check that the ledger agrees with what the tenant's clients received, once it settled."""
 
         def billed() -> tuple[int, int]:
             events = self.machines[1].settled_events(0)
@@ -58,7 +58,7 @@ class Fleet:
 
 @dataclass
 class Streams:
-    """What clients received that ask again and again until they are told to stop."""
+    """Answers received by clients that ask again and again until they are told to stop."""
 
     statuses: list[int] = field(default_factory=list)
     num_tokens: int = 0
@@ -98,7 +98,7 @@ def _num_ids(line: str) -> int:
 
 @pytest.fixture(scope="module")
 def addresses(make_postgres, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Where the services are that compose.yaml names, each started as the file says."""
+    """Start the services that compose.yaml names, as the file says. Yields their addresses."""
     needs.redis()
     compose = Compose.read(filled_variables())
     environment = compose.machines["chorale-1"]["environment"]
@@ -121,7 +121,7 @@ def addresses(make_postgres, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def running_redis(command: list[str], tmp_path_factory: Any) -> Iterator[int]:
-    """The port of a Redis that is started with the file's own options."""
+    """Run a Redis with the file's own options; yield its port."""
     port = free_port()
     here = ["--port", str(port), "--bind", "127.0.0.1", "--loglevel", "warning"]
     folder = tmp_path_factory.mktemp("redis")
@@ -195,7 +195,7 @@ def test_a_limit_is_counted_once_for_both(fleet: Fleet) -> None:
 
 
 def test_a_machine_that_is_stopped_loses_nothing_and_the_other_serves_on(fleet: Fleet) -> None:
-    """And it comes back with what is in its volume."""
+    """The stopped machine also comes back with the data in its volume."""
     first, second = fleet.machines
     tenant = first.tenant("stopped")
     seen = {machine.name: Streams() for machine in fleet.machines}
@@ -231,7 +231,7 @@ def test_a_machine_that_is_stopped_loses_nothing_and_the_other_serves_on(fleet: 
 def test_holds_of_an_engine_that_is_gone_for_good_are_voided_as_the_guide_says(
     fleet: Fleet, addresses: dict[str, str]
 ) -> None:
-    """Only those that have expired, only that engine's."""
+    """Only expired holds, and only holds of that engine, are voided."""
     machine, (said,) = fleet.machines[0], re.findall(r"`chorale (.+) ENGINE_ID`", guide())
     command = [sys.executable, "-m", "server.cli.main", *said.split(), "gone"]
     command += ["--url", machine.base_url, "--admin-key", machine.admin_key]
@@ -284,7 +284,8 @@ def test_through_the_balancer_a_rolling_restart_cuts_nothing_and_costs_nobody(
             assert httpx.get(url + path).status_code == 404
         assert httpx.get(f"{url}/health").status_code == 200
     assert streams.num_cut == 0
-    # Between the signal and the closed door a machine refuses; clients ask again, and pay once.
+    # A machine refuses requests between the signal and the end of its listening; clients ask again,
+    # and pay once.
     assert set(streams.statuses) <= {200, 503}
     fleet.check_billed(tenant, streams.num_whole, streams.num_tokens)
 
@@ -296,7 +297,7 @@ def wait_for_more(streams: Streams) -> None:
 
 @contextmanager
 def balanced(fleet: Fleet, folder: Path) -> Iterator[str]:
-    """The address of a balancer with the file's configuration, and the machines' addresses."""
+    """Run a balancer with haproxy.cfg and the machines' addresses in it; yield its address."""
     port = free_port()
     text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
     for machine in fleet.machines:

@@ -1,6 +1,6 @@
-"""Clients that leave at every point of an answer: what ran is paid, and nothing stays behind.
+"""Clients that leave at every point of an answer pay for computed tokens and leave nothing behind.
 
-Everything is real but the model. A client is a bare socket, so that it can end in every way that a
+All but the model is real. A client is a bare socket, so that it can end in every way that a
 connection can.
 """
 
@@ -37,7 +37,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterato
 
 @pytest.fixture(scope="module")
 def tenant(stack: Stack) -> Tenant:
-    """One seat: whoever left must have stood up before the next may sit down."""
+    """A tenant with one seat, which a request must have given back before the next one can run."""
     return stack.tenant("one-seat", max_concurrency=1)
 
 
@@ -65,7 +65,7 @@ def send(client: socket.socket, tenant: Tenant, body: dict[str, Any], key: str |
 
 
 def read_events(client: socket.socket, count: int) -> bytes:
-    """Until so many events have come, [DONE] included."""
+    """Read until `count` events have come, [DONE] included; return all bytes."""
     received = b""
     while received.count(b"data: ") < count or not received.endswith(b"\n"):
         piece = client.recv(1 << 16)
@@ -75,7 +75,7 @@ def read_events(client: socket.socket, count: int) -> bytes:
 
 
 def reset(client: socket.socket) -> None:
-    """Gone without a goodbye: what is under way to it is answered with RST."""
+    """Close a connection with RST."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()
 
@@ -91,15 +91,15 @@ def leave_after(
 
 
 def is_free(tenant: Tenant) -> bool:
-    """Its only seat is, because another request is served."""
+    """Whether the tenant's only seat is free: another request is served."""
     body = BODY | {"max_tokens": 1}
     return tenant.http.post("/v1/completions", json=body).status_code == 200
 
 
 def is_empty(stack: Stack) -> bool:
-    """Nothing runs or waits in the engine, and every slab is free or kept for the next."""
+    """Whether no request runs or waits in the engine, and every slab is free or a cache's."""
     (engine,) = stack.operator.get("/admin/v1/engines").json()["data"]
-    if (now := engine["figures"]) is None:  # it has only just come
+    if (now := engine["figures"]) is None:  # the engine has only just started
         return False
     kept = now["adapter_slabs"] + now["prefix_slabs"]
     return (
@@ -125,7 +125,10 @@ def hold_states(stack: Stack) -> dict[str, int]:
 
 
 def check_nothing_is_left(stack: Stack) -> dict[str, dict[str, Any]]:
-    """The usage events by request id: what the journal says, token for token, and no open hold."""
+    """Check that no hold is open and that usage events agree with the journal, token for token.
+
+    Returns the usage events by request id.
+    """
     stack.wait(lambda: hold_states(stack).keys() <= {"posted"})
     stack.wait(lambda: is_empty(stack))
     events, ended = billed(stack), journaled(stack)
@@ -138,13 +141,13 @@ def check_nothing_is_left(stack: Stack) -> dict[str, dict[str, Any]]:
 
 
 EARLY, LATE = (0, 1, 5), (NUM_TOKENS, NUM_TOKENS + 1, NUM_TOKENS + 2)
-"""Events after which a client leaves; late: the last token, the usage chunk, [DONE]."""
+"""Numbers of events after which a client leaves; late: last token, usage chunk, [DONE]."""
 
 
 def sweep(
     tenant: Tenant, early: Sequence[int], late: Sequence[int], *, key: str | None = None
 ) -> list[dict[str, Any]]:
-    """A client for each place, politely and rudely; the events of those requests."""
+    """Let a client leave at each place, closing normally and with RST; return the usage events."""
     stack = tenant.stack
     before = check_nothing_is_left(stack)
     for rudely in (False, True):
@@ -167,7 +170,7 @@ def test_a_client_that_leaves_anywhere_pays_for_what_ran_and_leaves_nothing_behi
 ) -> None:
     events = sweep(tenant, EARLY, LATE)
     aborted = [event for event in events if event["stop_cause"] == "aborted"]
-    # One that left before it was read may never have been sent.
+    # The request of a client that left at once may never have been sent to the engine.
     assert len(aborted) >= 2 * (len(EARLY) - 1)
     assert all(event["completion_tokens"] < LONG["max_tokens"] for event in aborted)
     whole = [event["completion_tokens"] for event in events if event not in aborted]
@@ -193,7 +196,7 @@ def test_with_an_idempotency_key_it_runs_to_its_end_and_the_repeat_has_all_of_it
     leave_after(tenant, 2, body, key="left", rudely=True)
 
     def repeat() -> httpx.Response:
-        # The same bytes: another spelling of them is another body.
+        # The repeat must have the same bytes: other JSON of the same values is another body.
         headers = {"Idempotency-Key": "left", "Content-Type": "application/json"}
         return tenant.http.post("/v1/completions", content=encode(body), headers=headers)
 
@@ -227,7 +230,7 @@ def test_a_client_that_stops_reading_holds_its_seat_no_longer_than_its_request_m
     with running(tmp_path, tiny_model, fake_engine=True, **settings) as stack:
         tenant = stack.tenant("slow", max_concurrency=1)
         client = connect(stack, receive_bytes=4096)
-        # Some 12 MB: more than the sockets between the two take.
+        # The answer has some 12 MB, more than the sockets' buffers hold.
         send(client, tenant, LONG | {"n": 16, "logprobs": 20}, None)
         stack.wait(lambda: "open" in hold_states(stack))
         stack.wait(lambda: "open" not in hold_states(stack))

@@ -1,4 +1,4 @@
-"""SIGTERM: what runs comes to its end, or to one that is ordered; nothing is cut off."""
+"""SIGTERM: running answers come to their end, or are ended in an orderly way; none is cut off."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def is_refused(stack: Stack) -> bool:
 
 
 def check_billed(stack: Stack, usages: list[dict[str, Any]]) -> None:
-    """By the gateway that the supervisor started again."""
+    """Check that the gateway, which the supervisor has started again, bills these usages."""
     stack.wait_ready()
     billed = sorted(event["completion_tokens"] for event in stack.settled_events(len(usages)))
     assert billed == sorted(usage["completion_tokens"] for usage in usages)

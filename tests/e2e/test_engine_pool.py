@@ -1,7 +1,7 @@
-"""Several engines behind one gateway: the oracle through two of them, and one of three that dies.
+"""Several engines behind one gateway: the oracle through two, and the death of one of three.
 
-Its streams end with an error, those of the others as they should, and the bill knows which is
-which.
+Streams of the dead engine end with an error, other streams as they should, and the bill tells them
+apart.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ LOST = "engine-2"
 
 
 def engines(stack: Stack) -> dict[str, Any]:
-    """By name, as `GET /admin/v1/engines` shows them."""
+    """Return engines by name, as `GET /admin/v1/engines` shows them."""
     answer = stack.operator.get("/admin/v1/engines")
     return {engine["name"]: engine for engine in answer.json()["data"]}
 
 
 def wait_until_ready(stack: Stack, count: int) -> None:
-    """And until each has told its first figures."""
+    """Wait until `count` engines are ready and each has reported its first figures."""
 
     def are_ready() -> bool:
         found = engines(stack).values()
@@ -50,7 +50,7 @@ def wait_until_ready(stack: Stack, count: int) -> None:
 
 
 def num_generated(stack: Stack) -> dict[str, int]:
-    """Completion tokens by engine, since each of them started."""
+    """Return completion tokens by engine, counted since the engine's start."""
     return {name: e["figures"]["completion_tokens"] for name, e in engines(stack).items()}
 
 
@@ -76,7 +76,7 @@ def test_24_concurrent_requests_through_two_engines_equal_peft(
 
 @dataclass
 class Streamed:
-    """One answer. error: the code that its stream ended with."""
+    """One streamed answer. error: code of the error with which it ended."""
 
     request_id: str = ""
     num_tokens: int = 0
@@ -107,7 +107,7 @@ async def stream(client: httpx.AsyncClient, number: int, tokens: int, got: Strea
 async def run_streams(
     stack: Stack, tenant: Tenant, count: int, tokens: int, kill: str | None = None
 ) -> list[Streamed]:
-    """All at once; an engine is killed when all have begun."""
+    """Run streams at once; if `kill` names an engine, kill it when all have begun."""
     headers = {"authorization": f"Bearer {tenant.api_key}"}
     limits = httpx.Limits(max_connections=count)
     streams = [Streamed() for _ in range(count)]
@@ -145,7 +145,7 @@ def test_one_of_three_engines_that_is_killed_ends_its_own_streams_and_no_others(
     streams = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, kill=LOST))
     meter = TokenMeter.read(pool.data_dir / LOST / "meter")
 
-    # It heals: three again, with the same name and journal, and new requests reach all of them.
+    # The pool heals: three engines again, with the same names and journals, and all are used.
     wait_until_ready(pool, 3)
     assert engines(pool)[LOST]["engine_id"] == lost_id
     again = asyncio.run(run_streams(pool, tenant, 30, 5))
@@ -183,7 +183,7 @@ def test_one_of_three_engines_that_is_killed_ends_its_own_streams_and_no_others(
 def test_a_request_whose_engine_died_before_it_was_sent_is_answered_by_another(
     pool: Stack,
 ) -> None:
-    """Between its routing and its hold, while the ledger keeps it waiting."""
+    """The engine dies between routing and hold, while the ledger keeps requests waiting."""
     tenant, lost_id = pool.tenant("patient"), engines(pool)[LOST]["engine_id"]
     body = {"model": "base", "prompt": [7, 8, 9], "max_tokens": 5, "ignore_eos": True}
     before = {event["request_id"] for event in pool.settled_events(0)}
@@ -217,10 +217,10 @@ def test_a_request_whose_engine_died_before_it_was_sent_is_answered_by_another(
 def check_bill(
     stack: Stack, database: Database, events: list[Any], cut_step: tuple[int, int]
 ) -> None:
-    """Nothing is open, every journal and every sum adds up, and nothing was computed beside it.
+    """Check that no hold is open, journals and sums add up, and no token was computed uncounted.
 
-    cut_step: (prompt tokens, sampled tokens) of the killed engine's last one, which nobody may have
-    seen.
+    cut_step: (prompt tokens, sampled tokens) of the killed engine's last step, which may not have
+    been journaled.
     """
     query = sa.select(holds.c.state).distinct()
     assert set(database.read_sync(lambda conn: conn.scalars(query).all())) == {"posted"}

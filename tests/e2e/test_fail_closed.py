@@ -1,7 +1,7 @@
-"""The ledger cannot be written: nothing is served, nothing under way is lost, and it heals.
+"""The ledger cannot be written: nothing is served, nothing under way is lost, and service resumes.
 
-An hour of it is told by numbers: everything under way ends meanwhile, and every hold is long past
-its expiry when the ledger is back.
+The outage has the effects of an hour: all answers under way end meanwhile, and every hold is long
+past its expiry when the ledger is back.
 """
 
 import json
@@ -87,7 +87,7 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
             stream.wait()
             assert stream.lines[-1] == "[DONE]"
             assert json.loads(stream.lines[-2])["choices"][0]["finish_reason"] == "length"
-        # Or one more: the engine may not have heard yet that the first request is settled.
+        # There may be one more: the engine may not know yet that the first request is settled.
         stack.wait(lambda: (unsettled(stack) or 0) >= NUM_STREAMS)
     stack.wait_ready()
     stack.wait(lambda: unsettled(stack) == 0)
@@ -134,7 +134,7 @@ def sqlite_of(sqlite_stack: Stack) -> Iterator[Database]:
 def test_a_full_disk_under_sqlite(sqlite_stack: Stack, sqlite_of: Database) -> None:
     @contextmanager
     def full() -> Iterator[None]:
-        # The kernel refuses the gateway every byte, as a full disk would.
+        # The kernel refuses every write of the gateway, as with a full disk.
         pid = sqlite_stack.pid("gateway")
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         try:
@@ -160,7 +160,7 @@ def test_a_sqlite_file_that_is_gone(sqlite_stack: Stack, sqlite_of: Database) ->
 
 @pytest.fixture
 def own_postgres() -> Iterator[Any]:
-    """A server of this test's own, so that nobody else's stops."""
+    """A server for this test only, since the test stops it."""
     with postgres_server() as server:
         yield server
 

@@ -1,8 +1,7 @@
-"""Four gateways on one PostgreSQL and one Redis, all after the same few requests, tokens, dollars;
-behind each of them two engines.
+"""Four gateways on one PostgreSQL and one Redis, with two engines each, share one tenant's limits.
 
-What may be admitted between two moments t apart is the limit's amount times (1 + t / 60 s): what
-was there, and what has flowed back. Nothing beyond it, whatever happens to Redis meanwhile.
+Between two moments t apart, the admitted amount is at most the limit's amount times (1 + t / 60 s):
+the amount available at first, and the amount refilled. This holds whatever happens to Redis.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from tests.redis_server import RedisServer
 
 NUM_GATEWAYS = 4
 ENGINES = ("engine", "engine-2")
-"""Of each gateway; so are their folders called."""
+"""Names of each gateway's engines, and of their folders."""
 NUM_STREAMS = 200
 PROMPT = [5, 6, 7]
 
@@ -37,7 +36,7 @@ SOAK = pytest.mark.soak
 
 @dataclass
 class Got:
-    """How one request ended. at_s: when it was sent, and when its answer began."""
+    """How one request ended. sent_at, begun_at: when it was sent, and when its answer began."""
 
     status: int
     sent_at: float
@@ -49,7 +48,7 @@ class Got:
 
 @dataclass
 class Fleet:
-    """probe: a key that may look."""
+    """probe: key of a tenant whose limits are read to see whether a gateway is degraded."""
 
     stacks: list[Stack]
     redis: RedisServer
@@ -60,7 +59,7 @@ class Fleet:
         return self.stacks[0].tenant(name, **limits)
 
     def run(self, tenant: Tenant, count: int, **changes: Any) -> list[Got]:
-        """So many streams at once, in turn on all gateways."""
+        """Run `count` streams at once, in turn on all gateways."""
         return asyncio.run(self._run(tenant, count, changes))
 
     async def _run(self, tenant: Tenant, count: int, changes: dict[str, Any]) -> list[Got]:
@@ -73,13 +72,13 @@ class Fleet:
             )
 
     def wait_healthy(self) -> None:
-        """Until every gateway counts in Redis again, and a minute has passed since."""
+        """Wait until every gateway counts in Redis again, and a minute has passed since."""
         for stack in self.stacks:
             http = stack.client(self.probe)
             stack.wait(lambda http=http: not http.get("/v1/limits").json()["limiter_degraded"], 200)
 
     def spent_nanousd(self, tenant: Tenant) -> int:
-        """By the ledger, once nothing is open any more."""
+        """Return the tenant's spending by the ledger, once no hold is open."""
         query = sa.text("SELECT count(*) FROM holds WHERE state = 'open' AND tenant_id = :tenant")
         spent = sa.text(
             "SELECT coalesce(sum(amount_nanousd), 0) FROM usage_events WHERE tenant_id = :tenant"
@@ -90,7 +89,7 @@ class Fleet:
             return int(conn.scalar(spent, values) or 0)
 
     def num_engines_of(self, tenant: Tenant) -> int:
-        """How many engines the ledger knows to have served it, once nothing is open any more."""
+        """Return how many engines have served the tenant by the ledger, once no hold is open."""
         self.spent_nanousd(tenant)
         query = sa.text(
             "SELECT count(DISTINCT engine_id) FROM usage_events WHERE tenant_id = :tenant"
@@ -99,7 +98,7 @@ class Fleet:
             return int(conn.scalar(query, {"tenant": tenant.tenant_id}) or 0)
 
     def most_at_once(self, tenant: Tenant) -> int:
-        """By the engines' own journals."""
+        """Return the most requests that ran at once, by the engines' own journals."""
         events: list[tuple[float, int]] = []
         for stack, name in itertools.product(self.stacks, ENGINES):
             ours: set[str] = set()
@@ -135,7 +134,9 @@ def num_ready(stack: Stack) -> int:
 
 
 def check(answers: list[Got], amount: int, units: Callable[[Got], int] = lambda _: 1) -> None:
-    """Nothing beyond the limit, between any two moments; and no refusal but for the limit."""
+    """Check that no more than the limit was admitted between any two moments, and that requests
+    were refused only for the limit.
+    """
     assert {got.status for got in answers} <= {200, 429}, [got.text for got in answers][:3]
     admitted = [got for got in answers if got.status == 200]
     assert admitted, "a limit is no wall"
@@ -165,7 +166,7 @@ def fleet(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[Fleet]:
         shared = {
             "database_url": url, "redis_url": redis.url, "fake_engine": True,
             "storage": (folder / "objects").as_uri(), "max_num_seqs": 64, "max_model_len": 512,
-            # Four gateways and 200 clients on two cores: it is not Redis that is late.
+            # Four gateways and 200 clients share two cores: they are late, not Redis.
             "redis_deadline_s": 2.0, "request_timeout_s": 20.0, "engines": len(ENGINES),
         }  # fmt: skip
         stacks = [Stack(folder / f"{n}", tiny_model, **shared) for n in range(NUM_GATEWAYS)]
@@ -186,7 +187,7 @@ def fleet(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[Fleet]:
 
 
 def test_behind_every_gateway_both_engines_serve(fleet: Fleet) -> None:
-    """Else what follows would say nothing of pools."""
+    """Precondition of the following tests: they are about pools only if both engines serve."""
     tenant = fleet.tenant("everywhere")
     answers = fleet.run(tenant, 80)
     assert {got.status for got in answers} == {200}
@@ -223,7 +224,7 @@ def test_200_streams_on_four_gateways_spend_one_budget_to_its_last_token(fleet: 
     tenant = fleet.tenant("budget")
     price = fleet.stacks[0].operator.get("/admin/v1/prices").json()["data"][0]
     prompt, completion = int(price["prompt_nanousd"]), int(price["completion_nanousd"])
-    # Enough for a part of them: the last ones get what is left.
+    # The budget is enough for a part of the requests; the last ones get the rest.
     budget = 3000 * completion + 7
     path = f"/admin/v1/tenants/{tenant.name}/budgets/monthly/hard"
     amount = f"{budget // 10**9}.{budget % 10**9:09d}"
@@ -235,7 +236,7 @@ def test_200_streams_on_four_gateways_spend_one_budget_to_its_last_token(fleet: 
     served = [got.usage for got in answers if got.usage]
     tokens = sum(usage["completion_tokens"] for usage in served)
     assert spent == tokens * completion + len(served) * len(PROMPT) * prompt
-    # What is left once all are over goes to one that asks for all of it, to the token.
+    # The rest of the budget goes, to the token, to a request that asks for all of it.
     left = (budget - spent - len(PROMPT) * prompt) // completion
     last = fleet.run(tenant, 1, max_tokens=400)[0]
     if left >= 1:
@@ -253,7 +254,7 @@ def test_200_streams_on_four_gateways_spend_one_budget_to_its_last_token(fleet: 
     ["wiped", pytest.param("stopped", marks=SOAK), pytest.param("frozen", marks=SOAK)],
 )
 def test_no_more_is_admitted_while_redis_is(fault: str, fleet: Fleet) -> None:
-    """Requests all the time, through the fault and past its end."""
+    """Requests are sent all the time, through the fault and after its end."""
     fleet.wait_healthy()
     tenant = fleet.tenant(f"while-{fault}", requests_per_minute=60)
     answers = fleet.run(tenant, 80)
@@ -267,7 +268,7 @@ def test_no_more_is_admitted_while_redis_is(fault: str, fleet: Fleet) -> None:
     for _ in range(5):
         answers += fleet.run(tenant, 20)
     if fault == "frozen":
-        # 30 seconds, in which nobody is kept waiting.
+        # Redis is frozen for 30 seconds, in which no request is kept waiting.
         broken_at = time.monotonic()
         while time.monotonic() < broken_at + 30:
             answers += fleet.run(tenant, 20)

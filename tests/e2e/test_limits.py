@@ -1,4 +1,4 @@
-"""Limits hold, say so in headers, and give back what was not used."""
+"""Limits hold, are shown in headers, and are refunded where tokens were not used."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_concurrency_is_held_while_answers_run_and_not_after(tiny: TinyWorld) ->
     url, headers = f"{tiny.stack.base_url}/v1/completions", tenant.http.headers
     long = BODY | {"max_tokens": 500, "stream": True}
     with httpx.stream("POST", url, json=long, headers=headers, timeout=30) as answer:
-        lines = answer.iter_lines()  # held: dropping it would hang up
+        lines = answer.iter_lines()  # kept in a variable: dropping the iterator would hang up
         assert next(lines).startswith("data: ")
         refused = tenant.http.post("/v1/completions", json=BODY)
         assert refused.status_code == 429

@@ -1,6 +1,6 @@
-"""Requests that were good and then were damaged, over a real socket: every one has an answer.
+"""Good requests that were damaged, over a real socket: every one has an answer.
 
-No 5xx but a 503 that says when to come back, no hang, the process lives and does not grow.
+There is no 5xx but 503, and no hang; the process lives and does not grow.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ JUNK = [
     b"idempotency-key: " + b"k" * 300, b"x: " + b"y" * 9000, b"accept-encoding: \xff",
     b"host: evil.example", b"x-http-method-override: DELETE", b"x-client-request-id: \x80",
 ]  # fmt: skip
-# After these it is the server's to say where the request ends, or whether.
+# With these headers the server decides where the request ends, and whether it does.
 FRAMING = [
     b"content-length: -1", b"transfer-encoding: chunked", b"expect: 100-continue",
     b"connection: upgrade\r\nupgrade: websocket", b" folded", b":", b"x\0: y",
@@ -56,7 +56,7 @@ def stack(tmp_path: Path, tiny_model: Path) -> Iterator[Stack]:
 
 
 def good_value(schema: dict[str, Any], schemas: dict[str, Any], rng: random.Random) -> Any:
-    """Something that a schema takes, or nearly."""
+    """Return a value that a schema accepts, or nearly."""
     if "$ref" in schema:
         return good_value(schemas[schema["$ref"].rpartition("/")[2]], schemas, rng)
     for kind in ("anyOf", "oneOf"):
@@ -86,7 +86,7 @@ def good_value(schema: dict[str, Any], schemas: dict[str, Any], rng: random.Rand
 
 
 def damage(value: Any, rng: random.Random) -> Any:
-    """One field of it dropped, renamed, doubled or made something else."""
+    """Return a value with one field dropped, renamed, repeated or changed."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         name = rng.choice(list(value))
         match rng.randrange(4):
@@ -102,7 +102,7 @@ def damage(value: Any, rng: random.Random) -> Any:
 
 
 def mutated(document: dict[str, Any], keys: list[str], rng: random.Random) -> tuple[bytes, bool]:
-    """A request as it goes over the wire, and whether it ends where it says."""
+    """Return the bytes of a damaged request, and whether it ends where its headers say."""
     path, methods = rng.choice(list(document["paths"].items()))
     method, operation = rng.choice(list(methods.items()))
     path = re.sub(r"{[^}]*}", lambda _: rng.choice(IDS), path)
@@ -138,7 +138,7 @@ def mutated(document: dict[str, Any], keys: list[str], rng: random.Random) -> tu
 
 
 def status_of(stack: Stack, wire: bytes, is_whole: bool) -> int | None:
-    """Of the answer; None where the server hung up without one on who hung up on it."""
+    """Return the answer's status; None if the server hung up without an answer."""
     with socket.create_connection(("127.0.0.1", stack.port), timeout=HANG_S) as connection:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(wire)
@@ -160,7 +160,7 @@ def resident_bytes(stack: Stack) -> int:
 def send_mutants(stack: Stack, count: int, seed: int) -> None:
     tenant = stack.tenant("mutants")
     document = httpx.get(f"{stack.base_url}/openapi.json").json()
-    # What would end the caller's own rights is not asked for well-formed.
+    # Requests that suspend tenants are left out: a good one would end the caller's own rights.
     document["paths"] = {
         path: methods for path, methods in document["paths"].items() if "suspend" not in path
     }

@@ -1,4 +1,4 @@
-"""The oracle: through the whole stack every request gets what PEFT says it should."""
+"""The oracle: through the whole stack every request gets the tokens that PEFT gives."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ MAX_TOKENS = 16
 
 
 def make_prompts(count: int, seed: int) -> list[list[int]]:
-    """Token ids above the special ones, of odd lengths."""
+    """Make prompts of token ids above the special ones, many with lengths near a block's end."""
     chance = random.Random(seed)
     return [
         [chance.randrange(4, 290) for _ in range(chance.choice([1, 7, 15, 16, 33, 63, 100]))]
@@ -23,7 +23,7 @@ def make_prompts(count: int, seed: int) -> list[list[int]]:
 
 
 def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> list[list[int]]:
-    """One request each, all at once; the token ids of the answers."""
+    """Send one request per prompt, all at once; return the token ids of the answers."""
 
     def ask(model: str, prompt: list[int]) -> list[int]:
         body = {
@@ -47,7 +47,7 @@ def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> li
 
 
 def expected_answers(world: TinyWorld, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
-    """By model, what each prompt gets alone with the adapter merged."""
+    """Return by model the answers that prompts get alone with the adapter merged."""
     answers = {}
     for name in ("base", *world.dirs):
         model = merged_model(world.model_dir, world.dirs.get(name))
@@ -100,7 +100,7 @@ def test_an_untied_model_in_the_old_spelling_equals_peft(tmp_path) -> None:
         name: save_adapter(model_dir, tmp_path / name, seed=200 + i, r=2 ** (i + 1))
         for i, name in enumerate(("one", "two", "three"))
     }
-    # An arena that holds two of the three adapters beside the KV: they come and go.
+    # The arena holds two of the three adapters beside the KV, so that they come and go.
     with running(tmp_path / "stack", model_dir, arena_bytes=1 << 20, max_model_len=128) as stack:
         tenant = stack.tenant("acme")
         for name, folder in dirs.items():

@@ -37,7 +37,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 
 def open_with_keys(page: Page, stack: Stack) -> None:
-    """The page with the keys of all tenants, once every model has its card."""
+    """Open the page with the keys of all tenants, and wait until every model has its card."""
     keys = ",".join(tenant.api_key for tenant in stack.tenants)
     page.goto(f"{stack.base_url}/#keys={keys}")
     expect(page.locator(".voice")).to_have_count(1 + len(all_adapters(stack)))
@@ -49,7 +49,7 @@ def ask(page: Page, prompt: str) -> None:
 
 
 def answers(page: Page, count: int) -> list[str]:
-    """What every card says, once all are done."""
+    """Return the answer in every card, once all are done."""
     done = page.locator(".answer[aria-busy=false]")
     expect(done).to_have_count(count, timeout=ANSWER_MS)
     return done.all_text_contents()
@@ -64,7 +64,7 @@ def facts(page: Page, name: str) -> list[str]:
 
 
 def answer_through_api(stack: Stack, model: str) -> str:
-    """The same question through the API."""
+    """Ask the same question through the API and return the answer."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -160,7 +160,7 @@ def test_a_refused_prompt_says_why_in_every_card(page: Page, demo_stack: Stack) 
 
 def test_stop_ends_every_answer(page: Page, demo_stack: Stack) -> None:
     open_with_keys(page, demo_stack)
-    # Held here, so that they are still under way when Stop is pressed.
+    # Requests are held here, so that they are still under way when Stop is pressed.
     page.route("**/v1/chat/completions", lambda route: None)
     ask(page, QUESTION)
     page.get_by_role("button", name="Stop").click()

@@ -1,4 +1,4 @@
-"""A pool that grows and shrinks while it serves, and one of which less is started again."""
+"""A pool that grows and shrinks while it serves, and one started again with fewer engines."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ BODY = {"model": "base", "max_tokens": 60, "ignore_eos": True}
 
 
 def states(stack: Stack) -> dict[str, str]:
-    """Of the engines that the gateway knows, by name."""
+    """Return the states of the engines that the gateway knows, by name."""
     answer = stack.operator.get("/admin/v1/engines")
     return {engine["name"]: engine["state"] for engine in answer.json()["data"]}
 
@@ -39,7 +39,7 @@ def holds_by_state(stack: Stack) -> dict[str, int]:
 
 @dataclass
 class Load:
-    """Workers that ask one request after the other. answers: status and body, 0 for no answer."""
+    """Workers that send one request after the other. answers: status and body; 0: no answer."""
 
     tenant: Tenant
     answers: list[tuple[int, Any]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Load:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def set_workers(self, count: int) -> None:
-        """More begin at once; those too many end after the answer that they wait for."""
+        """Set the number of workers. New ones begin at once; others end after their next answer."""
         self.num_workers = count
         for number in range(len(self._threads), count):
             self._threads.append(threading.Thread(target=self._work, args=(number,)))
@@ -100,7 +100,7 @@ def test_a_pool_grows_under_load_and_shrinks_again_and_no_request_notices(
             write_wanted(wanted_path(stack.data_dir), 2)
             stack.wait(lambda: states(stack)["engine-3"] == "leaving")
             stack.wait(lambda: stack.pid("engine-3") != engine_pid)
-            # What is left of it is no engine, and still a member: somebody may have a hold there.
+            # A stand-in follows the engine and stays a member: holds there may still be open.
             stack.wait(lambda: is_retired(stack.pid("engine-3")))
             stack.wait(lambda: states(stack)["engine-3"] == "leaving")
             num_answers = len(load.answers)
@@ -121,7 +121,7 @@ def is_retired(pid: int) -> bool:
 def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    """The power fails while three engines serve, and one is started again."""
+    """The power fails while three engines serve, and only one is started again."""
     settings: dict[str, Any] = {
         "fake_engine": True, "environment": SLOW, "max_num_seqs": 4, "max_model_len": 512,
     }  # fmt: skip
@@ -154,7 +154,7 @@ def test_what_a_smaller_pool_does_not_start_again_is_billed_all_the_same(
 
 
 def stream(tenant: Tenant, number: int, received: dict[int, int]) -> None:
-    """Count the tokens that come, until nothing comes any more."""
+    """Count the tokens of a stream until it ends or breaks off."""
     body = BODY | {
         "prompt": [10 + number, 5], "max_tokens": 400, "stream": True, "return_token_ids": True,
     }  # fmt: skip

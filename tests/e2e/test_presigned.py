@@ -52,7 +52,7 @@ def create(tenant: Tenant, name: str, files: dict[str, bytes]) -> dict:
 
 
 def put(url: str, data: bytes) -> int:
-    """As curl would: no key of ours, none of the bucket's."""
+    """PUT as curl does, without a key of ours or of the bucket; return the status."""
     return httpx.put(url, content=data, trust_env=False).status_code
 
 
@@ -65,7 +65,7 @@ def test_parts_put_to_their_urls_become_an_adapter_that_is_served(
         (part,) = shown["files"][name]["parts"]
         assert (part["number"], part["start"], part["size_bytes"]) == (1, 0, len(files[name]))
         assert put(part["url"], files[name]) == 200
-        # What is missing is asked for anew: that is how an upload is taken up again.
+        # The upload is read again, which is how an interrupted upload finds its missing parts.
         shown = tenant.http.get(f"/v1/uploads/{upload['id']}").json()
         assert shown["files"][name]["parts"] == []
         assert shown["files"][name]["received_bytes"] == len(files[name])

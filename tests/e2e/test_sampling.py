@@ -1,4 +1,4 @@
-"""Sampling through the whole stack: what transformers says, and OpenAI's own client."""
+"""Sampling through the whole stack, compared with transformers, and with OpenAI's own client."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ def ask(world: TinyWorld, **changes: Any) -> dict[str, Any]:
     return answer.json()
 
 
-# Enough for nothing else to be said, and for these to be said again, were there no penalties.
+# The bias makes all other tokens impossible; without penalties one of these would be repeated.
 BIAS = {token: 60.0 for token in range(70, 90)}
 
 
@@ -32,7 +32,9 @@ BIAS = {token: 60.0 for token in range(70, 90)}
 def expected_ids(
     world: TinyWorld, repetition: float = 1.0, frequency: float = 0.0, presence: float = 0.0
 ) -> tuple[list[int], list[float]]:
-    """Greedy, one token at a time, by the formulas; and each token's logprob before them."""
+    """Return greedy tokens computed one at a time by the formulas, and each token's logprob before
+    penalties and bias.
+    """
     model = merged_model(world.model_dir, world.dirs["alpha"])
     output: list[int] = []
     logprobs = []

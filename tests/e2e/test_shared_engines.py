@@ -1,4 +1,4 @@
-"""Two gateways before the same two engines, as on a cluster; one PostgreSQL, one bill."""
+"""Two gateways in front of the same two engines, as on a cluster, with one PostgreSQL ledger."""
 
 import asyncio
 import secrets
@@ -20,12 +20,12 @@ from tests.e2e.stack import Stack, Tenant
 from tests.e2e.test_engine_pool import Streamed, engines, stream, wait_until_ready
 
 NUM_STREAMS = 20
-"""At each gateway."""
+"""Number of streams at each gateway."""
 NUM_TOKENS = 100
 
 
 class GatewayAlone(Stack):
-    """Its engines are another's."""
+    """A gateway that uses the engines of another."""
 
     def __init__(self, data_dir: Path, model: Path, **settings: Any) -> None:
         super().__init__(data_dir, model, **settings)
@@ -34,14 +34,14 @@ class GatewayAlone(Stack):
 
 @dataclass
 class World:
-    """owner: whose supervisor keeps the engines.   guest: the other gateway."""
+    """owner: the stack whose supervisor runs the engines.   guest: the other gateway."""
 
     owner: Stack
     guest: Stack
     database: Database
 
     def events(self, tenant: Tenant, count: int) -> dict[str, Any]:
-        """By request id, once nothing of the tenant is open any more."""
+        """Return usage events by request id, once no hold of the tenant is open."""
         query = sa.select(usage_events).filter_by(tenant_id=tenant.tenant_id)
         still_open = sa.select(sa.func.count()).where(
             holds.c.tenant_id == tenant.tenant_id, holds.c.state == "open"
@@ -87,7 +87,7 @@ def world(make_postgres, tiny_model: Path, tmp_path_factory) -> Iterator[World]:
 
 
 async def run(world: World, tenant: Tenant, kill_guest: bool = False) -> tuple[list, list]:
-    """Streams at both at once; what came of those at the owner, and at the guest."""
+    """Run streams at both gateways at once; return those of the owner, and those of the guest."""
     headers = {"authorization": f"Bearer {tenant.api_key}"}
     limits = httpx.Limits(max_connections=2 * NUM_STREAMS)
     got = [[Streamed() for _ in range(NUM_STREAMS)] for _ in range(2)]
@@ -109,7 +109,7 @@ async def run(world: World, tenant: Tenant, kill_guest: bool = False) -> tuple[l
 
 @dataclass
 class _At:
-    """A client whose paths are one gateway's."""
+    """A client that sends its paths to one gateway."""
 
     client: httpx.AsyncClient
     stack: Stack

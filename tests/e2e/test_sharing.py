@@ -1,4 +1,4 @@
-"""A shared adapter is the same adapter; a pinned one is there before anybody asks."""
+"""A shared adapter answers as for its owner; a pinned adapter is loaded before any request."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ ASK = {"prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0}
 
 @pytest.fixture
 def friend(tiny: TinyWorld) -> Iterator[Tenant]:
-    """May use acme's beta."""
+    """A tenant that may use acme's adapter beta."""
     tenant = tiny.stack.tenant("hooli")
     assert tiny.tenant.http.put("/v1/adapters/beta/grants/hooli").is_success
     yield tenant

@@ -1,6 +1,6 @@
-"""Two tenants share nothing: not under any spelling, in no list, in no object, in no bill.
+"""Two tenants share nothing: no spelling of a name, no list, no object, no bill shows the other's.
 
-Every single route is asked for another's ids in tests/server/api/test_isolation.py.
+tests/server/api/test_isolation.py asks every single route for ids of another tenant.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def test_lists_hold_only_the_tenants_own(tiny: TinyWorld, other: Tenant) -> None
 
 
 def test_the_same_files_of_two_tenants_are_two_objects(tiny: TinyWorld, other: Tenant) -> None:
-    """Equal digests, apart in the store: deleting one never touches the other's."""
+    """Objects of equal digest are separate in the store, so that deleting one keeps the other."""
     objects = tiny.stack.data_dir / "objects" / "tenants"
     digest = other.http.get("/v1/adapters/own").json()["latest"]["digest"]
     assert digest == tiny.tenant.http.get("/v1/adapters/alpha").json()["latest"]["digest"]
@@ -50,7 +50,7 @@ def test_a_lost_object_of_one_tenant_is_nothing_to_the_equal_one_of_another(
     for path in (tiny.stack.data_dir / "cache" / "adapters").glob(f"{digest}.*"):
         path.unlink()
     (tiny.stack.data_dir / "objects" / "tenants" / careless.tenant_id / digest).unlink()
-    # An engine that has just proved an adapter has it, and needs no object.
+    # The engine has just proved the adapter and so has it in memory; a new engine needs the object.
     tiny.stack.kill("engine")
     body = {"model": "same", "prompt": [5, 6, 7], "max_tokens": 2}
     tiny.stack.wait(lambda: careless.http.post("/v1/completions", json=body).status_code == 502)

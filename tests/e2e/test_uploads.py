@@ -92,7 +92,7 @@ def test_a_malformed_adapter_is_refused_by_name_and_leaves_nothing(
 
 
 def stored(world: TinyWorld) -> set[str]:
-    """Every file of the object store."""
+    """Return every file of the object store."""
     root = world.stack.data_dir / "objects"
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
@@ -127,7 +127,7 @@ def test_completing_again_gives_the_same_version_and_the_same_files_the_same_dig
 
 
 def test_a_broken_upload_goes_on_from_what_was_received(tiny: TinyWorld) -> None:
-    """Parts in order; a repeat is fine, a gap is 409 with the offset to go on from."""
+    """Parts come in order; a repeat is accepted, a gap is a 409 with the offset to go on from."""
     data = bytes(range(256)) * 1024 * 80  # 20 MiB: two parts
     http, part = tiny.tenant.http, 16 << 20
     files = {

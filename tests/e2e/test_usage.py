@@ -1,4 +1,4 @@
-"""Usage as OpenAI's own client reads it, of requests that have just been answered."""
+"""Usage of requests that have just been answered, as OpenAI's own client reads it."""
 
 import sqlite3
 import time
@@ -21,7 +21,7 @@ NUM_REQUESTS = {"base": 3, "alpha": 2}
 def stack(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:
-    """Two tenants, whose requests are answered, and in their usage."""
+    """A stack with two tenants whose requests are answered and counted in their usage."""
     folder = tmp_path_factory.mktemp("usage-stack")
     with running(folder, tiny_model, fake_engine=True, max_model_len=512) as stack:
         for name in ("acme", "globex"):
@@ -45,7 +45,7 @@ def client_of(stack: Stack, key: str) -> openai.OpenAI:
 
 
 def results(ask: Callable[..., Any], **params: Any) -> list[Any]:
-    """Of every bucket of the last day, page by page."""
+    """Return the results of every bucket of the last day, read page by page."""
     params = {"start_time": int(time.time()) - DAY_S, "limit": 1} | params
     page = ask(**params)
     found = [result for bucket in page.data for result in bucket.results]
@@ -56,7 +56,7 @@ def results(ask: Callable[..., Any], **params: Any) -> list[Any]:
 
 
 def test_an_answered_request_is_in_the_usage_within_seconds(stack: Stack) -> None:
-    """All that is answered has been read from there; when it came is in the ledger."""
+    """The fixture has read all requests from the usage; the ledger has the times of posting."""
     with closing(sqlite3.connect(stack.data_dir / "chorale.db")) as db:
         late_ms = db.execute("SELECT posted_at_ms - ended_at_ms FROM usage_events").fetchall()
     assert len(late_ms) >= 2 * sum(NUM_REQUESTS.values())
@@ -79,7 +79,7 @@ def test_openais_client_reads_a_tenants_usage(stack: Stack) -> None:
 
 
 def test_openais_client_reads_what_it_cost(stack: Stack) -> None:
-    """The exact amounts, beside OpenAI's floats, are what `/v1/usage` says."""
+    """The exact amounts, which are given beside OpenAI's floats, equal those of `/v1/usage`."""
     tenant = stack.tenants[0]
     with client_of(stack, tenant.api_key) as client:
         costs = results(client.admin.organization.usage.costs, group_by=["line_item"])

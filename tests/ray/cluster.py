@@ -1,8 +1,8 @@
-"""`python -m tests.ray.cluster NUM_CPUS`: a Ray cluster of one node, gone with this process.
+"""`python -m tests.ray.cluster NUM_CPUS`: a Ray cluster of one node, which ends with this process.
 
-Prints its address, then obeys lines, each answered by one: "kill NAMESPACE NAME" kills the actor
-whose name begins so, as a fault would: Ray starts it again. "actors NAMESPACE" names those that
-live.
+It prints its address, then obeys lines and answers each by one line. "kill NAMESPACE NAME" kills
+the actor whose name begins with NAME, as a fault would: Ray starts it again. "actors NAMESPACE"
+lists the names of living actors.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""What placer and coordinator decide, with actors that answer at once and no cluster."""
+"""Decisions of placer and coordinator, with actors that answer at once and no cluster."""
 
 import importlib.util
 import json
@@ -28,7 +28,7 @@ KEYS = PoolKeys.of("1" * 64)
 
 
 class FakeActor:
-    """Its methods have Ray's form; what they return is what `ray.get` gives."""
+    """An actor whose methods have Ray's form; their return values are what `ray.get` returns."""
 
     def __init__(self, **methods):
         for name, method in methods.items():
@@ -60,8 +60,9 @@ def make_config(tmp_path, **changes):
 
 
 def make_placer(tmp_path, monkeypatch, said):
-    """said: what the coordinator answers to polls, one after the other; and how often it was
-    joined, and what was wanted of it.
+    """Make a placer with a fake coordinator. said: the coordinator's answers to polls, in order.
+
+    Returns the placer and what the coordinator saw: the number of joins, and the wanted numbers.
     """
     seen = SimpleNamespace(joins=0, wanted=[])
 
@@ -180,7 +181,7 @@ class World:
         return refusal
 
     def turn(self, times=3):
-        """What runs after so many."""
+        """Take turns; return the kinds of the slots by number, or True if the pool is over."""
         for _ in range(times):
             is_over = self.coordinator._turn(self.now)
         return is_over or {number: slot.kind for number, slot in self.coordinator._slots.items()}
@@ -214,7 +215,7 @@ def test_who_is_wanted_again_waits_until_its_folder_is_free(world):
     world.turn()
     world.ask(1)
     world.turn()
-    world.answers[2] = Placed("tcp://2:1").as_dict()  # it is not gone yet
+    world.answers[2] = Placed("tcp://2:1").as_dict()  # the retired engine is not gone yet
     world.ask(2)
     assert world.turn() == {1: "engine", 2: "retired"}
     assert world.roles[2, "retired"] == "leave"

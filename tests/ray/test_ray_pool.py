@@ -1,4 +1,4 @@
-"""Engines on a Ray cluster: two of them behind a gateway, what dies comes back, more and fewer.
+"""Engines on a Ray cluster behind a gateway: they come back after a death, and grow and shrink.
 
 The cluster is one node of its own; `make test-ray` runs this, `make test` does not.
 """
@@ -51,7 +51,7 @@ HEAL_S = 60.0
 
 
 class Cluster:
-    """environment: of everything that is to be on it."""
+    """A Ray cluster. environment: variables that a process needs to use it."""
 
     def __init__(self, folder: Path) -> None:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -74,7 +74,7 @@ class Cluster:
         return self._ask(f"actors {namespace(stack)}").split()
 
     def kill(self, stack: Stack, name: str) -> None:
-        """The actor whose name begins so; Ray starts it again."""
+        """Kill the actor whose name begins with `name`; Ray starts it again."""
         self._ask(f"kill {namespace(stack)} {name}")
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class Cluster:
 
 
 class ClusterStack(Stack):
-    """`kill` reaches what is not the supervisor's child: "engine-2" by its process, "actor 2" and
-    "coordinator" by Ray, "placer" here.
+    """A stack with its engines on a cluster. `kill` also reaches processes that are not the
+    supervisor's children: "engine-2" by its process, "actor 2" and "coordinator" by Ray.
     """
 
     def __init__(self, cluster: Cluster, data_dir: Path, model: Path, **settings: object) -> None:
@@ -129,7 +129,7 @@ def namespace(stack: Stack) -> str:
 
 
 def process_of(argument: Path) -> int:
-    """The one that was started with it."""
+    """Return the id of the process that was started with an argument. Raises LookupError."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             if str(argument) in (entry / "cmdline").read_bytes().decode().split("\0"):
@@ -153,7 +153,7 @@ def short_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def short() -> Iterator[Path]:
-    """A folder, not pytest's own: paths of Unix sockets lie in it, and have a limit."""
+    """Make a folder outside of pytest's: it holds Unix sockets, whose paths must be short."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -168,7 +168,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pool(
     cluster: Cluster, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterStack]:
-    """Of fake engines; its gateway is gone after the last test of it."""
+    """A pool of fake engines; its last test stops its gateway."""
     folder = tmp_path_factory.mktemp("pool")
     stack = ClusterStack(cluster, folder, model, fake_engine=True, max_engines=3)
     try:
@@ -195,7 +195,7 @@ def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
         ("coordinator", None),
         ("placer", None),
     ):
-        # One each: a request that was there at two deaths would be refused the third time.
+        # Each kill has a tenant: a request that was running at two deaths would be quarantined.
         tenant = pool.tenant(f"before-{kill.replace(' ', '-')}")
         got = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, kill=kill))
         if victim:
@@ -215,10 +215,11 @@ def check(
     names: dict[str, str],
     cut_steps: list[tuple[int, ...]],
 ) -> None:
-    """lost: the engine that died in the middle of a request, by request.   names: by engine id.
+    """Check the bill of `streams`. lost: by request, the name of the engine that died during it,
+    or None.   names: names of engines by engine id.
 
-    cut_steps: (prompt tokens, sampled tokens) of the killed engines' last steps, which nobody may
-    have seen.
+    cut_steps: (prompt tokens, sampled tokens) of the killed engines' last steps, which may not have
+    been journaled.
     """
     with contextlib.closing(Database(data_dir=pool.data_dir, exclusive=False)) as database:
         rows = database.read_sync(
@@ -269,13 +270,13 @@ def test_the_pool_grows_and_shrinks_while_it_serves(pool: ClusterStack) -> None:
     assert {got.finish_reason for got in streams} == {"length"}, "who leaves ends what it has"
 
     def settled() -> dict[str, int]:
-        """Completion tokens by request; a killed engine's of before may be posted meanwhile."""
+        """Return the streams' completion tokens by request; other events may be posted, too."""
         events = {e["request_id"]: e["completion_tokens"] for e in pool.settled_events(0)}
         return {got.request_id: events[got.request_id] for got in streams}
 
     pool.wait(lambda: len(settled()) == NUM_STREAMS)
     assert set(settled().values()) == {NUM_TOKENS}
-    # Until no hold on it can be open any more, somebody stands in its place.
+    # A stand-in takes the engine's place until no hold on it can be open any more.
     pool.wait(lambda: engines(pool)["engine-3"]["state"] == "leaving", HEAL_S)
     pool.wait(lambda: any(name.startswith("retired/3/") for name in pool.cluster.actors(pool)))
     with contextlib.closing(Database(data_dir=pool.data_dir, exclusive=False)) as database:
@@ -310,7 +311,7 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
         before = num_generated(stack)
         check_oracle(TinyWorld(stack, tenant, model, adapters))
         stack.wait(lambda: all(n > before[name] for name, n in num_generated(stack).items()))
-        # Its gateway has said goodbye: the first pool dissolves, whatever it was doing.
+        # The first pool's gateway has said goodbye, so that pool dissolves.
         pool.wait(lambda: not cluster.actors(pool), HEAL_S - (time.monotonic() - stopped_at))
     finally:
         stack.stop()
@@ -335,7 +336,7 @@ def test_a_gateway_brings_a_cluster_of_its_own_and_takes_it_along(
 
 
 def processes_in(folder: Path) -> list[bytes]:
-    """The command lines that name it."""
+    """Return the command lines that name a folder."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """lm-eval: generation and loglikelihoods by its remote tokenizer, over a small task of local data.
 
-Each task is run twice, so its contexts are in the prefix cache at the second time. What was
-measured is left in samples.json, for the test that compares it with transformers and PEFT.
+Each task is run twice, so that its contexts are in the prefix cache the second time. The samples
+are left in samples.json, for the test that compares them with transformers and PEFT.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""OpenAI's client for Python: what it is used for, and what Chorale refuses by design."""
+"""OpenAI's client for Python: features that Chorale serves, and those it refuses by design."""
 
 import os
 
