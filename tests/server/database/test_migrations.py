@@ -1,3 +1,4 @@
+import importlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -25,6 +26,11 @@ from tests.server.factories import (
     make_hold,
     make_price,
 )
+
+SERVER = Path(__file__).parents[3] / "server"
+# Tables are known once their modules are imported, whichever other tests run.
+for path in SERVER.glob("*/tables.py"):
+    importlib.import_module(f"server.{path.parent.name}.tables")
 
 
 def test_the_migrations_make_exactly_the_tables_of_the_code(database):
