@@ -45,7 +45,7 @@ class EngineConfig:
     quantization: type of the base model's weights: "fp8" on a GPU, "int8" on a CPU.
     kv_cache_dtype: "auto" or "fp8".
     batch_invariant: whether a request's tokens and logprobs are the same bits whatever else runs,
-    and however the request was cut, cached or computed again; for CPUs.
+    and however the request was chunked, cached or computed again; for CPUs.
     cpu_kernels: "auto" takes the first of the others that works.
     enforce_eager: whether a GPU's steps are launched kernel by kernel, without captured graphs.
     lora_overlap: when a GPU multiplies by an adapter's A: "shrink" is in parallel with the base

@@ -1,4 +1,4 @@
-"""The engine's core: messages in, steps, messages out, without sockets, threads or torch."""
+"""The engine's core: messages in, steps, messages out. No sockets, threads or torch of its own."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -156,7 +156,7 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def finish(self) -> None:
-        """Write the last record, of residency, once no request is left; none may follow."""
+        """Write the last record, of residency, if no request is open any more; none may follow."""
         if self._is_finished or not self.journal.is_idle:
             return
         self._is_finished = True
@@ -312,7 +312,7 @@ class EngineCore:
 
 
 def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutput:
-    """The only, last output of a failed request; without an end it was never accepted."""
+    """The one last output of a request that failed; without an end it was never accepted."""
     return RequestOutput(
         request_id=group.request_id,
         seq=seq,

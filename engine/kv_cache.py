@@ -15,7 +15,7 @@ _DEAD = -1
 
 
 class KVCache:
-    """Changes a request's `block_ids`, `swapped` and `num_computed_tokens` together.
+    """Requests' KV blocks; `block_ids`, `swapped` and `num_computed_tokens` change together.
 
     sliding_window: most positions that a layer sees, None if a layer sees all. Blocks behind it are
     given back while the request runs, and are marked as dead in `block_ids`.

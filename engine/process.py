@@ -71,12 +71,12 @@ def lock_directory(directory: Path) -> IO[str]:
 
 
 def engine_identity(directory: Path) -> tuple[str, int]:
-    """Read (engine_id, epoch) and count this start: the id lasts as long as the journal does."""
+    """Return (engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
     path = directory / "identity"
     engine_id, epoch = path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0)
     line = f"{engine_id} {int(epoch) + 1:010d}\n"
     if path.exists():
-        # Written in place: an engine must start on a full disk, too, which has no room for a file.
+        # Written in place: an engine must start on a full disk, too, without room for another file.
         with path.open("r+") as file:
             file.write(line)
     else:

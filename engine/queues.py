@@ -58,7 +58,7 @@ class Queues:
         return True
 
     def reserve(self, request: Request, budget: int, *, is_whole: bool) -> bool:
-        """Hold a request's adapter, take cached blocks, allocate those for its next tokens; or fail.
+        """Hold a request's adapter, and get cached and new blocks for its next tokens; or neither.
 
         is_whole: a request that has no blocks yet gets them only if all its tokens would fit now.
         """

@@ -125,7 +125,7 @@ class Request:
     [.., num_tokens + num_pending)              to do; such a step will choose the pending token
 
     base_scope, scope: hash scopes of blocks before the adapter's start, and of all other blocks.
-    arrival: number of this answer among all, by age.   swapped: swap slots of its blocks.
+    arrival: number that orders answers by age.   swapped: swap slots of its blocks.
     num_restarts: how often its computed tokens were lost, so that they are computed again.
     num_dead_blocks: its first blocks, which are behind the sliding window and given back for good.
     num_found_tokens: tokens found in the prefix cache when it was last admitted.

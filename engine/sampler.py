@@ -40,7 +40,7 @@ def uniform(seed: int, index: int) -> float:
 def choose(
     logits: torch.Tensor, rows: Sequence[ScheduledRow]
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-    """Choose a token id per row; return logprobs, too, by position in `rows`, for rows with any.
+    """Choose a token id per row; also return logprobs by position in `rows`, if requested.
 
     The token is BAD_LOGITS if a logit is not finite.   logits: [rows, vocab]; float32 ones are
     changed in place by bias and penalties.   rows: all have `sampling`.

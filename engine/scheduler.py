@@ -151,7 +151,7 @@ class Scheduler:
             group.message = replace(group.message, token_lease=message.token_lease)
 
     def abort_gateway(self, gateway_id: str) -> None:
-        """The gateway is gone: nobody reads its requests any more."""
+        """End the requests of a gateway that is gone, since nobody reads them any more."""
         lost = [g.request_id for g in self.groups.values() if g.gateway_id == gateway_id]
         self.abort(lost, "gateway_lost")
 
@@ -172,7 +172,7 @@ class Scheduler:
     # ---- a step ----
 
     def schedule(self) -> Batch:
-        """Plan a step: decodes first, then prefills, then waiting requests; rows sorted by adapter."""
+        """Plan a step: decodes, then prefills, then waiting requests; rows sorted by adapter."""
         self._end_overdue()
         self.queues.begin_step()
         self.queues.schedule_running()

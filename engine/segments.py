@@ -12,7 +12,7 @@ Tables = Callable[[str], tuple[int, DeviceTables]]
 def find_segments(
     rows: Sequence[ScheduledRow], firsts: Sequence[int], tables: Tables, base_revision: str
 ) -> tuple[list[Segment], dict[int, str]]:
-    """Find segments of neighbouring tokens with one adapter, and adapter digests by row number.
+    """Find segments of neighbouring tokens of one adapter, and adapter digests by row number.
 
     firsts: start of each row's tokens in the step.
     """

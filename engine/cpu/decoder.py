@@ -99,7 +99,7 @@ class Decoder:
         return _Product(self.kernels.linear(weight, bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab], and [T] bool: finite.
+        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; finite flags, [T] bool.
 
         The KV of all T tokens is written to the arena. The flags cover all layers up to the last
         attention; values that are not finite after it show in the logits.

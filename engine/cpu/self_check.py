@@ -94,7 +94,7 @@ class _Trial:
             for name in "abc"
         }
         self.tables, num_slabs = self._place_adapter(first_slab=3 * depth)
-        # The arena is full of other numbers, which kernels must not read.
+        # The whole arena is random: the adapter's tiles, and old KV, which must not be seen.
         arena = 0.1 * torch.randn(num_slabs, self.layout.slab_bytes // itemsize, generator=self.rng)
         self.arena = arena.view(torch.uint8)
 

@@ -52,7 +52,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """Memory that a step writes and the next one reads; an engine has one, as graphs use its place.
+    """Memory that a step writes and the next one reads. Graphs know its addresses, so there is one.
 
     tokens: [rows] int32, the chosen ones; negative if a row failed.   finite: [T] int32, 0 for
     tokens with values that are not finite, on any rank.   logits: [rows, vocab] float32; no rows
@@ -159,7 +159,7 @@ class GpuDecoder:
         # A NaN never leaves the residual stream, so checking the last one covers all layers.
         x = kernels.add_rms_norm(residual, x, self.norm, eps, finite)
         if self.ranks is not None:
-            # Only a rank itself sees the keys and values of its own heads: all must agree.
+            # Flags are combined, since only a rank itself sees the keys and values of its heads.
             self.ranks.all_reduce(finite)
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:

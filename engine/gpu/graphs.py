@@ -46,7 +46,7 @@ class StepGraphs:
                 yield StepShape.of_decodes(num_rows, has_lora)
 
     def fit(self, shape: StepShape) -> StepShape:
-        """The smallest shape that has a graph and room for this one; itself where there is none."""
+        """The smallest shape that has a graph and room for this one; else the shape itself."""
         if not shape.num_prefill_items:
             at = bisect_left(self.decode_sizes, shape.num_rows)
             if at == len(self.decode_sizes):
