@@ -1,5 +1,5 @@
-"""Token ids in, token ids out: scheduling, the model, the journal of what was generated.
+"""The engine: token ids in, token ids out. It has the scheduler, the model and the journal.
 
-It may touch the device, its own journal and its socket: no HTTP, no SQL, no money, no text. The
-scheduler owns every request, the runner every tensor, the journal every count.
+The engine touches the device, its own journal and its socket: no HTTP, no SQL, no money, no text.
+The scheduler owns every request, the runner every tensor, the journal every count.
 """

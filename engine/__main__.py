@@ -1,4 +1,4 @@
-"""`python -m engine CONFIG.json`: build the engine from what the supervisor wrote, and serve."""
+"""`python -m engine CONFIG.json` builds the engine that the supervisor configured, and serves."""
 
 import json
 import logging
@@ -38,8 +38,8 @@ def main() -> None:
             sys.exit(os.EX_CONFIG)  # starting again would end the same way
         except JournalCorrupt as error:
             logger.error(
-                "%s. Nothing is served, since usage may be lost. If an older version wrote it, let "
-                "that one settle it, and remove %s",
+                "%s. Nothing is served, since usage may be lost. If an older version wrote the "
+                "journal, let that version settle it, then remove %s",
                 error,
                 data_dir,
             )

@@ -1,8 +1,8 @@
-"""Which waiting requests may start: their adapters' way into the arena, and who is passed by whom.
+"""Decides which waiting requests start, and brings their adapters into the arena.
 
-A request whose adapter is on its way, or lacks room, is skipped, not waited for: those behind it
-may use adapters that are there. One that was passed `max_skips` times for want of room is passed no
-more, so that room comes together as the running ones end.
+A request whose adapter is on its way, or lacks room, is skipped, so that requests behind it can use
+adapters that are there. A request that was passed `max_skips` times for lack of room is not passed
+any more, so that room accumulates as running requests end.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ _CAUSES: dict[FailureKind, StopCause] = {
 
 
 class Admission:
-    """One pass over the waiting requests in every step."""
+    """Makes one pass over the waiting requests in every step."""
 
     def __init__(self, queues: Queues) -> None:
         self.queues = queues
@@ -38,23 +38,23 @@ class Admission:
         self._hopeless: list[tuple[RequestGroup, Ending]] = []
 
     def run(self) -> list[tuple[RequestGroup, Ending]]:
-        """Start who can start, in the policy's order; who can never run, and why."""
+        """Start requests in the policy's order; return those that can never run, and why."""
         self._short_of_room, self._hopeless, self._started = [], [], []
         self._ranks = None
         ready = [request for request in self.queues.waiting if self._is_ready(request)]
         order = self.queues.policy.order(ready)
         is_full = self._start_until_full(order)
         if is_full and any(request.block_ids for request in ready):
-            # Who has blocks already takes room from nobody, and what others wait for.
+            # Requests that hold blocks take no room from others, and have what others wait for.
             self._start_until_full(request for request in order if request.block_ids)
         for passed in self._short_of_room:
             passed.num_skips += sum(_is_behind(request, passed) for request in self._started)
         return self._hopeless
 
     def _start_until_full(self, order: Iterable[Request]) -> bool:
-        """Start or skip one after the other, until there is no room for one; whether that was so.
+        """Start or skip requests until there is no room for one; return whether that was so.
 
-        What an iterator still has behind that one is left in it.
+        An iterator keeps the requests behind that one.
         """
         is_full = False
         for request in order:
@@ -64,20 +64,20 @@ class Admission:
         return is_full
 
     def _start_or_skip(self, request: Request) -> bool:
-        """False if there is no room for it, so that nobody behind it may start."""
+        """Start or skip a request; False if there is no room, so that none behind it may start."""
         if not request.block_ids and self._is_held_up(request) or not self._has_adapter(request):
             return True  # its adapter was evicted, to make room for those before it
         if not self._fits_rank_budget(request):
             self._short_of_room.append(request)
             return True
-        self._ranks = None  # somebody may give way
+        self._ranks = None  # running requests may give way
         if not self.queues.start(request):
             return False
         self._started.append(request)
         return True
 
     def _is_ready(self, request: Request) -> bool:
-        """Whether nothing but room keeps it from running."""
+        """Whether only lack of room keeps the request from running."""
         if request.num_in_flight_tokens:
             return False  # preempted, and its last step still runs
         if not request.is_first and self._waits_for_first_answer(request.prompt):
@@ -87,7 +87,7 @@ class Admission:
         return self._advance_adapter(request)
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:
-        """Whether the first of n answers computes the prompt; then others will find it cached."""
+        """Whether the first answer still computes the prompt, which others will find cached."""
         if not self.config.prefix_caching or prompt.num_tokens_done == len(prompt.token_ids):
             return False
         return prompt.answers[0].finish_reason is None
@@ -97,7 +97,7 @@ class Admission:
         return key is None or self.adapters.is_ready(key)
 
     def _advance_adapter(self, request: Request) -> bool:
-        """Take its adapter's next step towards the arena; whether it is there."""
+        """Bring its adapter a step closer to the arena; return whether it is there."""
         assert request.adapter is not None
         key = request.adapter.object_key
         if (failure := self.adapters.wait(key)) is not None:
@@ -115,9 +115,9 @@ class Admission:
         return self.adapters.is_ready(key)
 
     def _is_invoked(self, request: Request) -> bool:
-        """Whether its adapter applies anywhere: one that silently does nothing is no answer.
+        """Whether the adapter applies to any part of the prompt; its start is noted in the prompt.
 
-        From here on it is known where the adapter starts.
+        If it applies nowhere, the request fails, instead of silently being served without it.
         """
         prompt, key = request.prompt, request.adapter_key
         if prompt.adapter_start is None:
@@ -130,7 +130,7 @@ class Admission:
         return True
 
     def _place(self, request: Request, num_slabs: int) -> None:
-        """One transaction: the adapter's slabs and the request's first chunk, or neither."""
+        """Allocate the adapter's slabs and the request's first chunk, or neither of them."""
         assert request.adapter is not None
         kv, arena = self.queues.kv, self.queues.arena
         first_chunk = min(request.num_tokens_to_do, self.config.max_num_batched_tokens)
@@ -148,14 +148,14 @@ class Admission:
             self._short_of_room.append(request)
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether somebody before it was passed so often that now nobody passes any more."""
+        """Whether a request before this one was passed so often that none may pass it any more."""
         return any(
             passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
             for passed in self._short_of_room
         )
 
     def _fits_rank_budget(self, request: Request) -> bool:
-        """Whether the adapters of the running batch and its own are not too many bytes a step."""
+        """Whether the running adapters and its own together stay within the step's sum of ranks."""
         if request.adapter is None:
             return True
         if self._ranks is None:
@@ -169,5 +169,5 @@ class Admission:
 
 
 def _is_behind(request: Request, passed: Request) -> bool:
-    """Whether it came later, and is of no higher class."""
+    """Whether the request came later than `passed`, and is of no higher priority class."""
     return request.arrival > passed.arrival and request.priority >= passed.priority

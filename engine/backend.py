@@ -1,4 +1,4 @@
-"""What an engine computes on: the arena's memory, and a runner for it."""
+"""Backends, on which an engine computes: the arena's memory, and a runner for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,16 +13,20 @@ from lora.device import Device
 
 
 class MeasuredRunner(Runner, Protocol):
-    """copy_bytes_per_s: between arena and swap space; 0 where there is none."""
+    """A runner that measured its copies between arena and swap space.
+
+    copy_bytes_per_s: their speed; 0 if there is no swap space.
+    """
 
     copy_bytes_per_s: float
 
 
 @dataclass(frozen=True)
 class Backend:
-    """slabs: the arena, [slabs, slab_bytes] uint8.   device: None where they are host memory.
+    """A device, or a CPU, with the model loaded.
 
-    make_runner: from the adapters' tables, a meter and the number of swap slots.
+    slabs: the arena, [slabs, slab_bytes] uint8.   device: None if the slabs are host memory.
+    make_runner: makes a runner from the adapters' tables, a meter and the number of swap slots.
     """
 
     slabs: torch.Tensor

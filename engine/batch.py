@@ -1,4 +1,4 @@
-"""One step: what is to be computed, and what it came to. Plain data, testable without a model."""
+"""One step: what is to be computed, and its results. Plain data, testable without a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from engine.records import RequestProgress
 from engine.request import RequestGroup
 
 BAD_LOGITS = -1
-"""Stands for the token of a row whose logits are not finite: that request fails, no other."""
+"""Placeholder for the token of a row whose logits are not finite; only its request fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Prompt tokens whose logprobs a row has to give: each follows one of the row's tokens.
+    """Consecutive prompt tokens whose logprobs a row gives; each follows one of the row's tokens.
 
-    first: place in the row of the token before the first of them; they are neighbours.
-    num_top: how many of the likeliest tokens to name beside each.
+    first: place in the row of the token before the first of them.
+    num_top: how many of the likeliest tokens to report beside each.
     """
 
     first: int
@@ -26,18 +26,19 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRow:
-    """One request's part of a step: plain data, so that it can be broadcast.
+    """One answer's part of a step: plain data, so that it can be broadcast.
 
-    index: which of the request's answers.
-    token_ids: to compute, at positions start, start + 1, ...; the last may be PENDING_TOKEN: what
-    the step before chooses for this request and index.   block_ids: cover all of them.
-    sampling: None while the prompt is not finished; then no token is chosen.
-    scoring: None where no logprobs of the prompt are wanted.
-    num_output_tokens: index of the token to choose (with the seed it decides the choice).
-    adapter_start: the position from which on the adapter applies; those before are the base's.
-    banned_token_ids: cannot be chosen.
-    prompt_token_ids, output_token_ids: what was before it, only where penalties need it; of the
-    prompt every token once.
+    index: number of the answer within its request.
+    token_ids: tokens to compute, at positions start, start + 1, ...; the last may be
+    PENDING_TOKEN, which the previous step chooses for this request and index.
+    block_ids: KV blocks from position 0 on, which cover all of these tokens.
+    sampling: None if no token is chosen, as long as the prompt is not finished.
+    scoring: None if no logprobs of the prompt are wanted.
+    num_output_tokens: index of the token to choose; with the seed it decides the choice.
+    adapter_start: first position at which the adapter applies; before it, the base model does.
+    banned_token_ids: tokens that cannot be chosen.
+    prompt_token_ids, output_token_ids: tokens before the one to choose, only if penalties need
+    them; each distinct token of the prompt once.
     """
 
     request_id: str
@@ -74,9 +75,9 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Rows of one adapter are neighbours, the base model's come first.
+    """One step. Rows of one adapter are neighbours; the base model's come first.
 
-    transfers: run in this order, before the rows are computed.
+    transfers: copies, which run in this order before the rows are computed.
     """
 
     step: int
@@ -103,7 +104,7 @@ class StepTokens:
     token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
     logprobs: by row number, for rows that asked for them.
     prompt_logprobs: by row number, for every token that its `scoring` names.
-    adapter_digests: by row number, of what was applied to it.
+    adapter_digests: by row number, of the adapter that was applied to it.
     """
 
     token_ids: Sequence[int | None]

@@ -1,13 +1,13 @@
-"""A step as one row of numbers, for the ranks that only compute it.
+"""Encodes a step as one row of numbers, for the ranks that only compute it.
 
     step, counts of adapters, rows and transfers
     adapter    number of its placement, digest (4)
     row        request, index, start, adapter's place in the list or -1, adapter_start, samples,
-               first token before a scored one, counts of scored ones, tokens and blocks, tokens,
-               blocks
+               place of the token before the first scored one, counts of scored tokens, tokens and
+               blocks, tokens, blocks
     transfer   block_id, slot, is_out
 
-Strings do not travel: a request is a number for as long as it is in every step, an adapter the
+Strings are not sent: a request has a number for as long as it is in every step, an adapter has the
 number that all ranks were given when it was placed.
 """
 
@@ -59,7 +59,7 @@ class BatchEncoder:
     def _number_requests(self, batch: Batch) -> None:
         if not batch.rows:
             return
-        # A step looks back to the rows before it, and no further.
+        # A step refers to rows of the previous step only, so older numbers are dropped.
         known = self._requests
         self._requests = {}
         for row in batch.rows:

@@ -1,4 +1,4 @@
-"""What a KV block is found by: a hash of everything that its keys and values depend on."""
+"""Hashes by which KV blocks are found: of everything that their keys and values depend on."""
 
 import hashlib
 import json
@@ -9,13 +9,14 @@ from engine.messages import AddRequest
 
 
 class BlockHasher:
-    """Chained block hashes: 16 bytes over the hash before, the scope, and the block's tokens.
+    """Chained block hashes: 16 bytes over the previous hash, the scope, and the block's tokens.
 
     The scope is what besides tokens decides whether KV may be shared: revision of the base model,
-    adapter digest and tenant salt, as tagged fields, so that no text of one can pass for the other.
-    Blocks before the adapter's start are the base model's, and found by its requests. What the
-    operator declared public on the base model has a scope of its own, the same for every tenant.
-    public_prefixes: token ids.
+    adapter digest and tenant salt, as tagged fields, so that no value of one field can pass for
+    another's. Blocks before the adapter's start have the base model's scope, so that the tenant's
+    requests to the base model find them, too. Prefixes that the operator declared public on the
+    base model have a scope of their own, the same for every tenant.
+    public_prefixes: their token ids.
     """
 
     def __init__(
@@ -30,31 +31,31 @@ class BlockHasher:
         self._public = _scope(base=base_revision, public=True)
 
     def scope(self, message: AddRequest) -> bytes:
-        """Of a request's own, private blocks."""
+        """Scope of a request's private blocks, with its adapter."""
         digest = message.adapter.digest if message.adapter else None
         return self._private(digest, message.cache_salt)
 
     def base_scope(self, message: AddRequest) -> bytes:
-        """Of its private blocks that its adapter has no part in."""
+        """Scope of a request's private blocks that do not depend on its adapter."""
         return self._private(None, message.cache_salt)
 
     def _private(self, digest: str | None, salt: str) -> bytes:
         return _scope(base=self.base_revision, adapter=digest, salt=salt)
 
     def num_public_blocks(self, prompt: Sequence[int]) -> int:
-        """Whole blocks at the start of the prompt that are the start of a public prefix, too."""
+        """Number of whole blocks at the start of the prompt that also start a public prefix."""
         lengths = (_num_common(prefix, prompt) for prefix in self._public_prefixes)
         return max(lengths, default=0) // self.block_size
 
     def hash(self, parent: bytes, scope: bytes, is_public: bool, tokens: Sequence[int]) -> bytes:
-        """Of one full block; `parent` is the hash of the block before it, b"" for the first."""
+        """Hash of one full block; `parent` is that of the block before it, b"" for the first."""
         root = self._public if is_public else scope
         data = b"".join((parent, root, array("I", tokens).tobytes()))
         return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens at the start that are the same in both."""
+    """Number of tokens at the start that are the same in both."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

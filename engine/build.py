@@ -1,4 +1,4 @@
-"""An engine put together: device, weights, arena, adapters, scheduler, runner, journal."""
+"""Builds an engine: device, weights, arena, adapters, scheduler, runner, journal."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -35,23 +35,25 @@ logger = logging.getLogger(__name__)
 _DEFAULT_MAX_MODEL_LEN = 8192
 _STEP_REQUESTS = {"cpu": 64, "cuda": 256}
 _STEP_TOKENS = {"cpu": 128, "cuda": 2048}
-"""Tokens of a step. 128: on a CPU, products of 128 rows run as fast as of 512 (110 GFLOP/s in C),
-and decodes wait for a chunk of 0.3 s instead of 1.1 s (135M shape, one thread; bench/LOG.md).
+"""Tokens of a step. On a CPU, products of 128 rows run as fast as of 512 (110 GFLOP/s in C), and
+decodes wait for a chunk of 0.3 s instead of 1.1 s (135M shape, one thread; bench/LOG.md).
 """
 _ARENA_BYTES = {"cpu": 1 << 30, "cuda": None}
-"""None: what is left of the device's memory."""
+"""Size of the arena; None takes what is left of the device's memory."""
 _HOST_CACHE_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
-"""On a GPU pinned: 48 adapters of rank 16 on all projections of an 8B model."""
+"""Host memory for adapters. On a GPU it is pinned, and holds 48 adapters of rank 16 on all
+projections of an 8B model.
+"""
 _SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 _PROOF_PRECISION = {True: 0.005, False: 0.05}
-"""By whether all is float32: of an adapter's effect, what serving it may lose (engine.proof)."""
+"""Share of an adapter's effect that serving may lose (engine.proof), by whether all is float32."""
 _LEAST_SUM_RANKS = 256
 _RANK_SHARE = 0.1
-"""Of the bytes that a step reads anyway, the weights: what all its adapters together may add."""
+"""Bytes that all adapters of a step may add, as a share of the weights, which it reads anyway."""
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:
-    """`config` with what "auto", and no wish at all, stand for on this machine."""
+    """Resolve "auto" and None in `config` to their values on this machine."""
     device, dtype = config.device, config.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -83,8 +85,9 @@ def _half_dtype(model_dir: Path) -> str:
 def resolve_max_model_len(
     config: EngineConfig, model_config: DecoderConfig, num_tokens: int | None = None
 ) -> EngineConfig:
-    """Without a wish: what the model was made for, within reason and the arena's tokens, where
-    these are known before.
+    """Resolve a max_model_len of None to the length that the model was made for, within reason.
+
+    num_tokens: tokens that the arena holds, which also limit it, if they are known before.
     """
     if config.max_model_len is not None:
         return config
@@ -94,7 +97,10 @@ def resolve_max_model_len(
 
 
 def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -> EngineConfig:
-    """Without a wish: a tenth of the step's bytes; small models, all adapters to them, get more."""
+    """Resolve a max_sum_ranks_per_step of None: adapters may add a tenth of the weights' bytes.
+
+    Small models get more, as their adapters are large in comparison.
+    """
     if config.max_sum_ranks_per_step is not None:
         return config
     rank_bytes = layout.bytes_per_rank
@@ -105,10 +111,10 @@ def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -
 def build_core(
     config: EngineConfig, engine_id: str, vocabulary: Sequence[bytes]
 ) -> tuple[EngineCore, EngineConfig]:
-    """The engine, and the config without open ends.   vocabulary: token id -> bytes.
+    """Build the engine; return it with the resolved config.   vocabulary: token id -> bytes.
 
-    With a tensor_parallel_size above 1 it starts the other ranks' processes.
-    Raises UnsupportedModel and ArenaTooSmall.
+    With a tensor_parallel_size above 1, this starts the other ranks' processes.
+    Raises UnsupportedModel, ArenaTooSmall and JournalCorrupt.
     """
     config = resolve_device(config)
     model_config, form = _model(config)
@@ -155,23 +161,23 @@ def build_core(
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank that only computes is made of. make_runner: from its adapters' tables."""
+    """Parts of a rank that only computes. make_runner: makes a runner from its adapters' tables."""
 
     filler: SlabFiller
     make_runner: Callable[[Tables], MeasuredRunner]
 
 
 def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:
-    """One of the ranks that `build_core` starts. config: as the first rank resolved it.
+    """Build one of the ranks that `build_core` starts. config: as the first rank resolved it.
 
     Raises UnsupportedModel.
     """
     model_config, form = _model(config)
     config, backend = _backend(config, model_config, form, ranks)
-    # What the first rank counts is the engine's count; this one's is nobody's.
+    # Only the first rank counts for the engine; nobody reads this rank's meter.
     meter = TokenMeter(Path(config.data_dir) / "ranks" / f"meter-{ranks.shard.index}")
     num_slots = _num_swap_slots(config, form.layout)
-    # One adapter is on its way at a time, and the first rank takes none that is too large.
+    # One adapter is loaded at a time, and the first rank accepts none that is too large.
     host_bytes = min(config.host_cache_bytes or 0, form.layout.most_adapter_bytes)
     return Rank(
         SlabFiller(form, backend.slabs, backend.device, ranks.shard, host_bytes),
@@ -180,7 +186,7 @@ def build_rank(config: EngineConfig, ranks: Ranks) -> Rank:
 
 
 def _model(config: EngineConfig) -> tuple[DecoderConfig, PackedForm]:
-    """The model, and the form of the adapters in its arena. Raises UnsupportedModel."""
+    """Read the model's config, and the form of adapters in its arena. Raises UnsupportedModel."""
     model_config = DecoderConfig.parse(load_config(Path(config.model_dir)))
     size = config.tensor_parallel_size
     model_config.shard(size)  # it raises where there are no equal parts
@@ -199,7 +205,7 @@ def _backend(
 ) -> tuple[EngineConfig, Backend]:
     _refuse_wishes(config)
     if config.device == "cuda":
-        # Where there is no GPU there is no Triton either.
+        # This is imported here, since without a GPU there is no Triton either.
         from engine.gpu.backend import gpu_backend
 
         config = resolve_max_model_len(config, model_config)
@@ -211,7 +217,7 @@ def _backend(
 
 
 def _refuse_wishes(config: EngineConfig) -> None:
-    """Raises UnsupportedModel where one is for the other device."""
+    """Raise UnsupportedModel for settings that are for the other device."""
     if config.device == "cuda" and config.batch_invariant:
         raise UnsupportedModel(
             "batch_invariant is for CPUs: the products of a GPU's library sum a row in another "

@@ -1,6 +1,4 @@
-"""The gateway's end of the wire: requests as streams of outputs, and one engine's life as seen
-there.
-"""
+"""The gateway's side of the wire: requests as streams of outputs, and the state of one engine."""
 
 import asyncio
 import contextlib
@@ -45,10 +43,10 @@ from registry.ref import AdapterRef
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 60.0
-"""A living engine says something four times a second; one this quiet hangs."""
+"""Silence after which an engine counts as hung; a live one sends something four times a second."""
 _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
-"""A proof's requests have deadlines, its arithmetic a share of the engine's time."""
+"""Longest wait for a proof: its requests have deadlines, its arithmetic a share of the time."""
 _RECONNECT_S = 0.05
 _LATE_S = 10.0
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -56,16 +54,16 @@ _REFUSED_S = 5.0
 
 
 class EngineClient:
-    """Talks to the engine at one endpoint; reconnects for as long as it lives.
+    """Talks to the engine at one endpoint, and reconnects until it is closed.
 
     A dead engine is noticed by its closed socket, in milliseconds: every request in flight ends
     with EngineDeadError, and `generate` raises it until the engine is back.
 
     on_end: called for every request that ended, because its end record can be settled now.
     on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
-    on_service: called with what this engine did for tenants, for the other engines.
+    on_service: called with the service that this engine gave to tenants, for the other engines.
 
-    Raises TcpError for an address of tcp that cannot be spoken to safely.
+    Raises TcpError for a TCP address to which no safe connection is possible.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class EngineClient:
         return self._ready.is_set()
 
     async def wait_ready(self, timeout_s: float) -> Welcome:
-        """Raises EngineDeadError when the engine is not there in time."""
+        """Wait until the engine is ready. Raises EngineDeadError if it is not in time."""
         try:
             await asyncio.wait_for(self._ready.wait(), timeout_s)
         except TimeoutError:
@@ -116,18 +114,18 @@ class EngineClient:
         return self.welcome
 
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one request, the last with `is_last`; leaving early aborts it.
+        """Yield the outputs of one request, the last with `is_last`; closing it early aborts.
 
-        Raises RequestRefused, EngineDeadError, and of those EngineAwayError as long as another
-        engine may have the request.
+        Raises RequestRefused or EngineDeadError; the latter is an EngineAwayError as long as the
+        request may be sent to another engine.
         """
         if not self.is_ready:
             raise EngineAwayError("the engine is starting")
-        # Bounded by the request's own tokens: an output carries at least one, or the logprob of one
-        # of the prompt's, or is the last.
+        # The queue is bounded by the request's own tokens: each output has at least one token, or
+        # one logprob of the prompt, or is the last.
         stream: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
         self._streams[request.request_id] = stream
-        # The engine ends it at its deadline; one that does not is no better than a dead one.
+        # The engine ends a request at its deadline; an engine that does not is treated as dead.
         too_late_s = request.deadline_s + _LATE_S
         late = asyncio.get_running_loop().call_later(too_late_s, stream.put_nowait, None)
         finished = False
@@ -155,7 +153,7 @@ class EngineClient:
         await self._send(AbortRequests(request_ids=(request_id,)))
 
     async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        """Its hold covers `token_lease` completion tokens in all now."""
+        """Tell the engine that the hold now covers `token_lease` completion tokens in total."""
         await self._send(ExtendLease(request_id=request_id, token_lease=token_lease))
 
     async def prefetch(self, message: Prefetch) -> None:
@@ -165,11 +163,11 @@ class EngineClient:
         await self._send(message)
 
     async def tell_service(self, message: TenantService) -> None:
-        """What another engine did for tenants."""
+        """Tell the engine what service another engine gave to tenants."""
         await self._send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What the engine finds out about an adapter. Raises EngineDeadError."""
+        """Have the engine prove an adapter. Raises EngineDeadError."""
         if not self.is_ready:
             raise EngineDeadError("the engine is starting")
         proof_id = uuid.uuid4().hex
@@ -185,7 +183,7 @@ class EngineClient:
             del self._proof_waiters[proof_id]
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        """Acknowledge what is settled, get what follows. Raises EngineDeadError."""
+        """Acknowledge settled records, and read the next ones. Raises EngineDeadError."""
         if not self.is_ready:
             raise EngineDeadError("the engine is starting")
         waiter: asyncio.Future[JournalRecords] = asyncio.get_running_loop().create_future()
@@ -202,10 +200,10 @@ class EngineClient:
     # ---- the connection ----
 
     async def _live(self) -> None:
-        """One connection after the other: a new one knows nothing of what the last one had sent.
+        """Run one connection after the other; a new one carries over nothing of the last one.
 
-        The context belongs to this task, which closes it however it ends: `close` may be cancelled
-        while it waits.
+        The ZMQ context belongs to this task, which closes it however the task ends, since `close`
+        may be cancelled while it waits.
         """
         with zmq.asyncio.Context() as context:
             while True:
@@ -220,12 +218,12 @@ class EngineClient:
                 await asyncio.sleep(_RECONNECT_S)
 
     async def _send(self, message: object) -> None:
-        # An engine that is gone has no requests to abort.
+        # Nothing is sent to an engine that is gone, which has no requests to abort either.
         if self._connection and self.is_ready:
             await self._connection.send(message)
 
     def _lose_engine(self) -> None:
-        """The engine is gone: nobody waits for it any longer."""
+        """Note that the engine is gone, and end everything that waits for it."""
         if self._ready.is_set() and not (self.stats and self.stats.is_leaving):
             self.num_deaths += 1
         self._ready.clear()
@@ -270,7 +268,7 @@ class EngineClient:
 
 
 class _Connection:
-    """One socket from Hello to its end, with a numbering of its own."""
+    """One socket, from Hello to its end, with a numbering of its own."""
 
     def __init__(
         self, context: zmq.asyncio.Context, endpoint: Endpoint, gateway_id: str, heartbeat_s: float
@@ -290,8 +288,8 @@ class _Connection:
         self._socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], None]) -> None:
-        """Until the engine hangs up, falls silent, or cannot be understood."""
-        # Sent before anything else, it waits here for an engine that is still starting.
+        """Run until the engine hangs up, falls silent, or sends a frame that cannot be decoded."""
+        # Hello is sent before anything else; the socket keeps it for an engine that still starts.
         await self.send(Hello(gateway_id=self._gateway_id))
         tasks = [
             asyncio.create_task(self._receive(take)),
@@ -321,17 +319,17 @@ class _Connection:
                 take(message)
 
     async def _hang_up(self) -> None:
-        """Ends when the engine's end of the socket closes, which a killed process does at once."""
+        """Return when the engine's end of the socket closes; a killed process closes it at once."""
         event = await recv_monitor_message(self._monitor)
         if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             logger.error(
-                "%s refuses this gateway's key: give all of them the same CHORALE_PEPPER",
+                "%s refuses this gateway's key: give all gateways the same CHORALE_PEPPER",
                 self._endpoint.address,
             )
             await asyncio.sleep(_REFUSED_S)
 
     async def _beat(self) -> None:
-        """Heartbeats of our own; ends when the engine's have been missing for too long."""
+        """Send heartbeats; return when the engine has been silent for too long."""
         heard_once = False
         while not heard_once or time.monotonic() - self._last_heard_at < SILENCE_S:
             await asyncio.sleep(self._heartbeat_s)

@@ -1,4 +1,4 @@
-"""What an engine is started with. Frozen; derived sizes are computed where they are used."""
+"""Settings that an engine is started with. Frozen; derived sizes are computed where used."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,11 +12,12 @@ class SchedulerConfig:
 
     max_num_batched_tokens: tokens computed in one step.   max_num_seqs: requests in one step.
     max_waiting: requests queued; one more is refused.
-    max_sum_ranks_per_step: of the distinct adapters in one step; a single larger one goes alone.
-    max_skips: times that a request which wants for room is passed before nobody passes any more.
-    public_prefixes: token ids of prompts that every tenant may share on the base model.
-    sliding_window: positions that the model's layers see at most; None where one sees all.
-    base_revision: of the model, part of what cached KV depends on.
+    max_sum_ranks_per_step: sum of the ranks of the distinct adapters in one step; an adapter whose
+    rank alone is larger runs as the only one.
+    max_skips: how often others may pass a request that lacks room before none may any more.
+    public_prefixes: token ids of prompt starts that all tenants share in the base model's cache.
+    sliding_window: most positions that a layer of the model sees; None if a layer sees all.
+    base_revision: the model's revision, one of the things that cached KV depends on.
     """
 
     max_model_len: int
@@ -36,32 +37,34 @@ class SchedulerConfig:
 class EngineConfig:
     """Everything `python -m engine` needs, as the supervisor writes it to a JSON file.
 
-    data_dir: the journal and the socket live here.   model_dir: Hugging Face format.
-    arena_bytes: KV and adapters together.   threads: of the CPU path.
-    tensor_parallel_size: ranks, processes on one machine, that share the model, 8 at most.
-    arena_bytes, swap_bytes and threads are of each.
-    memory_utilization: share of a GPU's memory that the engine takes, where arena_bytes is None.
-    quantization: of the base model's weights, "fp8" on a GPU, "int8" on a CPU.
+    data_dir: folder of the journal and the socket.   model_dir: folder in Hugging Face format.
+    arena_bytes: size of KV and adapters together.   threads: CPU threads that compute.
+    tensor_parallel_size: ranks (processes on one machine) that share the model, 8 at most;
+    arena_bytes, swap_bytes and threads hold for each rank.
+    memory_utilization: share of a GPU's memory that the engine takes if arena_bytes is None.
+    quantization: type of the base model's weights: "fp8" on a GPU, "int8" on a CPU.
     kv_cache_dtype: "auto" or "fp8".
-    batch_invariant: a request's tokens and logprobs are the same bits whatever else runs, and
-    however it was cut, cached or computed again; on a CPU.
+    batch_invariant: whether a request's tokens and logprobs are the same bits whatever else runs,
+    and however the request was chunked, cached or computed again; for CPUs.
     cpu_kernels: "auto" takes the first of the others that works.
-    enforce_eager: a GPU's steps are launched kernel by kernel; no graph is captured.
-    lora_overlap: "shrink" has a GPU multiply by an adapter's A beside the base model's product,
-    "none" before it.
-    reference_kernels: names of a GPU's kernels in whose place the plain torch of
-    `kernels.reference` computes, slowly; then no graph is captured.
+    enforce_eager: whether a GPU's steps are launched kernel by kernel, without captured graphs.
+    lora_overlap: when a GPU multiplies by an adapter's A: "shrink" is in parallel with the base
+    model's product, "none" is before it.
+    reference_kernels: names of GPU kernels that are replaced by the plain, slow torch of
+    `kernels.reference`; if there are any, no graph is captured.
     device and dtype may be "auto", and arena_bytes, max_model_len, max_num_seqs,
     max_num_batched_tokens, max_sum_ranks_per_step, host_cache_bytes and swap_bytes None:
     `engine.build` replaces them by what the machine, the checkpoint and the arena give.
     swap_bytes: host memory for the KV of preempted requests.
-    sliding_window: of the model, filled in by `engine.build`.
-    fetch_timeout_s: of one adapter from the object store to disk.   max_fetches: under way at once.
-    max_pinned_share: of the arena's slabs, for adapters that the operator pins.
-    residency_interval_s: between journal records of where adapters were.
-    max_unsettled_records: of the journal, that may wait for the settler; then nothing is accepted.
-    leave_timeout_s: from SIGTERM to the exit.   hold_lifetime_s: of gateways' holds; see
-    `engine.retired`.
+    sliding_window: the model's own, filled in by `engine.build`.
+    fetch_timeout_s: limit for one adapter, from the object store to disk.
+    max_fetches: most adapters that are fetched at once.
+    max_pinned_share: largest share of the arena's slabs for adapters that the operator pins.
+    residency_interval_s: time between journal records of adapter residency.
+    max_unsettled_records: number of journal records waiting for the settler at which the engine
+    stops accepting requests.
+    leave_timeout_s: longest time from SIGTERM to the exit.   hold_lifetime_s: how long a gateway's
+    hold lasts; see `engine.retired`.
     listen: "tcp://IP:PORT" for gateways on other machines, with the two keys of
     `engine.tcp.TcpListener`; "" for a Unix socket in data_dir.
     """
@@ -114,7 +117,7 @@ class EngineConfig:
     client_key: str = ""
 
     def __post_init__(self) -> None:
-        # From JSON they come as lists.
+        # Values from JSON are lists.
         object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
         object.__setattr__(self, "reference_kernels", tuple(self.reference_kernels))
         public = tuple(tuple(prefix) for prefix in self.public_prefixes)

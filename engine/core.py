@@ -1,4 +1,4 @@
-"""The engine: messages in, steps, messages out. No sockets, no threads, no torch of its own."""
+"""The engine's core: messages in, steps, messages out. No sockets, threads or torch of its own."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -48,7 +48,7 @@ ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
 class Runner(Protocol):
     """Runs steps on the device, in the order in which they are launched.
 
-    lag: steps that may run while the next one is being scheduled; 0 where `launch` computes.
+    lag: steps that may run while the next one is being scheduled; 0 if `launch` itself computes.
     """
 
     lag: int
@@ -58,15 +58,15 @@ class Runner(Protocol):
         ...
 
     def collect(self) -> StepTokens:
-        """What the oldest step came to, once it has finished."""
+        """Wait until the oldest step has finished, and return its tokens."""
         ...
 
 
 class EngineCore:
-    """One engine. max_unsettled: records that may wait for the settler; then nothing is accepted.
+    """One engine, without its process.
 
-    residency_interval_s: between records of where adapters were.   reference, precision: see
-    Canary.
+    max_unsettled: number of journal records waiting for the settler at which requests are refused.
+    residency_interval_s: time between residency records.   reference, precision: see ProofRunner.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class EngineCore:
         self.num_prompt_tokens = self.num_cached_tokens = 0
 
     def step(self) -> list[tuple[str, ToGateway]]:
-        """One step of every request that can run; what comes back may be sent at once."""
+        """Run one step of every request that can run; the returned messages may be sent at once."""
         self.adapters.poll()
         batch = self.scheduler.schedule()
         if not batch.is_empty:
@@ -115,14 +115,17 @@ class EngineCore:
         return self.scheduler.has_work or self.proofs.has_work
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
-        """The oldest step and its tokens, once enough others run behind it or none is to come."""
+        """Collect the oldest step if more than `lag` are launched, or if `must_wait`.
+
+        Otherwise the result is an empty step.
+        """
         launched = self.scheduler.launched
         if not launched or (len(launched) <= self.runner.lag and not must_wait):
             return Batch(0, ()), StepTokens(())
         return launched[0].batch, self.runner.collect()
 
     def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
-        """Take in one message; the answers, if it has any at once."""
+        """Handle one message, and return the immediate answers to it."""
         match message:
             case AddRequest():
                 return self._add(gateway_id, message)
@@ -145,15 +148,15 @@ class EngineCore:
         return []
 
     def abort_gateway(self, gateway_id: str) -> None:
-        """Nobody reads its requests any more."""
+        """End a gateway's requests, since nobody reads their outputs any more."""
         self.scheduler.abort_gateway(gateway_id)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError; takes as long as there are blocks."""
+        """Assert that all bookkeeping agrees, in time proportional to the number of blocks."""
         self.scheduler.check_integrity()
 
     def finish(self) -> None:
-        """Once no request is left, and none follows: the last record is where adapters were."""
+        """Write the last record, of residency, if no request is open any more; none may follow."""
         if self._is_finished or not self.journal.is_idle:
             return
         self._is_finished = True
@@ -163,11 +166,11 @@ class EngineCore:
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has finished, and all of its journal is posted."""
+        """Whether the engine has finished, and all of its journal is posted."""
         return self._is_finished and self.journal.is_settled
 
     def close(self) -> None:
-        """No step follows. The journal has all of requests already, not where adapters were."""
+        """Close the journal after the last step, with the residency since its last record."""
         if not self._is_finished:
             self._note_residency()
             with suppress(JournalFull):
@@ -175,9 +178,9 @@ class EngineCore:
         self.journal.close()
 
     def take_service(self, epoch: int) -> list[TenantService]:
-        """For the other engines; none where nothing changed, or where there is no share to keep.
+        """Take service totals for other engines; none if nothing changed, or the policy has none.
 
-        epoch: of this engine's start.
+        epoch: number of this engine's start.
         """
         totals = self.scheduler.policy.take_service()
         if not totals:
@@ -185,15 +188,15 @@ class EngineCore:
         return [TenantService(engine_id=self.journal.engine_id, epoch=epoch, totals=totals)]
 
     def take_residency(self) -> list[Residency]:
-        """Adapters that moved since the last call."""
+        """Take the adapters that moved since the last call."""
         return [_residency(move) for move in self.adapters.tiers.take_moves()]
 
     def all_residency(self) -> list[Residency]:
-        """Where every adapter is now, for a gateway that has just come."""
+        """Current tier of every adapter, for a gateway that has just connected."""
         return [_residency(location) for location in self.adapters.tiers.locations()]
 
     def take_stats(self) -> EngineStats:
-        """The figures of now; the largest batch is searched for anew."""
+        """Take the current figures; the search for the largest batch begins anew."""
         scheduler, batch = self.scheduler, self.largest_batch
         self.largest_batch = Batch(0, ())
         costs = scheduler.kv.swap.costs
@@ -245,14 +248,14 @@ class EngineCore:
     def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
         if not (refusal := self._accept(message, gateway_id)):
             return []
-        # Never accepted, so the journal knows nothing of it: the gateway voids the hold.
+        # The journal never contains a refused request, so the gateway voids its hold.
         refused = RequestOutput(
             request_id=message.request_id, seq=0, finish_reason="error", error=refusal, is_last=True
         )
         return [(gateway_id, StepOutputs(outputs=(refused,)))]
 
     def _accept(self, message: AddRequest, gateway_id: str = PROOF_TENANT) -> str | None:
-        """Queue a request and journal it; or say in a word why not."""
+        """Queue a request and journal it, or return the reason of its refusal in a word."""
         if not (self._can_meter and self.journal.has_place):
             return "metering_unavailable"
         refusal = self.scheduler.add(gateway_id, message)
@@ -265,7 +268,7 @@ class EngineCore:
         return not self.journal.is_full and self.journal.num_unsettled < self.max_unsettled
 
     def _note_residency(self) -> None:
-        """Hand the journal where adapters were; while it takes nothing, the time adds up here."""
+        """Hand the residency to the journal; while it takes nothing, the time adds up here."""
         if not self._can_meter:
             return
         self._residency_due = self.scheduler.clock() + self.residency_interval_s
@@ -274,14 +277,14 @@ class EngineCore:
         self._residency_since = self.journal.clock()
 
     def _fail_all(self, result: StepResult, ends: Sequence[EndRecord]) -> StepResult:
-        """The journal is full: nothing of the step leaves, all requests end where it says."""
+        """Replace the result of a step that found the journal full: all requests end by `ends`."""
         scheduler = self.scheduler
         groups = [*result.ended, *scheduler.groups.values()]
         num_sent = {group.request_id: group.num_outputs_sent for group in groups}
         for _, output in result.outputs:
             num_sent[output.request_id] -= 1
         scheduler.abort(list(scheduler.groups), "engine_failure")
-        scheduler.update(Batch(0, ()), StepTokens(()))  # its outputs number on from those that left
+        scheduler.update(Batch(0, ()), StepTokens(()))  # drops the outputs of the abort
         by_id = {end.request_id: end for end in ends}
         failed = [
             (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id)))
@@ -309,7 +312,7 @@ class EngineCore:
 
 
 def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutput:
-    """The one last output of a request; without an end it was never accepted."""
+    """The one last output of a request that failed; without an end it was never accepted."""
     return RequestOutput(
         request_id=group.request_id,
         seq=seq,

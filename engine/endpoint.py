@@ -1,4 +1,4 @@
-"""Where an engine listens, as the gateways and the engine itself name it."""
+"""The address at which an engine listens, as the gateways and the engine itself name it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,10 +6,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """address: "ipc://PATH" on one machine, "tcp://HOST:PORT" across machines.
+    """Address of an engine, with the keys that protect it.
 
-    server_key: the engine's public CURVE key.   client_key: the gateway's secret one. Both are of
-    tcp only, and needed there.
+    address: "ipc://PATH" on one machine, "tcp://HOST:PORT" across machines.
+    server_key: the engine's public CURVE key.   client_key: the gateway's secret one. TCP requires
+    both keys; nothing else uses them.
     """
 
     address: str

@@ -1,31 +1,31 @@
-"""Two kinds of failure: this request's, or the whole engine's.
+"""Failures of one request, or of the whole engine.
 
 EngineError
-├── EngineDeadError    it is gone; every request in flight has ended, and it is being restarted
-│   └── EngineAwayError    it was gone, or leaves, and never had this request: another may have it
-├── UnsupportedModel   it cannot start on this checkpoint, now or later
-└── RequestRefused     it did not accept this request; nothing was generated or counted
+├── EngineDeadError    the engine is gone and restarts; its requests in flight have ended
+│   └── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
+├── UnsupportedModel   the engine cannot start on this checkpoint, now or later
+└── RequestRefused     the engine did not accept the request; nothing was generated or counted
 """
 
 
 class EngineError(Exception):
-    """The base of the tree."""
+    """Base class of all failures of an engine."""
 
 
 class EngineDeadError(EngineError):
-    """Nothing was lost: what was generated is in the journal and rated 0."""
+    """The engine is gone. No count is lost: what was generated is in its journal, and rated 0."""
 
 
 class EngineAwayError(EngineDeadError):
-    """Nothing was sent, or it was turned away unread: no journal can know of it."""
+    """The request was not sent, or was turned away unread, so that no journal contains it."""
 
 
 class UnsupportedModel(EngineError):
-    """This checkpoint is not what the engine serves; the sentence says what about it."""
+    """The engine cannot serve this checkpoint, or not with these settings; the message says why."""
 
 
 class RequestRefused(EngineError):
-    """reason: one word, such as `queue_full`."""
+    """The engine refused a request. reason: one word, such as `queue_full`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

@@ -1,10 +1,10 @@
-"""Who goes next: the order in which waiting requests are admitted, and who pays for service.
+"""Policies: the order in which waiting requests are admitted, and who is charged for service.
 
 fcfs   first come, first served
-sjf    shortest expected first, by what its tenant's answers came to so far; nobody waits for ever
+sjf    shortest expected first, by the tenant's answers so far; no request waits for ever
 vtc    least served tenant first: virtual token counters (arXiv 2401.00588)
 
-Priority classes come before any of them: interactive requests, then batch.
+Priority classes take precedence in all of them: interactive requests, then batch.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -22,34 +22,37 @@ DECODE_COST = 2.0
 """Service of a token computed from the prompt, and of one generated, as in the paper."""
 _MAX_TENANTS = 100_000
 _PATIENCE_S = 5.0
-"""How long a tenant may be served nothing here for what it got from other engines."""
+"""How long a tenant may be served nothing here because other engines served it."""
 _SJF_PATIENCE_S = 10.0
 _SJF_MEMORY = 0.9
 
 
 class Policy(Protocol):
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
-        """`ready` (oldest first) in the order to admit them; charges made meanwhile count."""
+        """Yield `ready` (oldest first) in the order to admit them; charges made meanwhile count."""
         ...
 
     def charge(self, request: Request, service: float) -> None:
-        """Its tenant was given this much service, in prefill tokens."""
+        """Charge the request's tenant for service, in prefill tokens."""
         ...
 
     def served(self, request: Request) -> float:
-        """How much its tenant has had, where that matters: who has had most gives way first."""
+        """Service that the request's tenant has had; the most served tenant gives way first.
+
+        The service is 0 in a policy that does not count it.
+        """
         ...
 
     def ended(self, request: Request) -> None:
-        """It came to this many tokens."""
+        """Note that a request has ended, and how long its answer is."""
         ...
 
     def take_service(self) -> Totals:
-        """What other engines have to know; the totals that changed since the last call."""
+        """Take the totals that changed since the last call, for the other engines."""
         ...
 
     def note_elsewhere(self, message: TenantService) -> None:
-        """What another engine gave."""
+        """Note the service that another engine gave."""
         ...
 
 
@@ -60,7 +63,7 @@ def make_policy(name: SchedulingPolicy, clock: Callable[[], float]) -> Policy:
 
 
 class FirstCome:
-    """See engine.fairness.Policy."""
+    """First come, first served, within each priority class."""
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         return iter(sorted(ready, key=lambda r: r.priority))
@@ -82,10 +85,10 @@ class FirstCome:
 
 
 class ShortestFirst(FirstCome):
-    """By expected tokens; whoever has waited `patience_s` goes before, oldest first.
+    """Fewest expected tokens first; requests that waited `patience_s` go before, oldest first.
 
-    An answer's length is taken to be the running mean of its tenant's answers with that adapter,
-    and `max_tokens` as long as there is none.
+    The expected length of an answer is the running mean of its tenant's answers with that adapter,
+    and `max_tokens` if that is less or there is no answer yet.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = _SJF_PATIENCE_S) -> None:
@@ -103,7 +106,7 @@ class ShortestFirst(FirstCome):
         return iter(sorted(ready, key=key))
 
     def expected_tokens(self, request: Request) -> float:
-        """Still to be computed, prompt included."""
+        """Expected number of tokens that are still to be computed, prompt included."""
         mean = self._means.get((request.tenant_id, request.adapter_key))
         longest = float(request.params.max_tokens)
         expected = longest if mean is None else min(mean, longest)
@@ -119,22 +122,23 @@ class ShortestFirst(FirstCome):
 
 
 class VirtualTokenCounters:
-    """Service given to each tenant, divided by its weight; the least served backlogged one is next.
+    """Counts each tenant's service, divided by its weight; the least served backlogged one is next.
 
-    Backlogged is who has a request that waits and could run. A tenant that becomes backlogged is
-    lifted to the least of those that are, so that nobody saves up service by staying away. While
-    two tenants are backlogged, their weighted service differs by at most twice what the running
-    batch can hold (theorem 4.4 of the paper).
+    A tenant is backlogged if it has a request that waits and could run. One that becomes backlogged
+    is lifted to the least counter of those that are, so that no tenant saves up service by staying
+    away. While two tenants are backlogged, their weighted service differs by at most twice what the
+    running batch can hold (theorem 4.4 of the paper).
 
-    Over many engines. What a tenant got elsewhere while somebody is backlogged here is added to its
-    counter as if it had been given here, and who is served elsewhere is lifted as if it were
-    backlogged: so two tenants that are backlogged at all engines differ, over all, by at most the
-    engines' bounds together and what they serve between two exchanges, and one that is at a few
-    gets what it can there before the others get more (max-min). While nobody waits here, nobody is
-    kept waiting by what others get, and nothing is added. It only changes whose turn it is: a seat
-    is never left empty. Who waits here and is served nothing for `patience_s` is forgiven what it
-    got elsewhere, until it is served: so nobody waits longer than that for a turn because of what
-    it gets elsewhere, and an engine that is gone is not held against it for ever.
+    With many engines, service that a tenant got elsewhere while any tenant is backlogged here is
+    added to its counter as if it had been given here, and a tenant that is served elsewhere is
+    lifted as if it were backlogged. So two tenants that are backlogged at all engines differ, over
+    all, by at most the sum of the engines' bounds and what they serve between two exchanges; and a
+    tenant that is backlogged at a few engines gets what it can there before the others get more
+    (max-min). While no request waits here, service elsewhere keeps nobody waiting, and is not
+    added. It only changes whose turn it is: a seat is never left empty. A tenant that waits here
+    and is served nothing for `patience_s` is forgiven what it got elsewhere, until it is served. So
+    no tenant waits longer than that for a turn because of service elsewhere, and service by an
+    engine that is gone is not held against it for ever.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = _PATIENCE_S) -> None:
@@ -143,12 +147,12 @@ class VirtualTokenCounters:
         self._patience_s = patience_s
         self._backlogged: set[str] = set()
         self._last_backlogged: str | None = None
-        self._level = 0.0  # the least counter of the backlogged ones
+        self._level = 0.0  # the least counter of a backlogged tenant
         self._given = GivenService()
         self._heard = HeardService()
-        self._elsewhere: dict[str, float] = {}  # how much of a counter's lead came from there
+        self._elsewhere: dict[str, float] = {}  # part of a counter that other engines gave
         self._now = clock()
-        self._unserved_since: dict[str, float] = {}  # of the backlogged ones
+        self._unserved_since: dict[str, float] = {}  # of backlogged tenants
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         self._now = self._clock()
@@ -188,7 +192,7 @@ class VirtualTokenCounters:
             self._elsewhere[tenant_id] = self._elsewhere.get(tenant_id, 0.0) + service
 
     def _interleave(self, classes: list[dict[str, deque[Request]]]) -> Iterator[Request]:
-        """Always the least served tenant's oldest request, as the counters are at that moment."""
+        """Yield the least served tenant's oldest request, by the counters at each moment."""
         for tenants in classes:
             while tenants:
                 tenant_id = min(tenants, key=self.counters.__getitem__)
@@ -211,7 +215,7 @@ class VirtualTokenCounters:
         self._forget()
 
     def _forgive(self) -> None:
-        """Those who are kept waiting by nothing but other engines, and for too long."""
+        """Deduct service elsewhere from tenants that only it has kept waiting, and for too long."""
         since = self._unserved_since
         self._unserved_since = {t: since.get(t, self._now) for t in self._backlogged}
         if not self._backlogged:
@@ -225,7 +229,7 @@ class VirtualTokenCounters:
                 self.counters[tenant_id] = max(self.counters[tenant_id] - service, self._level)
 
     def _forget(self) -> None:
-        """Of too many tenants, those that came back longest ago and are not backlogged."""
+        """Drop counters beyond _MAX_TENANTS: of idle tenants, those that came back longest ago."""
         while len(self.counters) > _MAX_TENANTS:
             oldest = next(iter(self.counters))
             if oldest in self._backlogged:

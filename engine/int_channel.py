@@ -1,35 +1,35 @@
-"""Rows of 64-bit numbers between two processes, over a socket that nobody else has."""
+"""Channels for rows of 64-bit numbers between two processes, over a socket of their own."""
 
 import socket
 from array import array
 from collections.abc import Sequence
 
 MAX_NUMBERS = 1 << 24
-"""Of one row: 128 MB. A step of 2,048 tokens over long contexts has some 100,000."""
+"""Most numbers in a row: 128 MB. A step of 2,048 tokens over long contexts has some 100,000."""
 
 _LENGTH_BYTES = 8
 _SEND_TIMEOUT_S = 60.0
-"""Until the other process takes what is under way."""
+"""Longest wait until the other process takes a row."""
 
 
 class ChannelClosed(Exception):
-    """The other end is gone."""
+    """The other end is gone, or did not keep a time limit."""
 
 
 class IntChannel:
-    """One end, for one thread. Rows arrive whole and in order."""
+    """One end of a channel, for one thread. Rows arrive whole and in order."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     @classmethod
     def pair(cls) -> tuple["IntChannel", socket.socket]:
-        """This end, and the other one to hand to a child."""
+        """Make a channel: this end, and the socket of the other end, to hand to a child process."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(here), there
 
     def send(self, numbers: Sequence[int]) -> None:
-        """Raises ChannelClosed."""
+        """Send a row. Raises ChannelClosed."""
         assert len(numbers) <= MAX_NUMBERS, f"a row of {len(numbers)} numbers"
         data = array("q", numbers).tobytes()
         self._connection.settimeout(_SEND_TIMEOUT_S)
@@ -39,9 +39,9 @@ class IntChannel:
             raise ChannelClosed(str(error)) from error
 
     def receive(self, timeout_s: float | None = None) -> "array[int]":
-        """The next row. timeout_s: how long it may take to come; without one, it is waited for.
+        """Receive the next row. timeout_s: longest wait for it; None waits without a limit.
 
-        Raises ChannelClosed, also when it does not come in time.
+        Raises ChannelClosed, also if the row does not come in time.
         """
         self._connection.settimeout(timeout_s)
         size = int.from_bytes(self._read(_LENGTH_BYTES), "little")

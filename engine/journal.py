@@ -1,12 +1,12 @@
-"""What this engine generated, on disk before anybody sees it: the source of every bill.
+"""The journal: what an engine generated, on disk before anybody sees it. Every bill rests on it.
 
-Append-only segments of numbered records. A step's progress is written before its tokens leave (it
-survives a killed process); a step that ends requests is fdatasynced before their final outputs
-leave (it survives the machine). On opening, every request without an end is ended as
-`engine_failure` at its last progress. Segments go when settled.
+It consists of append-only segments of numbered records. A step's progress is written before its
+tokens leave, so that it survives a killed process; a step that ends requests is fdatasynced before
+their final outputs leave, so that it survives a crash of the machine. On opening, every request
+without an end is ended as `engine_failure` at its last progress. Settled segments are deleted.
 
-On a full disk nothing of the step leaves, every open request ends as `engine_failure` in room that
-was reserved for it, and nothing is accepted until that room can be had again.
+On a full disk nothing of the step leaves, every open request ends as `engine_failure` in space that
+was reserved for this, and no request is accepted until the space can be reserved again.
 """
 
 import hashlib
@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 16 << 20
 MAX_OPEN = 1088
-"""Requests open at once: 64 that run and 1,024 that wait, as engine.config has it."""
+"""Most requests open at once: 64 that run and 1,024 that wait, the defaults of engine.config."""
 END_RECORD_BYTES = 1024
-"""That an end takes at most: about 700 with ids and digests as they are now."""
+"""Most bytes of an end record; it takes about 700 with ids and digests as they are now."""
 _LEAST_RESERVE_BYTES = 1 << 20
 _CHECKPOINT_BYTES = 1024
 _RETRY_S = 1.0
 _MAX_ITEMS = 64
-"""Of one residency record: a page of 256 records stays below 6 MB."""
+"""Most items of one residency record, so that a page of 256 records stays below 6 MB."""
 
 
 class JournalFull(Exception):
-    """The step could not be written. ends: of every request that was open, and on disk by now."""
+    """The step could not be written. ends: of every open request; these records are on disk."""
 
     def __init__(self, ends: Sequence[EndRecord]) -> None:
         self.ends = ends
@@ -69,7 +69,7 @@ class _Open:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """All answers, one after the other."""
+        """Token ids of all answers, one after the other."""
         return [token for _, tokens in sorted(self.outputs.items()) for token in tokens]
 
     def add(self, progress: RequestProgress, at: float) -> None:
@@ -89,11 +89,11 @@ def output_sha256(token_ids: list[int]) -> str:
 
 
 class Journal:
-    """One engine's journal in `directory`; opening it recovers and closes what a crash left open.
+    """One engine's journal in `directory`; opening it ends the requests that a crash left open.
 
-    clock: Unix seconds.   max_open: requests open at once, whose ends the reserve holds.
-    is_full: there is no reserve, so nothing may be accepted; `make_room` tries to get one.
-    Unsettled records are kept in memory until the settler has them.
+    clock: Unix seconds.   max_open: most requests open at once; the reserve holds their ends.
+    is_full: whether the reserve is missing, so that nothing may be accepted; `make_room` tries to
+    get it. Unsettled records are kept in memory until the settler has posted them.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Journal:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is open; a proof's are nobody's."""
+        """Whether no request is open, apart from those of proofs, which nobody pays for."""
         starts = [*(opened.start for opened in self._open.values()), *self._accepted.values()]
         return all(start.tenant_id == PROOF_TENANT for start in starts)
 
     @property
     def is_settled(self) -> bool:
-        """Whether it is idle, and all that it has is posted."""
+        """Whether no request is open, and every record is posted."""
         return self.is_idle and not self._unsettled and not self._residencies
 
     @property
@@ -148,13 +148,13 @@ class Journal:
 
     @property
     def has_place(self) -> bool:
-        """Whether the reserve would hold the end of one more request, too."""
+        """Whether the reserve has room for the end of one more request."""
         return len(self._open) + len(self._accepted) < self.max_open
 
     # ---- writing ----
 
     def start(self, request: RequestGroup) -> None:
-        """A request was accepted; its record is written with the next step, before any token."""
+        """Note an accepted request; its record is written with the next step, before any token."""
         self._accepted[request.request_id] = StartRecord(
             seq=0,
             at=self.clock(),
@@ -166,7 +166,7 @@ class Journal:
         )
 
     def note_residency(self, started_at: float, items: Sequence[ResidencyItem]) -> None:
-        """Where adapters have been since `started_at`; it is written with the next step."""
+        """Note adapters' residency since `started_at`; it is written with the next step."""
         for first in range(0, len(items), _MAX_ITEMS):
             page = tuple(items[first : first + _MAX_ITEMS])
             self._residencies.append(
@@ -176,8 +176,9 @@ class Journal:
     def commit(self, result: StepResult) -> StepResult:
         """Write a step. When this returns, its outputs may leave.
 
-        Raises JournalFull: they may not, and every open request has ended. What was accepted since
-        the last step and never written never was. Raises OSError: the engine has to die of it.
+        Raises JournalFull: its outputs must not leave, and every open request has ended. A request
+        whose start could not be written counts as never accepted. Raises OSError if the disk fails
+        in another way; the engine must then end.
         """
         if self.is_full:
             assert not result.progress, "it ran what it could not count"
@@ -191,14 +192,14 @@ class Journal:
         return result
 
     def _write_step(self, result: StepResult) -> None:
-        """Raises DiskFull: what of it is written is whole, and known."""
+        """Write a step's records. Raises DiskFull; those written by then are whole and applied."""
         records: list[Record] = [*self._accepted.values(), *self._residencies]
         if result.progress:
             requests = tuple(result.progress)
             records.append(
                 ProgressRecord(seq=0, at=self.clock(), step=result.step, requests=requests)
             )
-        # The settler may read a residency at once; it must not be ahead of the disk.
+        # Residency is synced: the settler may read it at once, and must not be ahead of the disk.
         self._write(records, sync=bool(self._residencies))
         self._accepted.clear()
         self._residencies.clear()
@@ -213,7 +214,7 @@ class Journal:
         return opened, request.finish_reason, request.stop_cause
 
     def _ends(self, endings: Iterable[_Ending]) -> list[EndRecord]:
-        """Their records, as the next ones."""
+        """End records of these requests, numbered as the next records."""
         ends, position = [], self._now
         for opened, reason, cause in endings:
             start, ids = opened.start, opened.output_token_ids
@@ -242,13 +243,13 @@ class Journal:
         return ends
 
     def _fail_open(self) -> list[EndRecord]:
-        """End all that is open as `engine_failure`, in the reserve's room. Raises DiskFull."""
+        """End every open request as `engine_failure`, in the reserve's space. Raises DiskFull."""
         ends = self._ends((opened, "error", "engine_failure") for opened in self._open.values())
         self._begin_segment(ends, in_reserve=True)
         return ends
 
     def _write(self, records: Sequence[Record], *, sync: bool) -> None:
-        """Append records, numbered, all or none. Raises DiskFull."""
+        """Number records and append them, all or none. Raises DiskFull."""
         if not records:
             return
         if self.files.is_long:
@@ -276,7 +277,7 @@ class Journal:
     # ---- a full disk ----
 
     def make_room(self) -> None:
-        """Where there is none, try to have some: at most once a second."""
+        """Try to get the reserve again if the journal is full, at most once a second."""
         if not self.is_full:
             return
         if not self._tried_at <= (now := self.clock()) < self._tried_at + _RETRY_S:
@@ -293,7 +294,7 @@ class Journal:
         )  # fmt: skip
 
     def _reserve(self) -> None:
-        """Have the reserve, and nothing open that nobody goes on with. Raises DiskFull."""
+        """Allocate the reserve, and end open requests, which nobody continues. Raises DiskFull."""
         self.files.allocate_reserve()
         if self._open or not self.files.has_segment:
             self._fail_open()
@@ -303,7 +304,7 @@ class Journal:
     # ---- the settler's side ----
 
     def read(self, settled_seq: int, limit: int) -> JournalRecords:
-        """What is to be posted after `settled_seq`; what lies before it is deleted."""
+        """Read the next records to post after `settled_seq`, and delete what is settled."""
         while self._unsettled and self._unsettled[0].seq <= settled_seq:
             self._unsettled.popleft()
         # A segment stays while a request that began in it is open.
@@ -321,7 +322,7 @@ class Journal:
     # ---- recovery ----
 
     def _recover(self) -> None:
-        """Read what an earlier life left, and close it; without room for that, be full."""
+        """Read an earlier run's segments, and end its open requests; without room, become full."""
         for path in segment_paths(self.files.directory):
             before, size_bytes = self.last_seq, 0
             for record, end in read_segment(path.read_bytes(), path.name):
@@ -334,14 +335,14 @@ class Journal:
             self._note_full(full)
 
     def _apply(self, record: Record) -> None:
-        """What a record means for what is open and what is unsettled. Raises JournalCorrupt."""
+        """Update open requests and unsettled records by a record. Raises JournalCorrupt."""
         self._position = follow(self._position, record)
         match record:
             case StartRecord():
                 self._open[record.request_id] = _Open(record)
             case ProgressRecord():
                 for progress in record.requests:
-                    # One that has ended may have begun in a segment that is settled and deleted.
+                    # A request that has ended may have its start in a settled, deleted segment.
                     if opened := self._open.get(progress.request_id):
                         opened.add(progress, record.at)
             case EndRecord():

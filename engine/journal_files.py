@@ -1,8 +1,8 @@
 """The journal's files: segments, of which the newest is written to, and a reserve for a full disk.
 
-00000000000000000001.journal   named for its first record; whole lines, and perhaps a torn last
+00000000000000000001.journal   named for its first record; whole lines, and perhaps a torn last one
 part                           a segment that has no name yet
-reserve                        room allocated beforehand: the next segment, when there is no other
+reserve                        space allocated beforehand: the next segment when the disk is full
 """
 
 import errno
@@ -16,25 +16,26 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EIO}
 
 
 class DiskFull(Exception):
-    """Nothing of what was to be written is there; what was there before still is."""
+    """A write found no room: nothing of it is in the file, and what was there before still is."""
 
 
 class Disk:
-    """The two calls that a full disk fails. They raise OSError."""
+    """The two system calls that fail on a full disk. They raise OSError."""
 
     def write(self, file: int, data: memoryview, offset: int) -> int:
-        """Bytes written, as os.pwrite."""
+        """Write data, and return how many bytes were written, as os.pwrite does."""
         return os.pwrite(file, data, offset)
 
     def allocate(self, file: int, size_bytes: int) -> None:
-        """Room for the file's first `size_bytes`, certain from then on."""
+        """Allocate space for the file's first `size_bytes`, certain from then on."""
         os.posix_fallocate(file, 0, size_bytes)
 
 
 class JournalFiles:
-    """One engine's files in `directory`. All raise OSError where the disk fails in another way.
+    """One engine's journal files in `directory`.
 
-    segment_bytes: past it, the next append begins a segment.   reserve_bytes: to be allocated.
+    segment_bytes: size at which a segment is long.   reserve_bytes: size of the reserve.
+    Methods that write raise OSError if the disk fails in another way than being full.
     """
 
     def __init__(
@@ -56,20 +57,21 @@ class JournalFiles:
 
     @property
     def is_long(self) -> bool:
-        """Whether the newest segment is as long as it should get."""
+        """Whether the newest segment is so long that the next record should begin another."""
         return self._size_bytes >= self.segment_bytes
 
     def found(self, path: Path, size_bytes: int, last_before: int) -> None:
-        """A segment of an earlier life, newer than any before; what is past `size_bytes` is torn.
+        """Take over a segment of an earlier run, newer than any taken over before.
 
-        last_before: the last record before it.
+        size_bytes: its whole lines; a torn line behind them is cut off.
+        last_before: number of the last record before the segment.
         """
         file = os.open(path, os.O_WRONLY)
         os.ftruncate(file, size_bytes)
         self._use(path, file, size_bytes, last_before)
 
     def append(self, data: bytes, *, sync: bool) -> None:
-        """All of `data`, or nothing. sync: it is on disk before this returns. Raises DiskFull."""
+        """Append all of `data`, or nothing. sync: return once it is on disk. Raises DiskFull."""
         with _naming_full():
             try:
                 self._write(self._file, data, self._size_bytes)
@@ -81,9 +83,9 @@ class JournalFiles:
         self._size_bytes += len(data)
 
     def begin(self, first_seq: int, data: bytes, *, in_reserve: bool = False) -> None:
-        """Go on in a new segment that begins with `data`, on disk before it has its name.
+        """Begin a new segment with `data`, which is on disk before the file gets its name.
 
-        in_reserve: in the room that was allocated for it. Raises DiskFull.
+        in_reserve: use the space that was allocated beforehand. Raises DiskFull.
         """
         source = self.directory / ("reserve" if in_reserve else "part")
         path = self.directory / f"{first_seq:020d}.journal"
@@ -105,7 +107,7 @@ class JournalFiles:
         self._use(path, file, len(data), first_seq - 1)
 
     def allocate_reserve(self) -> None:
-        """Have the reserve; no change where it is. Raises DiskFull, and has none."""
+        """Allocate the reserve, or keep the existing one. On DiskFull there is no reserve."""
         with _naming_full():
             file = os.open(self.directory / "reserve", os.O_CREAT | os.O_WRONLY, 0o600)
             try:
@@ -118,7 +120,7 @@ class JournalFiles:
             self._sync_directory()
 
     def delete_through(self, seq: int) -> None:
-        """Drop the segments that end with `seq` or before; never the newest."""
+        """Delete the segments that end with `seq` or before; never the newest."""
         while self._older and self._older[0][0] <= seq:
             self._older.popleft()[1].unlink()
 
@@ -127,7 +129,7 @@ class JournalFiles:
             os.close(self._file)
 
     def _use(self, path: Path, file: int, size_bytes: int, last_before: int) -> None:
-        """From now on this is the newest; one of its name had no records, and was replaced."""
+        """Make this segment the newest; one of the same name had no records, and was replaced."""
         if self._path not in (None, path):
             self._older.append((last_before, self._path))
         self.close()
@@ -149,7 +151,7 @@ class JournalFiles:
 
 @contextmanager
 def _naming_full() -> Iterator[None]:
-    """OSErrors that mean no room come out as DiskFull."""
+    """Raise DiskFull for an OSError in _NO_ROOM: no space, no quota, or an I/O error."""
     try:
         yield
     except OSError as error:

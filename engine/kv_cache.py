@@ -15,10 +15,10 @@ _DEAD = -1
 
 
 class KVCache:
-    """Moves a request's `block_ids`, `swapped` and `num_computed_tokens` together.
+    """Requests' KV blocks; `block_ids`, `swapped` and `num_computed_tokens` change together.
 
-    sliding_window: positions that the layers see at most, None where one sees all. Blocks behind it
-    are given back while the request runs; in `block_ids` they are dead.
+    sliding_window: most positions that a layer sees, None if a layer sees all. Blocks behind it are
+    given back while the request runs, and are marked as dead in `block_ids`.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class KVCache:
         self.sliding_window = sliding_window
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks to allocate before its next `num_tokens` can be computed."""
+        """Number of blocks to allocate before the next `num_tokens` can be computed."""
         wanted = self.layout.num_blocks(request.num_scheduled_tokens + num_tokens)
         have = len(request.block_ids) or request.num_dead_blocks
         return max(0, wanted - have)
 
     def row_blocks(self, request: Request) -> tuple[int, ...]:
-        """The request's blocks by position; any stands for a dead one, since nobody looks there."""
+        """The request's blocks by position; dead ones, which nobody reads, appear as a live one."""
         num_dead = request.num_dead_blocks
         alive = request.block_ids[num_dead:]
         return (alive[0],) * num_dead + tuple(alive)
@@ -64,7 +64,7 @@ class KVCache:
         request.num_computed_tokens = request.num_found_tokens
 
     def allocate(self, request: Request, num_tokens: int) -> None:
-        """Blocks for its next `num_tokens`, swapped ones brought back. Raises ArenaFull."""
+        """Allocate blocks for the next `num_tokens`; swapped ones come back. Raises ArenaFull."""
         blocks = self.pool.allocate(self.num_missing(request, num_tokens))
         if request.swapped:
             self.swap.move_in(request.swapped, blocks[: len(request.swapped)])
@@ -84,7 +84,7 @@ class KVCache:
             self._bury(request, max(0, num_behind) // self.layout.block_size)
 
     def preempt(self, request: Request) -> bool:
-        """Give back its blocks; whether their contents are kept in the swap space."""
+        """Give back a request's blocks; return whether the swap space keeps their contents."""
         num_tokens = request.num_scheduled_tokens
         blocks = request.block_ids[request.num_dead_blocks : self.layout.num_blocks(num_tokens)]
         is_swapped = self.swap.is_worth_it(num_tokens, len(blocks))
@@ -133,14 +133,14 @@ class KVCache:
         request.num_published_blocks = num_full
 
     def _bury(self, request: Request, num_dead: int) -> None:
-        """Give back its first `num_dead` blocks, which no token that is still to come can see."""
+        """Give back the first `num_dead` blocks, which no token that is still to come can see."""
         behind = slice(request.num_dead_blocks, num_dead)
         self._release(request, request.num_dead_blocks, num_dead)
         request.block_ids[behind] = [_DEAD] * len(request.block_ids[behind])
         request.num_dead_blocks = max(request.num_dead_blocks, num_dead)
 
     def _release(self, request: Request, start: int, end: int) -> None:
-        """Give up its blocks [start, end). What is idle then is kept for those who can use it:
+        """Give up the request's blocks [start, end). Idle ones are kept for those who can use them:
 
         [0, public)    everybody
         [public, base) its tenant
@@ -163,8 +163,8 @@ class KVCache:
         """Hashes of the request's first blocks, each computed once."""
         hashes, size = request.block_hashes, self.layout.block_size
         start = request.adapter_start
-        # With the start: the same tokens may be prompt here and generated there, where a second
-        # invocation moves nothing.
+        # The scope includes the start: the same tokens may be a prompt here and generated there,
+        # where a second invocation does not move the start.
         own_scope = request.scope + start.to_bytes(8, "little")
         for i in range(len(hashes), num_blocks):
             tokens = request.tokens(i * size, (i + 1) * size)

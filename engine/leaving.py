@@ -1,11 +1,12 @@
-"""How an engine leaves its pool: announced, with every request at its end, and all of it settled.
+"""How an engine leaves its pool: announced, with every request ended and its journal settled.
 
-announced      gateways send it nothing new; what is on its way is still taken
-refusing       after the grace: what comes now goes to another engine
-over           its requests have ended and its journal is settled; or nobody is there to do either
+announced      gateways send it no new requests; those on their way are still accepted
+refusing       after the grace period: requests that arrive now go to another engine
+over           all requests have ended and the journal is settled, or no gateway is left, or the
+               timeout has passed
 
-Its folder then belongs to `engine.retired`, until every hold that it had is resolved; a file in it
-says that this has happened, and is gone as soon as an engine runs there again.
+Its folder then belongs to `engine.retired` until every hold on the engine is resolved. A file in
+the folder marks that this has happened; it is deleted as soon as an engine runs there again.
 """
 
 import time
@@ -15,15 +16,15 @@ from pathlib import Path
 from engine.messages import AddRequest, RequestOutput, StepOutputs
 
 LEAVING = "leaving"
-"""The error of a request that came too late."""
+"""Error of a request that is refused because the engine leaves."""
 GRACE_S = 1.0
-"""Longer than a gateway takes from its choice of an engine to the request's arrival there."""
+"""Grace period, longer than from a gateway's choice of an engine to the request's arrival."""
 
 
 class Leaving:
-    """From the first `begin` on, which may be called by a signal handler.
+    """State of leaving, from the first `begin` on, which a signal handler may call.
 
-    timeout_s: after so long it is over anyway; who comes after ends what is open.
+    timeout_s: time after which leaving is over anyway; the next process ends what is open.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +45,10 @@ class Leaving:
         return self._lasts_s >= GRACE_S
 
     def is_over(self, *, has_gateways: bool, is_settled: bool) -> bool:
-        """is_settled: no request is left, and nothing of them to be read from the journal."""
+        """Whether the process may exit.
+
+        is_settled: whether no request is left, and the journal has no records left to post.
+        """
         if not self.has_begun:
             return False
         if not has_gateways or self._lasts_s >= self.timeout_s:
@@ -57,7 +61,7 @@ class Leaving:
 
 
 def refusal(request: AddRequest) -> StepOutputs:
-    """It was not accepted, so the journal knows nothing of it: another engine may have it."""
+    """Refuse a request; no journal contains it, so another engine may take it."""
     output = RequestOutput(
         request_id=request.request_id, seq=0, finish_reason="error", error=LEAVING, is_last=True
     )
@@ -65,7 +69,7 @@ def refusal(request: AddRequest) -> StepOutputs:
 
 
 def is_settled(directory: Path) -> bool:
-    """Whether nothing of this engine's folder can matter to anybody any more."""
+    """Whether nobody needs an engine's folder any more: no journal in it, or a settled one."""
     return not (directory / "journal").is_dir() or _mark(directory).exists()
 
 
@@ -74,7 +78,7 @@ def mark_settled(directory: Path) -> None:
 
 
 def forget_settled(directory: Path) -> None:
-    """An engine runs there again."""
+    """Delete the mark, because an engine runs there again."""
     _mark(directory).unlink(missing_ok=True)
 
 

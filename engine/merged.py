@@ -1,7 +1,8 @@
 """The plainest way to run an adapter: merged into the base weights, in float32, without a cache.
 
-It shares nothing with the serving path but the checkpoint: no tiles, no arena, no kernels. It works
-in units of a few milliseconds, so that it can run between the steps of an engine that serves.
+It shares the checkpoint and a few plain torch functions (kernels.elementwise) with the serving
+path, but no tiles, no arena and no compiled kernels. It works in units of a few milliseconds, so
+that it can run between the steps of an engine that serves.
 """
 
 from collections.abc import Generator, Sequence
@@ -22,7 +23,8 @@ from lora.canonical import CanonicalWeights, ModuleDelta
 _UNIT_ELEMENTS = 1 << 19
 """Weights that one unit reads, merges and multiplies: 2 ms for 32 tokens on one core, 3 at most.
 
-Four times as many take 3, and 9 at most, and the whole no less (135M shape, 0.68 and 0.80 s).
+Units of four times as many take 3 ms, and 9 at most, without making the whole pass faster (135M
+shape: 0.68 s, and 0.80 s with the larger units).
 """
 
 _Q, _K, _V, _O, _GATE, _UP, _DOWN = range(7)
@@ -32,8 +34,8 @@ _Q, _K, _V, _O, _GATE, _UP, _DOWN = range(7)
 class _Streams:
     """Two runs of the same tokens side by side, rows [0, T) on the base model, [T, 2 T) merged.
 
-    bounds: of the sequences among the 2 T rows.   positions: [2 T].   merged: rows that the adapter
-    applies to, [n]; the others see the base weights.
+    bounds: start and end of each sequence among the 2 T rows.   positions: [2 T].
+    merged: rows that the adapter applies to, [n]; the others see the base weights.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -65,7 +67,7 @@ class Weights(Protocol):
 
 
 class MergedModel:
-    """The checkpoint's weights, read a few rows at a time; see engine.proof.Reference."""
+    """Runs tokens on weights that are read a few rows at a time; see engine.proof.Reference."""
 
     def __init__(self, weights: Weights, config: DecoderConfig) -> None:
         self.config = config
@@ -73,7 +75,7 @@ class MergedModel:
         self._weights = weights
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
-        """Of an activated LoRA. Raises AdapterError."""
+        """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
         return CanonicalWeights(object_path).invocation_tokens
 
     def compare(
@@ -137,7 +139,7 @@ class _Run:
         return Compared(base.numpy(), merged.numpy())
 
     def _embed(self) -> Generator[None, None, torch.Tensor]:
-        """[2 T, hidden], a row of the table at a time: the table is the largest tensor of all."""
+        """Embeddings, [2 T, hidden]; the table, the largest tensor, is read a row at a time."""
         ids = [token for sequence in self.sequences for token in sequence.token_ids]
         rows: dict[int, torch.Tensor] = {}
         for token in dict.fromkeys(ids):
@@ -149,7 +151,7 @@ class _Run:
         return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
 
     def _asked_rows(self) -> list[int]:
-        """Of both streams, the base's first."""
+        """Rows of the asked tokens in both streams, the base's first."""
         counts = [sequence.num_asked for sequence in self.sequences] * 2
         return [
             row
@@ -162,7 +164,7 @@ class _Run:
     def _project(
         self, layer: int, projection: int, x: torch.Tensor
     ) -> Generator[None, None, torch.Tensor]:
-        """[2 T, out]: the base's weight, or the merged one where the adapter applies."""
+        """Outputs of a projection, [2 T, out], by merged weights where the adapter applies."""
         module = projection_name(layer, projection)
         _, num_outputs = self.config.shape.features(projection)
         delta = self.adapter.delta(module)
@@ -174,7 +176,7 @@ class _Run:
     def _multiply(
         self, name: str, num_outputs: int, x: torch.Tensor, delta: ModuleDelta | None
     ) -> Generator[None, None, torch.Tensor]:
-        """x @ weight.T, a few rows of the weight at a time."""
+        """Compute x @ weight.T, a few rows of the weight at a time."""
         y = torch.empty(len(x), num_outputs)
         merged = self.streams.merged
         num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])

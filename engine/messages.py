@@ -4,10 +4,10 @@ Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinA
 ProveAdapter, ReadJournal, TenantService, Heartbeat.
 
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, ProofResult, TenantService,
-EngineStats; and JournalRecords, of engine.records.
+EngineStats; and JournalRecords (engine.records).
 
-Only `engine.wire` encodes them. Failure is a value in `RequestOutput`, never raised across the
-wire.
+Only `engine.wire` encodes messages. A failure is a value in `RequestOutput`; no exception crosses
+the wire.
 """
 
 from dataclasses import dataclass
@@ -29,27 +29,28 @@ ResidentTier = Literal["device", "host", "disk"]
 
 
 PROOF_TENANT = "canary"
-"""Tenant and gateway of the requests that a proof makes: journaled like others, and nobody pays.
+"""Tenant and gateway id of a proof's requests, which are journaled like others but not billed.
 
-Journals of every release say `canary`.
+The value must not change: journals of every release contain `canary`.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen and when to stop; the defaults change nothing.
+    """How tokens are chosen and when an answer stops; the defaults leave the distribution as it is.
 
-    temperature 0 is greedy; top_k 0 is off.   min_p: share of the likeliest token's probability.
+    temperature 0 is greedy; top_k 0 is off.
+    min_p: least probability of a token, as a share of the likeliest token's.
     presence_penalty, frequency_penalty: over generated tokens (OpenAI's formula).
     repetition_penalty: over prompt and generated tokens (CTRL's, arXiv 1909.05858).
-    logit_bias: (token id, added to its logit).   logprobs: how many of the likeliest tokens to
-    name beside the chosen one's logprob; None is none at all.   n: independent answers.
-    prompt_logprobs: the same for every token of the prompt but the first.
+    logit_bias: (token id, value added to its logit).   n: independent answers to each prompt.
+    logprobs: how many of the likeliest tokens to report beside the chosen one; None reports no
+    logprobs at all.   prompt_logprobs: the same for every token of the prompt but the first.
     max_tokens 0: the request ends when its prompt has been computed.
-    min_tokens: until there are so many, nothing ends the answer: EOS and stop_token_ids cannot be
-    chosen, and stop strings are looked for behind them.
-    allowed_token_ids: only these can be chosen, if any are given; where they are all tokens that
-    end the answer, min_tokens gives way.
+    min_tokens: least length of an answer. Before that, EOS and stop_token_ids cannot be chosen, and
+    stop strings are searched for only in later tokens.
+    allowed_token_ids: only these can be chosen, if any are given; if each of them would end the
+    answer, min_tokens has no effect.
     """
 
     max_tokens: int
@@ -73,14 +74,14 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the choice of a token depends on those before it."""
+        """Whether a penalty makes the choice of a token depend on the tokens before it."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
 
 class Priority(IntEnum):
-    """The class of a request: the lower number goes first."""
+    """Priority class of a request; the lower number goes first."""
 
     INTERACTIVE = 0
     BATCH = 1
@@ -91,21 +92,21 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """The first message of a gateway on a connection. gateway_id: its process, for its lifetime."""
+    """First message on a connection. gateway_id: names the gateway's process for its lifetime."""
 
     gateway_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddRequest:
-    """One request, tokenized and paid for: its hold is durable before this is sent.
+    """One tokenized request, sent only after its hold is durable.
 
     prompt_token_ids, more_prompts: its first prompt, and the others; each has n answers.
-    token_lease: completion tokens that the hold covers, all answers together, in equal parts; the
-    engine stops at the last one.
+    token_lease: completion tokens that the hold covers, in equal parts for all answers; the engine
+    stops an answer at the end of its part.
     deadline_s: seconds from receipt after which the engine ends the request.
-    first_token_timeout_s: the same, while no token has been generated.
-    weight: the tenant's share.
+    first_token_timeout_s: seconds from receipt after which it ends one without a generated token.
+    weight: the tenant's weight in fair scheduling.
     """
 
     request_id: str
@@ -136,7 +137,7 @@ class AddRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendLease:
-    """The gateway paid for more: completion tokens the lease covers now, in all."""
+    """The hold was raised. token_lease: completion tokens that it covers now, in total."""
 
     request_id: str
     token_lease: int
@@ -144,14 +145,14 @@ class ExtendLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequests:
-    """Their clients are gone. What was generated stays counted."""
+    """End requests whose clients are gone. Tokens generated so far stay counted."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefetch:
-    """A request for this adapter is on its way: start fetching, promise nothing."""
+    """Hint that a request for this adapter is on its way; the engine may start to fetch it."""
 
     tenant_id: str
     adapter: AdapterRef
@@ -159,9 +160,9 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinAdapters:
-    """Keep exactly these in the arena, whoever uses them; it replaces what was said before.
+    """Keep exactly these adapters in the arena, used or not; each message replaces the last one.
 
-    What does not fit under the engine's limit for pinned slabs is served like any other.
+    Adapters beyond the engine's limit for pinned slabs are served like those that are not pinned.
     """
 
     adapters: tuple[AdapterRef, ...]
@@ -169,9 +170,9 @@ class PinAdapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveAdapter:
-    """Show that this adapter, served, is its merged weights: see engine.proof.
+    """Prove that serving this adapter gives the results of its merged weights; see engine.proof.
 
-    object_path: its canonical object, in a file that the engine can read until it has answered.
+    object_path: file of its canonical object, which the engine can read until it has answered.
     """
 
     proof_id: str
@@ -181,9 +182,9 @@ class ProveAdapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadJournal:
-    """The settler has posted everything up to `settled_seq`: delete it, and send what follows.
+    """Delete records up to `settled_seq`, which the settler has posted, and send the next ones.
 
-    engine_id: whose journal is meant; another engine in its place deletes and sends nothing.
+    engine_id: engine that owns the journal; another one in its place deletes and sends nothing.
     """
 
     engine_id: str
@@ -193,7 +194,7 @@ class ReadJournal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Still here. A gateway silent for `gateway_timeout_s` has its requests ended."""
+    """Sign of life. The engine ends the requests of a gateway silent for `gateway_timeout_s`."""
 
 
 # ---- engine to gateway ----
@@ -201,9 +202,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The engine's answer to Hello, and again after it came back: what it serves.
+    """Answer to Hello, on each new connection: what the engine serves.
 
-    block_size: tokens of a block of its prefix cache.
+    epoch: number of the engine's start.   block_size: tokens in a block of its prefix cache.
     """
 
     engine_id: str
@@ -219,10 +220,10 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Of one token: natural logarithms of model probabilities (softmax of the raw logits, in
-    float32). If the token is among the likeliest, its number there is the same to the last bit.
+    """Logprobs at one token: natural logarithms of the softmax of the raw logits, in float32.
 
-    top: (token id, logprob) of the likeliest tokens, likeliest first.
+    top: (token id, logprob) of the likeliest tokens, likeliest first. If the token itself is among
+    them, its value there is the same to the last bit.
     """
 
     logprob: float
@@ -231,20 +232,20 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutput:
-    """What one step added to one of a request's n answers; its last one carries `finish_reason`.
+    """Output of one step for one of a request's answers; an answer's last has a `finish_reason`.
 
-    seq: outputs of this request so far, from 0; a gap is an engine failure.
-    index: which of the answers: those to the first prompt, then those to the next.
-    is_last: of the request; nothing follows.
-    new_token_ids are certain: none of them can still become part of a stop string.
-    logprobs: one for every new token, where they were asked for.
-    prompt_logprobs: where they were asked for, of those tokens of the prompt that the step scored:
-    in order from the second on, each once, before the first new token. They come with the first
-    answer to each prompt only.
-    num_completion_tokens: what is billed so far, all answers, stop token or string included.
+    seq: number of the output within its request, from 0; a gap means that the engine failed.
+    index: number of the answer: those to the first prompt come first, then those to the next.
+    is_last: whether this is the last output of the request.
+    new_token_ids: tokens that are certain: none of them can still become part of a stop string.
+    logprobs: one for every new token, if they were requested.
+    prompt_logprobs: those of the prompt tokens that the step scored, if they were requested. They
+    cover the prompt in order from its second token on, each token once, before the first new token.
+    Only the first answer to each prompt has them.
+    num_completion_tokens: tokens billed so far in all answers, with stop tokens and stop strings.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
-    adapter_digest: what the steps applied; None until one has.
-    retry_after_s: with "adapter_loading", when another try is worth it.
+    adapter_digest: digest of the adapter that steps applied; None until a step has.
+    retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
     """
 
     request_id: str
@@ -266,7 +267,7 @@ class RequestOutput:
 
     @property
     def is_of_prompt(self) -> bool:
-        """Whether it carries logprobs of the prompt, and nothing of an answer yet."""
+        """Whether the output has logprobs of the prompt, and nothing of an answer yet."""
         return not self.new_token_ids and self.finish_reason is None
 
 
@@ -286,7 +287,10 @@ class LeaseLow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """An adapter moved. object_key: whose it is.   size_bytes: what it takes at this tier."""
+    """An adapter moved to another tier.
+
+    object_key: the adapter's.   size_bytes: its size at this tier.
+    """
 
     object_key: str
     digest: str
@@ -303,11 +307,11 @@ class ProofResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """One tier of adapters: counters since the engine started, bytes of now.
+    """Figures of one adapter tier: counters since the engine started, and its current bytes.
 
     hits, misses: arriving requests that found their adapter there, or had to ask the next tier.
-    loads: adapters that came into it, load_bytes in all, load_seconds under way.
-    limit_bytes: 0 where there is none.
+    loads, load_bytes, load_seconds: adapters loaded into it, their total size and loading time.
+    limit_bytes: 0 if the tier has no limit.
     """
 
     tier: Literal["device", "host", "disk", "store"]
@@ -322,10 +326,10 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """A heartbeat with figures: gauges of now, counters since the engine started.
+    """The engine's heartbeat, with figures: current gauges, and counters since it started.
 
-    batch_*: of the largest step since the previous figures.   tiers: nearest first.
-    is_leaving: it takes no new requests, and exits once it has ended and settled all it has.
+    batch_*: the largest step since the previous message.   tiers: nearest first.
+    is_leaving: whether it takes no new requests, and exits once all it has is ended and settled.
     """
 
     running: int
@@ -358,11 +362,11 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantService:
-    """Service that an engine gave to tenants since its start; gateways tell it to all others.
+    """Service that an engine gave to tenants since it started; gateways tell all other engines.
 
-    epoch: of that engine's start.   totals: (tenant id, prefill tokens' worth of service divided by
-    the tenant's weight), of tenants that were served since the last message. They only grow within
-    an epoch, so it does not matter how often, or by how many gateways, they are passed on.
+    epoch: number of that engine's start.   totals: (tenant id, prefill tokens' worth of service
+    divided by the tenant's weight), for tenants served since the last message. Totals only grow
+    within an epoch, so it does not matter how often, or by how many gateways, they are passed on.
     """
 
     engine_id: str

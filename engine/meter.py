@@ -1,6 +1,6 @@
 """The runner's own count of what it computed, in a mapped file that outlives a killed engine.
 
-It shares no code with the journal: the two are compared, by tests and by the auditor.
+The meter shares no code with the journal, since tests and the auditor compare the two.
 """
 
 import mmap
@@ -11,7 +11,7 @@ _FIELDS = struct.Struct("<4q")
 
 
 class TokenMeter:
-    """Totals over all lives of one engine, and what its last step added to them.
+    """Token totals over all runs of one engine, and what its last step added to them.
 
     prompt_tokens: prompt positions computed.   sampled_tokens: tokens chosen.
     """
@@ -25,7 +25,7 @@ class TokenMeter:
 
     @staticmethod
     def read(path: Path) -> tuple[int, int, int, int]:
-        """(prompt tokens, sampled tokens, and what the last step added to each)."""
+        """Read (prompt tokens, sampled tokens, and what the last step added to each)."""
         return _FIELDS.unpack(path.read_bytes())
 
     def count(self, prompt_tokens: int, sampled_tokens: int) -> None:

@@ -18,9 +18,10 @@ _LEASE_LOW_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """num_stop_bytes: how many of the text's last bytes belong to a stop string or follow it.
+    """How and why an answer ends.
 
-    retry_after_s: where another try may help.
+    num_stop_bytes: how many of the text's last bytes belong to a stop string or follow it.
+    retry_after_s: seconds after which a retry may succeed, if known.
     """
 
     reason: FinishReason
@@ -31,7 +32,7 @@ class Ending:
 
 
 class Outputs:
-    """Messages of the current step, in order; `take` hands them over.
+    """Collects the messages of the current step, in order; `take` hands them over.
 
     vocabulary: token id -> bytes, for stop strings.   clock: seconds.
     """
@@ -59,7 +60,7 @@ class Outputs:
     def add_token(
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None
     ) -> Ending | None:
-        """Count a token; then it leaves, is held back, or is the last one: how the answer ends."""
+        """Add a token, which leaves or is held back; return how it ends the answer, if it does."""
         request.output_token_ids.append(token_id)
         if request.group.first_token_at is None:
             request.group.first_token_at = self._clock()
@@ -89,7 +90,7 @@ class Outputs:
         self._emit(request, [], None, tuple(named))
 
     def finish(self, request: Request, ending: Ending) -> None:
-        """End an answer from outside, between two tokens."""
+        """End an answer between two tokens, for a reason outside of its text."""
         self._emit(request, [], ending)
 
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:

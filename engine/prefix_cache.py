@@ -1,9 +1,9 @@
-"""KV blocks: who uses them, and which of them can be found again by what they hold.
+"""KV blocks: which requests use them, and how full ones are found again by their contents.
 
 A block that is full and computed is *published* under a hash of everything that its keys and values
 depend on. It may then serve any request whose tokens, adapter and scope agree up to its end. A
-published block that nobody uses stays, idle, until the arena needs room; leaves go first, so that
-what is found is always a whole prefix.
+published block without users stays idle until the arena needs room. Leaves are evicted first, so
+that a look-up always finds a whole prefix.
 """
 
 from collections import Counter
@@ -18,7 +18,10 @@ _OWNER = "kv"
 
 @dataclass(slots=True)
 class _Block:
-    """users: requests that hold it.   hits: that found it.   hash: None until published."""
+    """State of a block. users: requests that hold it.   hits: requests that found it by its hash.
+
+    hash: None until the block is published.
+    """
 
     users: int = 1
     hits: int = 0
@@ -26,10 +29,11 @@ class _Block:
 
 
 class BlockPool:
-    """Every KV block of the arena, by slab. What is idle here is evicted through `Arena.make_room`.
+    """Every KV block of the arena, by slab; `Arena.make_room` evicts idle ones.
 
-    Leaves go first: who finds a block finds those before it, and gives them back after it, so of
-    one tenant's blocks none is worth less, or equal and older, than one that follows it.
+    Leaves are evicted first: a request that finds a block also finds those before it, and
+    releases them after it. So a block is worth at least as much as each block of the same tenant
+    that follows it, and if they are worth the same, it has been idle for less time.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -40,13 +44,13 @@ class BlockPool:
         self._num_idle = 0
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Empty blocks with one user each. Raises ArenaFull."""
+        """Allocate empty blocks with one user each. Raises ArenaFull."""
         block_ids = self.arena.allocate(num_blocks, _OWNER)
         self._blocks.update((block_id, _Block()) for block_id in block_ids)
         return block_ids
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The published blocks of the longest known prefix of `hashes`; nobody holds them yet."""
+        """Find the published blocks of the longest known prefix of `hashes`; none is taken yet."""
         found: list[int] = []
         for block_hash in hashes:
             block_id = self._by_hash.get(block_hash)
@@ -56,7 +60,7 @@ class BlockPool:
         return found
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """One more user for each."""
+        """Add a user to each block."""
         for block_id in block_ids:
             block = self._blocks[block_id]
             if block.users == 0:
@@ -66,9 +70,9 @@ class BlockPool:
             block.hits += 1
 
     def release(self, block_ids: Sequence[int], claim: Claim, reload_s: float) -> None:
-        """One user less for each; a block without users is idle if published, else retired.
+        """Remove a user from each block. One without users is idle if published, else retired.
 
-        claim: for whom idle ones are kept.   reload_s: what computing one again would take.
+        claim: for whom idle blocks are kept.   reload_s: seconds to compute a block again.
         """
         retired: list[int] = []
         for block_id in reversed(block_ids):
@@ -86,9 +90,10 @@ class BlockPool:
         self.arena.retire(retired)
 
     def publish(self, block_id: int, block_hash: bytes) -> int:
-        """Let a full, computed block be found; the block to use from now on.
+        """Let a full, computed block be found by its hash; return the block to use from now on.
 
-        That is another one, taken, where the same was published before: one copy is enough.
+        If a block of this hash was published before, that one is taken and returned instead, since
+        one copy is enough.
         """
         known = self._by_hash.setdefault(block_hash, block_id)
         if known != block_id:
@@ -103,7 +108,7 @@ class BlockPool:
         return self._num_idle
 
     def evict(self, key: Key) -> None:
-        """See lora.eviction.Source."""
+        """Evict an idle block; see lora.eviction.Source."""
         assert isinstance(key, int)
         block = self._blocks.pop(key)
         assert block.hash is not None
@@ -113,7 +118,7 @@ class BlockPool:
         self.arena.retire([key])
 
     def check_integrity(self, held: Counter[int]) -> None:
-        """held: how many requests hold each block."""
+        """Assert that all counts agree. held: how many requests hold each block."""
         assert self.arena.owned_by(_OWNER) == len(self._blocks)
         assert {b: block.users for b, block in self._blocks.items() if block.users} == held
         idle = [b for b, block in self._blocks.items() if not block.users]

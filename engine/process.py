@@ -1,6 +1,6 @@
-"""The engine's process: one loop between a socket and the core, and the life of the gateways.
+"""The engine's process: one loop between a socket and the core, which also tracks the gateways.
 
-ZMQ's own threads move the bytes, so the loop only ever takes what has already arrived.
+ZMQ's own threads move the bytes, so the loop only takes messages that have already arrived.
 """
 
 import contextlib
@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 20
 LOADING_POLL_MS = 1
-"""How long an engine without anything to compute sleeps in its socket: a message wakes it, a
-finished load does not, so it sleeps less while somebody waits for one.
+"""How long an engine that has nothing to compute sleeps on its socket. A message wakes it and a
+finished load does not, so it sleeps less while it has requests, which may wait for a load.
 """
 STATS_INTERVAL_S = 0.25
 INTEGRITY_INTERVAL_S = 5.0
@@ -52,7 +52,7 @@ _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
 _LEAVE_TIMEOUT_S = 150.0
 _NUM_RELAYS = 2
-"""Gateways that are told what tenants were given: two, as one may be cut off from an engine."""
+"""Gateways that get the service totals each time: two, as one may be cut off from an engine."""
 
 
 class EngineInUse(Exception):
@@ -60,7 +60,7 @@ class EngineInUse(Exception):
 
 
 def lock_directory(directory: Path) -> IO[str]:
-    """Hold the returned file as long as the engine lives. Raises EngineInUse."""
+    """Lock a data directory while the returned file is open. Raises EngineInUse."""
     file = (directory / "engine.lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,12 +71,12 @@ def lock_directory(directory: Path) -> IO[str]:
 
 
 def engine_identity(directory: Path) -> tuple[str, int]:
-    """(engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
+    """Return (engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
     path = directory / "identity"
     engine_id, epoch = path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0)
     line = f"{engine_id} {int(epoch) + 1:010d}\n"
     if path.exists():
-        # In place: on a full disk there is no room for another file, and an engine has to start.
+        # Written in place: an engine must start on a full disk, too, without room for another file.
         with path.open("r+") as file:
             file.write(line)
     else:
@@ -88,11 +88,11 @@ def engine_identity(directory: Path) -> tuple[str, int]:
 
 
 class Core(Protocol):
-    """What a process serves: an engine, or what is left of one."""
+    """Interface of what a process serves: an engine, or the journal of a retired one."""
 
     @property
     def num_steps(self) -> int:
-        """That computed something."""
+        """Number of steps that computed something."""
         ...
 
     @property
@@ -100,7 +100,7 @@ class Core(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has finished, and nobody needs to read anything of it any more."""
+        """Whether the core has finished, and nobody needs to read its journal any more."""
         ...
 
     def step(self) -> Sequence[tuple[str, ToGateway]]: ...
@@ -112,7 +112,7 @@ class Core(Protocol):
     def check_integrity(self) -> None: ...
 
     def finish(self) -> None:
-        """No request follows; called again until those that are there have ended."""
+        """Finish, as no request follows; it is called again until the open requests have ended."""
         ...
 
     def close(self) -> None: ...
@@ -135,10 +135,10 @@ class _Gateway:
 class EngineProcess:
     """Serves any number of gateways on one Unix socket.
 
-    tcp: where it listens instead, for gateways on other machines.
+    tcp: address to listen on instead, for gateways on other machines.
     gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
     that long the process exits (the first one has `startup_grace_s`).
-    leaving: how it does when it is asked to stop.
+    leaving: how the engine leaves when it is asked to stop.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class EngineProcess:
         logger.info("%s: exiting", reason)
 
     def leave(self) -> None:
-        """Announce it, and end what is there."""
+        """Begin to leave, and announce it with the next figures."""
         self._leaving.begin()
         self._stats_due = 0.0
 
@@ -213,7 +213,7 @@ class EngineProcess:
         )
 
     def _check_integrity(self) -> None:
-        """Now that nobody waits for a step; seldom, since somebody may come meanwhile."""
+        """Check the core when no request waits for a step; seldom, as one may arrive meanwhile."""
         if (now := time.monotonic()) >= self._integrity_due:
             self._integrity_due = now + INTEGRITY_INTERVAL_S
             self.core.check_integrity()
@@ -255,7 +255,7 @@ class EngineProcess:
             self._send(receiver, answer)
 
     def _greet(self, gateway_id: str) -> None:
-        """A new connection: what its gateway had on an older one is nobody's any more."""
+        """Welcome a gateway's new connection, and end its requests of an older one."""
         self._forget(gateway_id)
         self._gateways[gateway_id] = _Gateway(time.monotonic())
         self._send(gateway_id, self.welcome)
@@ -264,7 +264,7 @@ class EngineProcess:
             self._send(gateway_id, residency)
 
     def _disown(self, gateway_id: str) -> None:
-        """Tell it, by a number that is never due, to begin anew with Hello."""
+        """Make a gateway begin anew with Hello, by a message number that is never due."""
         with contextlib.suppress(zmq.ZMQError):
             stranger = encode(UNEXPECTED_NUMBER, self.welcome)
             self._socket.send_multipart([gateway_id.encode(), stranger], zmq.NOBLOCK)
@@ -283,7 +283,7 @@ class EngineProcess:
             self._forget(gateway_id)
 
     def _tell_everybody(self) -> None:
-        """Residency at once, figures and what tenants were given four times a second."""
+        """Send residency at once, and figures and service totals four times a second."""
         moves = self.core.take_residency()
         for move in moves:
             if move.tier == "failed":
@@ -298,15 +298,16 @@ class EngineProcess:
                 self._send(gateway_id, message)
 
     def _tell_service(self) -> None:
-        """To some gateways, which pass it on, and to others the next time: if all did, an engine
-        would hear the same from each.
+        """Send service totals to some gateways, which pass them on, and to others the next time.
+
+        If all gateways passed them on, an engine would hear the same from each.
         """
         if not self._gateways:
             return
         service = self.core.take_service(self.welcome.epoch)
         relays = list(islice(self._gateways, _NUM_RELAYS))
         for gateway_id in relays:
-            # Now the last one in line. A send may forget it.
+            # The gateway becomes the last in line before the send, which may forget it.
             self._gateways[gateway_id] = self._gateways.pop(gateway_id)
             for message in service:
                 self._send(gateway_id, message)

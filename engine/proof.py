@@ -1,8 +1,8 @@
-"""Proofs: an adapter is served on fixed prompts, and must be its merged weights.
+"""Proofs: an adapter is served on fixed prompts, and must give what its merged weights give.
 
-Its requests go through the scheduler like anybody's, in the batch class: so the adapter is fetched,
-packed, placed and applied as it will be for its tenant. The same tokens then run through the merged
-weights, a few milliseconds of work at a time, between the steps of those who are served.
+A proof's requests go through the scheduler like a tenant's, in the batch class, so that the adapter
+is fetched, packed, placed and applied as it will be for its tenant. The same tokens then run
+through the merged weights, a few milliseconds of work at a time, between the engine's steps.
 """
 
 import time
@@ -34,17 +34,19 @@ from registry.ref import AdapterRef
 
 MAX_WAITING = 64
 _PROMPT_LENGTHS = (7, 19)
-"""One within a KV block, one across two."""
+"""Tokens of the fixed prompts: one prompt fits into a KV block, one takes two blocks."""
 _NUM_TOKENS = 4
 _TOP = 20
 _BUSY_SHARE = 0.1
-"""Of the engine's time, for merged weights, while somebody is being served."""
+"""Share of the engine's time that merged weights may take while requests are served."""
 _NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
-"""Of the base model's own rounding, on other prompts and more of them; in nats."""
+"""Rounding that is tolerated: a multiple of the base model's own, which is measured at other and
+fewer tokens than are compared, plus a least amount in nats.
+"""
 _DEADLINE_S = 600.0
 
-# What the store may still mend; everything else is the adapter's own fault.
-# A full disk ends them as an engine's failure, or, unwritten, without a cause.
+# Stop causes that another try may not meet; all others are the adapter's own fault.
+# A full disk ends requests as an engine failure, or without a cause if they were never written.
 _PASSING = {"adapter_missing", "adapter_loading", "adapter_corrupt", "deadline",
             "first_token_timeout", "aborted", "gateway_lost", "engine_failure", None}  # fmt: skip
 
@@ -53,7 +55,7 @@ Logprobs = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Tokens to run, of which the last `num_asked` are asked for what comes after them.
+    """Tokens to run; the logprobs of what follows are wanted for the last `num_asked` of them.
 
     adapter_start: the first position that the adapter applies to.
     """
@@ -65,7 +67,7 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Logprobs of the whole vocabulary, [asked tokens, vocab]: on the base model, and merged."""
+    """Logprobs of the whole vocabulary, [asked tokens, vocab]: of the base model, and merged."""
 
     base: Logprobs
     merged: Logprobs
@@ -77,18 +79,18 @@ class Reference(Protocol):
     vocab_size: int
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
-        """Of an activated LoRA. Raises AdapterError."""
+        """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
         ...
 
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
-        """Yields between units of a few milliseconds. Raises AdapterError."""
+        """Run sequences, yielding between units of a few milliseconds. Raises AdapterError."""
         ...
 
 
 class _Failed(Exception):
-    """The proof ends here."""
+    """Ends a proof early, with the verdict that it came to."""
 
     def __init__(self, verdict: Verdict, message: str) -> None:
         self.proof = Proof(verdict=verdict, message=message)
@@ -99,11 +101,11 @@ _Steps = Generator[None, None, Proof]
 
 
 class ProofRunner:
-    """Proofs, one after the other.
+    """Runs proofs, one after the other.
 
-    accept: hands a request to the engine; a word where it is refused.
-    reference: None: nothing can be proved.
-    precision: what served and merged logprobs may differ by, as a share of the adapter's effect.
+    accept: hands a request to the engine; returns the reason in a word if it is refused.
+    reference: None if nothing can be proved.
+    precision: how much served and merged logprobs may differ, as a share of the adapter's effect.
     """
 
     def __init__(
@@ -130,21 +132,23 @@ class ProofRunner:
         return self._current is not None or bool(self._waiting)
 
     def add(self, gateway_id: str, message: ProveAdapter) -> ProofResult | None:
-        """Queue a proof; its result at once where there is no room for it."""
+        """Queue a proof, or return its result at once if it cannot be queued."""
         if self.reference is not None and len(self._waiting) < MAX_WAITING:
             self._waiting.append((gateway_id, message))
             return None
-        reason = "Too many adapters wait to be proved." if self.reference else "It proves none."
+        reason = (
+            "Too many adapters wait to be proved." if self.reference else "This engine proves none."
+        )
         refused = Proof(verdict="unavailable", message=reason)
         return ProofResult(proof_id=message.proof_id, proof=refused)
 
     def take(self, output: RequestOutput) -> None:
-        """What one of its own requests came to."""
+        """Collect an output of the current proof's requests."""
         if output.request_id in self._outputs:
             self._outputs[output.request_id].append(output)
 
     def advance(self) -> list[tuple[str, ProofResult]]:
-        """A unit of work, if it is time for one; the proof that it ended."""
+        """Do a unit of work if one is due, and return the proof that it completed, if any."""
         if self._current is None:
             if not self._waiting:
                 return []
@@ -163,7 +167,7 @@ class ProofRunner:
             self._resume_at = now + (now - started_at) * (1 / _BUSY_SHARE - 1)
             return []
         self._current = None
-        # Of one that was refused half-way.
+        # A proof that failed half-way may have left requests running.
         self.scheduler.abort(list(self._outputs))
         self._outputs.clear()
         proof = replace(proof, seconds=self.clock() - begun_at)
@@ -194,7 +198,7 @@ class ProofRunner:
     def _serve(
         self, prompts: Sequence[tuple[int, ...]], adapter: AdapterRef | None, num_tokens: int
     ) -> Generator[None, None, "_Served"]:
-        """All prompts at once, greedily, in the batch class. Raises _Failed."""
+        """Serve all prompts at once, greedily, in the batch class. Raises _Failed."""
         is_cold = adapter is not None and not self._is_known(adapter)
         asked_at, load_s, device_bytes = self.clock(), None, 0
         messages = [_request(prompt, adapter, num_tokens) for prompt in prompts]
@@ -218,14 +222,14 @@ class ProofRunner:
         return bool(outputs) and outputs[-1].is_last
 
     def _is_known(self, adapter: AdapterRef) -> bool:
-        """Whether some of the way to the arena has been gone already."""
+        """Whether the adapter has left the store already, so that a cold load cannot be timed."""
         entry = self.adapters.entries.get(adapter.object_key)
         return entry is not None and entry.tier != "remote"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one request of a proof came to. logprobs: one for every token."""
+    """Complete answer to one request of a proof. logprobs: one for every token."""
 
     message: AddRequest
     token_ids: tuple[int, ...]
@@ -233,7 +237,7 @@ class Answer:
 
     @classmethod
     def of(cls, message: AddRequest, outputs: Sequence[RequestOutput]) -> "Answer":
-        """Raises _Failed where it is no whole answer."""
+        """Make an answer from a request's outputs. Raises _Failed if the answer is not complete."""
         last = outputs[-1]
         if last.error == NOT_FINITE and message.adapter:
             raise _Failed(
@@ -253,7 +257,7 @@ class Answer:
         )
 
     def sequence(self, invocation: tuple[int, ...] | None) -> TokenSequence:
-        """The same tokens once more; every answered one is asked for again."""
+        """The answer's tokens for the reference, which is asked for every answered token again."""
         start = find_adapter_start(self.message.adapter, self.message.prompt_token_ids, invocation)
         assert start is not None, "the prompts hold what invokes it"
         tokens = (*self.message.prompt_token_ids, *self.token_ids[:-1])
@@ -262,7 +266,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """load_s: until the adapter lay in the arena, None if some of the way was gone before."""
+    """Answers to all prompts, and what loading the adapter took.
+
+    load_s: seconds until the adapter lay in the arena, None if it had left the store before.
+    device_bytes: size of its slabs.
+    """
 
     answers: list[Answer]
     load_s: float | None
@@ -272,7 +280,7 @@ class _Served:
 def fixed_prompts(
     vocab_size: int, max_model_len: int, invocation: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """The same token ids at every proof; an activated LoRA's ends with what invokes it."""
+    """Prompts that are the same in every proof; an activated LoRA's invocation tokens end them."""
     room = max_model_len - _NUM_TOKENS - len(invocation)
     numbers = (n * 0x9E3779B1 >> 7 for n in range(1, 1 << 20))
     return [
@@ -284,9 +292,10 @@ def fixed_prompts(
 def judge(
     base: Sequence[Answer], served: Sequence[Answer], compared: Compared, precision: float
 ) -> Proof:
-    """Whether what was served is the merged weights. base: the same prompts without the adapter.
+    """Judge whether the served logprobs are those of the merged weights.
 
-    What serving loses to rounding is measured on the base model, in the same step and arithmetic.
+    base: answers to the same prompts without the adapter. They measure what serving loses to
+    rounding, in the same arithmetic.
     """
     if not np.isfinite(compared.merged).all():
         return Proof(
@@ -329,7 +338,7 @@ def judge(
 
 
 def _distance(served: TokenLogprobs, reference: Logprobs) -> float:
-    """Largest difference over the likeliest tokens. reference: [vocab]."""
+    """Largest difference of logprobs over the likeliest served tokens. reference: [vocab]."""
     return max(abs(logprob - float(reference[token])) for token, logprob in served.top)
 
 

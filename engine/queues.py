@@ -1,4 +1,4 @@
-"""Who runs and who waits, what the next step computes of each, and the room for it."""
+"""Running and waiting requests, what the next step computes of each, and the room for it."""
 
 from bisect import insort
 from collections import Counter
@@ -12,7 +12,7 @@ from lora.manager import AdapterManager
 
 
 class Queues:
-    """Every request is in one of the two; a running one may be in the plan of the next step.
+    """Every request runs or waits; a running one may be in the plan of the next step.
 
     plan: tokens of the next step, by request.   budget: tokens that the step may still take.
     """
@@ -35,15 +35,15 @@ class Queues:
         self.plan, self.budget = {}, self.config.max_num_batched_tokens
 
     def schedule_running(self) -> None:
-        """Every decode, then as many prompt tokens as the budget leaves."""
+        """Schedule every decode, then as many prompt tokens as the budget leaves."""
         for request in sorted(self.running, key=self._urgency):
             num_tokens = min(self._num_tokens_to_do(request), self.budget)
-            # Somebody more urgent may have taken its blocks meanwhile.
+            # A more urgent request may have taken its blocks meanwhile.
             if num_tokens > 0 and request in self.running and self._grow(request, num_tokens):
                 self._schedule(request, num_tokens)
 
     def start(self, request: Request) -> bool:
-        """A waiting request runs, at the cost of a lower class if need be; or there is no room."""
+        """Start a waiting request, at the cost of a lower class if need be; False without room."""
         if self.budget <= 0:
             return False
         seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
@@ -58,12 +58,12 @@ class Queues:
         return True
 
     def reserve(self, request: Request, budget: int, *, is_whole: bool) -> bool:
-        """Its adapter held, what is cached taken, blocks for its next tokens; or nothing.
+        """Hold a request's adapter, and get cached and new blocks for its next tokens; or neither.
 
-        is_whole: a request that starts anew gets them only where all its tokens would fit now.
+        is_whole: a request that has no blocks yet gets them only if all its tokens would fit now.
         """
         held_before, is_new = request.holds_adapter, not request.block_ids
-        # Held first: making room for the blocks must not evict the request's own adapter.
+        # The adapter is held first, so that making room for the blocks does not evict it.
         self._hold_adapter(request)
         self.kv.take_cached(request)
         num_tokens = min(request.num_tokens_to_do, budget)
@@ -78,7 +78,7 @@ class Queues:
         return False
 
     def remove(self, request: Request) -> None:
-        """It has ended: everything it held is given back."""
+        """Remove a request that has ended, and give back everything it held."""
         self.kv.forget(request)
         self._release_adapter(request)
         self._unschedule(request)
@@ -104,13 +104,13 @@ class Queues:
         return not request.is_decoding, request.priority, served, request.arrival
 
     def _expendability(self, request: Request) -> tuple[Priority, float, int]:
-        """The lowest class gives way first, then the most served tenant, then the newest."""
+        """Key by which requests give way: the lowest class, the most served tenant, the newest."""
         return request.priority, self.policy.served(request), request.arrival
 
     # ---- the plan ----
 
     def _num_tokens_to_do(self, request: Request) -> int:
-        """None while a pending token is certain to be its last."""
+        """Tokens left to compute, or 0 if the pending token will be the last one."""
         num_pending = request.num_pending_tokens
         count = len(request.output_token_ids) + num_pending
         longest = self.config.max_model_len
@@ -126,7 +126,7 @@ class Queues:
         self.budget += self.plan.pop(request, 0)
 
     def _charge(self, request: Request, num_tokens: int) -> None:
-        """For its next tokens, and a load; what is computed again or was cached is free."""
+        """Charge for the next tokens and a load; tokens cached or computed again are free."""
         start = max(request.num_scheduled_tokens, request.num_charged_tokens)
         end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
         service = max(end - start, 0) * PREFILL_COST + request.load_service
@@ -139,11 +139,11 @@ class Queues:
     # ---- room ----
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for a running request; others give way, and at last itself."""
+        """Allocate blocks for a running request; others give way, and in the end it does itself."""
         missing = self.kv.num_missing(request, num_tokens)
         while not self.arena.make_room(missing):
             if self.arena.num_free + self.arena.num_coming >= missing:
-                return False  # what was given up is free once the running step has finished
+                return False  # blocks given up are free once the running step has finished
             victim = self._victim()
             self._preempt(victim)
             if victim is request:
@@ -152,7 +152,7 @@ class Queues:
         return True
 
     def _victim(self) -> Request:
-        """Reservations of those that only wait go first, but nobody loses one a second time so."""
+        """Choose who gives way: first waiting requests with reserved blocks, each at most once."""
         reserved = [request for request in self.waiting if request.block_ids]
         for request in reversed(reserved):
             if request.num_skips < self.config.max_skips:
@@ -161,7 +161,7 @@ class Queues:
         return max((*self.running, *reserved), key=self._expendability)
 
     def _preempt(self, request: Request) -> None:
-        """Give back its blocks: copied to the host, or computed again when there is room."""
+        """Give back a request's blocks, which are copied to the host or computed again later."""
         if request in self.running:
             self._unschedule(request)
             del self.running[request]

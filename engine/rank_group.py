@@ -5,7 +5,7 @@
     adapter-loader   placements ───▶   reads its shard into the same slabs, and answers
     rank-i           waits for its end: then this process ends, too
 
-They live exactly as long as this process: a channel that closes ends them at once.
+The other ranks live exactly as long as this process: they end at once when a channel closes.
 """
 
 import json
@@ -32,7 +32,7 @@ from lora.shard import Shard
 logger = logging.getLogger(__name__)
 
 _PLACE_TIMEOUT_S = 60.0
-"""Of reading an adapter's shard from the disk."""
+"""Longest time that a rank may take to read an adapter's shard from the disk."""
 
 PLACED = -1
 FAILURES: tuple[Failure, ...] = (
@@ -40,23 +40,23 @@ FAILURES: tuple[Failure, ...] = (
     Failure("lost", "another rank found its packed file damaged"),
     Failure("unavailable", "another rank could not read its packed file"),
 )
-"""What a rank answers by: PLACED, or which of these it was."""
+"""Failures of a placement: a rank answers with PLACED, or with an index into these."""
 
 
 class RankGroup:
-    """All of them but this one; started at once.
+    """All ranks but this one, which are started with the group.
 
-    config: without open ends that ranks could fill differently.
+    config: resolved wherever ranks could resolve it differently.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.size = config.tensor_parallel_size
         self._numbers = count(1)
         folder = Path(config.data_dir) / "ranks"
-        shutil.rmtree(folder, ignore_errors=True)  # of a life before: its file is used up
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, whose store cannot be reused
         folder.mkdir(mode=0o700)
         path = folder / "config.json"
-        # How others reach the engine is nothing to them.
+        # The other ranks need neither the engine's address nor its keys.
         others = replace(config, listen="", server_key="", client_key="")
         path.write_text(json.dumps(asdict(others)))
         self._steps: list[IntChannel] = []
@@ -79,7 +79,7 @@ class RankGroup:
         ).start()
 
     def send_step(self, numbers: list[int]) -> None:
-        """For the engine thread. Raises ChannelClosed."""
+        """Send a step to the other ranks, from the engine thread. Raises ChannelClosed."""
         for channel in self._steps:
             channel.send(numbers)
 
@@ -121,11 +121,11 @@ class LeadingRunner:
 
 
 def _end_with(process: "subprocess.Popen[bytes]", index: int) -> None:
-    """The engine cannot go on without a rank: its supervisor starts all of them anew."""
+    """Exit when a rank has ended, since the engine needs all: its supervisor starts them anew."""
     status = process.wait()
     if status == os.EX_OK:
         return  # its channels were closed: this process is on its way out
     logger.error("rank %d has ended (%d): exiting", index, status)
-    # At once, wherever the engine is: it may be waiting for that rank. What it journaled is
-    # written, and its successor ends what was open.
+    # Exit at once, since the engine may be waiting for that rank. What it journaled is written,
+    # and the next process ends what was open.
     os._exit(status if status == os.EX_CONFIG else os.EX_SOFTWARE)

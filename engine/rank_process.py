@@ -1,9 +1,9 @@
-"""`python -m engine.rank_process CONFIG INDEX STEPS PLACEMENTS`: a rank of a model, not the first.
+"""`python -m engine.rank_process CONFIG INDEX STEPS PLACEMENTS` runs a rank other than the first.
 
-It computes the steps that the first rank sends, and reads its shards of adapters into the slabs
-that the first rank names. It decides nothing, and lives as long as the first rank does.
+The process computes the steps that the first rank sends, and reads its shards of adapters into the
+slabs that the first rank names. It decides nothing, and ends when the first rank ends.
 
-STEPS, PLACEMENTS: descriptors of its ends of two channels; see engine.rank_group.
+STEPS, PLACEMENTS: file descriptors of its ends of two channels; see engine.rank_group.
 """
 
 import json
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class PlacedAdapters:
-    """Adapters in this rank's arena, by their placements' numbers.
+    """Adapters in this rank's arena, by the numbers of their placements.
 
-    One is forgotten when another placement takes one of its slabs, so there are never more of them
-    than slabs.
+    An adapter is forgotten when another placement takes one of its slabs, so there are never more
+    adapters than slabs.
     """
 
     def __init__(self, filler: SlabFiller, cache_dir: Path) -> None:
@@ -49,18 +49,18 @@ class PlacedAdapters:
         self._owners: dict[int, str] = {}
 
     def tables(self, key: str) -> tuple[int, DeviceTables]:
-        """See engine.segments.Tables: the key and the generation are the placement's number."""
+        """See engine.segments.Tables: key and generation are the number of the placement."""
         return int(key), self._tables[key]
 
     def place(self, number: int, digest: str, slabs: list[int]) -> int:
-        """PLACED, or which of FAILURES."""
+        """Read an adapter's shard into `slabs`; return PLACED, or an index into FAILURES."""
         for slab in slabs:
             self._tables.pop(self._owners.pop(slab, ""), None)
         path = packed_path(self._cache_dir, digest, self._filler.form.form_id)
         try:
             packed = self._filler.read(path, digest)
             try:
-                os.utime(path)  # the fetcher evicts what is used less first
+                os.utime(path)  # the fetcher evicts the least recently used files first
                 tables = self._filler.fill(packed, slabs)
             finally:
                 self._filler.release(packed)
@@ -70,7 +70,7 @@ class PlacedAdapters:
             logger.warning("%s", error)
             kind = "lost"
         except (OSError, MemoryError, RuntimeError) as error:
-            # RuntimeError is what torch raises when there is no memory.
+            # torch raises RuntimeError when there is no memory.
             logger.warning("%s", error)
             kind = "unavailable"
         else:
@@ -84,7 +84,7 @@ def main() -> None:
     config_path, index = Path(sys.argv[1]), int(sys.argv[2])
     steps, placements = (IntChannel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
     logging.basicConfig(level=logging.INFO, format=f"engine, rank {index}: %(message)s")
-    # The first rank is told to leave, and lets its requests end: until then it needs this one.
+    # Only the first rank reacts to them: until its requests have ended, it needs this rank.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     orders: queue.SimpleQueue[array[int]] = queue.SimpleQueue()
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") -> None:
-    """Placements in line. Whatever this process is doing, it ends when the first rank does."""
+    """Queue placements. End this process, whatever it is doing, when the first rank ends."""
     while True:
         try:
             orders.put(placements.receive())
@@ -126,14 +126,14 @@ def _receive(placements: IntChannel, orders: "queue.SimpleQueue[array[int]]") ->
 def _place(
     adapters: PlacedAdapters, orders: "queue.SimpleQueue[array[int]]", placements: IntChannel
 ) -> None:
-    """Beside the steps, so that nobody waits for another's cold start."""
+    """Place adapters in a thread beside the steps, so that no request waits for another's load."""
     while True:
         number, d0, d1, d2, d3, *slabs = orders.get()
         try:
             answer = adapters.place(number, digest_of((d0, d1, d2, d3)), slabs)
             placements.send([number, answer])
         except BaseException:
-            logger.exception("an adapter's placement")
+            logger.exception("placing an adapter failed: exiting")
             os._exit(os.EX_SOFTWARE)
 
 

@@ -1,6 +1,6 @@
-"""The ranks that share one model: which part this one holds, and how their numbers come together.
+"""The ranks that share one model: which part this one holds, and how their results are combined.
 
-An engine without others has None in its place, and pays nothing.
+An engine with a single rank has None in place of Ranks, at no cost.
 """
 
 import atexit
@@ -15,15 +15,15 @@ import torch.distributed as dist
 from lora.shard import Shard
 
 _JOIN_TIMEOUT_S = 120.0
-"""Until every process has come: each imports torch first."""
+"""Longest wait until every process has joined: each imports torch first."""
 _START_TIMEOUT_S = 1800.0
-"""Until every rank has read its weights."""
+"""Longest wait until every rank has read its weights."""
 _STEP_TIMEOUT_S = 60.0
-"""Of one sum in a step, which all ranks begin together. One that is gone is noticed at once."""
+"""Longest wait for a sum in a step, which all ranks begin together. A lost rank shows at once."""
 
 
 class Ranks(Protocol):
-    """As one of them sees all. Every rank makes the same calls in the same order.
+    """All ranks, as one of them sees them. Every rank makes the same calls in the same order.
 
     shard: the part of the model that this rank holds.
     """
@@ -31,29 +31,30 @@ class Ranks(Protocol):
     shard: Shard
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """The sum over all ranks, in place; the same bits on each."""
+        """Replace a tensor by its sum over all ranks, with the same bits on each."""
         ...
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """The first rank's, in place, on every rank."""
+        """Replace a tensor by the first rank's, on every rank."""
         ...
 
     def least(self, value: int) -> int:
-        """The least of all ranks' values. For the start, not for steps: it waits on the host."""
+        """Least value of all ranks. For the start, not for steps, since it waits on the host."""
         ...
 
 
 class TorchRanks:
-    """See Ranks; over torch.distributed, gloo between CPUs, NCCL between GPUs. One in a process.
+    """Ranks over torch.distributed: gloo between CPUs, NCCL between GPUs. A process has one.
 
-    They meet by a file, and gloo's sockets are on the loopback device: all ranks of an engine are
-    on one machine.
+    Ranks meet by a file, and gloo's sockets are on the loopback device, since all ranks of an
+    engine are on one machine.
     """
 
     def __init__(self, shard: Shard, store: Path, device: str) -> None:
-        """store: a file that no others can open, the same for all ranks.   device: "cpu", "cuda".
+        """Join the other ranks.
 
-        Raises RuntimeError (or its kin of torch.distributed) when not all of them come.
+        store: a file that no others can open, the same for all ranks.   device: "cpu" or "cuda".
+        Raises RuntimeError (or an error of torch.distributed) if not all ranks join.
         """
         self.shard = shard
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -64,7 +65,7 @@ class TorchRanks:
             world_size=shard.size,
             timeout=timedelta(seconds=_STEP_TIMEOUT_S),
         )
-        # Without it a process that has done all its work may still abort while it ends.
+        # Without this, a process that has done all its work may still abort while it exits.
         atexit.register(dist.destroy_process_group)
         start_timeout = timedelta(seconds=_START_TIMEOUT_S)
         self._start = dist.new_group(backend="gloo", timeout=start_timeout)
@@ -94,7 +95,7 @@ class TorchRanks:
 
 
 def _meet(path: Path, shard: Shard) -> dist.Store:
-    """Once every process is there: what follows takes each a moment."""
+    """Wait until every process is there, so that what follows takes each only a moment."""
     store = dist.FileStore(str(path), shard.size)
     store.set(f"rank {shard.index}", "here")
     everybody = [f"rank {index}" for index in range(shard.size)]

@@ -1,6 +1,6 @@
-"""Every record of the journal, and what of it goes to the settler: frozen, plain data.
+"""The journal's records, and the message that takes them to the settler: frozen, plain data.
 
-`engine.journal_records` makes bytes of them, `engine.wire` of JournalRecords.
+`engine.journal_records` encodes the records, `engine.wire` encodes JournalRecords.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +10,10 @@ from engine.messages import FinishReason, ResidentTier, StopCause
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """The first of a segment: what came before it, which may have been deleted.
+    """First record of a segment: the state before it, since older segments may be deleted.
 
-    seq: of the last record before it, it has none of its own.   The others: as of its last end.
+    seq: number of the last record before it; a checkpoint has no number of its own.
+    number, total_*: those of the last end record before it.
     """
 
     seq: int
@@ -38,9 +39,10 @@ class StartRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """Since the last record: prompt tokens done in all, and new tokens of one of the answers.
+    """Progress of a request in a step: its prompt tokens so far, and new tokens of one answer.
 
-    num_cached_tokens: prompt tokens that were found in the prefix cache, not computed.
+    num_prompt_tokens: done in total.   num_cached_tokens: how many of them were found in the prefix
+    cache instead of computed.   index: number of the answer.
     """
 
     request_id: str
@@ -52,7 +54,7 @@ class RequestProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressRecord:
-    """What one step added, for every request in it: written before the tokens leave."""
+    """Progress of every request in one step; it is written before the step's tokens leave."""
 
     seq: int
     at: float
@@ -62,12 +64,13 @@ class ProgressRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """All that a usage event and a receipt need; on disk before the final output leaves.
+    """End of a request, with all that its usage event and its receipt need.
 
-    number: of this end among all of this journal, from 1, without gaps.   total_*: sums over all
-    ends up to and with this one: a ledger that lost a row, or changed a count, does not add up.
-    started_at, first_token_at, at: Unix seconds.   output_sha256: of the output ids as uint32 LE,
-    one answer after the other.
+    The record is on disk before the request's final output leaves.
+    number: position among all ends of this journal, from 1, without gaps.   total_*: sums over all
+    ends up to and including this one, so that a ledger which lost a row, or changed a count, does
+    not add up.   started_at, first_token_at, at: Unix seconds.
+    output_sha256: hash of the output ids as uint32 LE, one answer after the other.
     """
 
     seq: int
@@ -92,10 +95,10 @@ class EndRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencyItem:
-    """How long one adapter was in one tier, in all, since the last record; pinned or not.
+    """Total time that one adapter was in one tier since the last record, either pinned or not.
 
-    slabs: of the arena, so slab-seconds are `slabs * duration_ms / 1000`; 0 in the other tiers.
-    size_bytes: that it takes there; on the device, what its slabs take.
+    slabs: its slabs of the arena, so that slab-seconds are `slabs * duration_ms / 1000`; 0 in the
+    other tiers.   size_bytes: its size in the tier; on the device, the size of its slabs.
     """
 
     object_key: str
@@ -111,9 +114,9 @@ class ResidencyItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidencyRecord:
-    """Where adapters were between `started_at` and `at`, Unix seconds; on disk before it is read.
+    """Tiers that adapters were in between `started_at` and `at`, in Unix seconds.
 
-    A long list comes as several records.
+    The record is on disk before the settler reads it. A long list is split into several records.
     """
 
     seq: int
@@ -124,10 +127,11 @@ class ResidencyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecords:
-    """What is to be posted after the settled position, oldest first.
+    """Records after the settled position that the settler has to post, oldest first.
 
-    last_seq: of the newest record of any kind.   open_request_ids: started and not ended; a hold
-    that has expired and is neither here nor in an unread end record can never be used.
+    last_seq: number of the newest record of any kind.   complete: whether these are all records to
+    post.   open_request_ids: requests that have started and not ended. An expired hold whose
+    request is neither among them nor in an unread end record can never be used.
     """
 
     engine_id: str

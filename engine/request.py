@@ -2,7 +2,7 @@
 
 The scheduler writes what is launched and computed, `engine.admission` and `engine.queues` write
 turns, adapters and charges, `engine.kv_cache` writes blocks, `engine.outputs` writes tokens and
-ends. Nobody else writes here.
+ends. No other module writes to a request.
 """
 
 from collections import deque
@@ -22,16 +22,16 @@ from engine.stops import StopMatcher
 from registry.ref import AdapterRef
 
 PENDING_TOKEN = -2
-"""Stands for the token that the step before, still running, will choose for the same row."""
+"""Placeholder for a token that the previous step, still running, will choose for this answer."""
 
 
 @dataclass(eq=False)
 class Prompt:
     """One prompt of a request, with its n answers.
 
-    num_tokens_done: its tokens that have been computed or found in the prefix cache, once for all
-    answers: what is billed.   num_cached_tokens: those of them that were found.
-    adapter_start: as `find_adapter_start` says, once the adapter has reached the host.
+    num_tokens_done: prompt tokens that were computed or found in the prefix cache, counted once for
+    all answers; they are billed.   num_cached_tokens: how many of them were found in the cache.
+    adapter_start: result of `find_adapter_start`, known once the adapter has reached the host.
     """
 
     token_ids: tuple[int, ...]
@@ -49,7 +49,7 @@ class Prompt:
 class RequestGroup:
     """All answers that one AddRequest asked for, each a `Request`, under one hold and one id.
 
-    applied_digest: the digest of the adapter that the steps say they applied.
+    applied_digest: digest of the adapter that the steps report as applied; None before that.
     """
 
     gateway_id: str
@@ -71,7 +71,7 @@ class RequestGroup:
 
     @property
     def _decisive(self) -> "Request":
-        """The answer that says how the whole ended: a failed one, else an aborted one, else the
+        """The answer whose end counts for the group: a failed one, else an aborted one, else the
         first.
         """
         ranks = {"error": 0, "abort": 1}
@@ -103,7 +103,7 @@ class RequestGroup:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """All answers, one after the other."""
+        """Token ids of all answers, one after the other."""
         return [token for request in self.requests for token in request.output_token_ids]
 
     @property
@@ -118,19 +118,19 @@ class RequestGroup:
 
 @dataclass(eq=False)
 class Request:
-    """One answer. `num_computed_tokens` catches up with `num_tokens`; everything else follows.
+    """One answer: steps compute its tokens until `num_computed_tokens` reaches `num_tokens`.
 
     [0, num_computed)                           in the KV blocks
-    [num_computed, + num_in_flight)             in steps that have been launched and not finished
-    [.., num_tokens + num_pending)              to do; the pending token is chosen by such a step
+    [num_computed, + num_in_flight)             in steps that were launched and have not finished
+    [.., num_tokens + num_pending)              to do; such a step will choose the pending token
 
-    base_scope, scope: of blocks before the adapter's start, and of all others.
-    arrival: counts requests, so it orders them.   swapped: its blocks' places in the swap space.
-    num_restarts: times that what it had computed was lost to it.
-    num_dead_blocks: the first ones, behind the sliding window: given back for good.
-    num_found_tokens: in the prefix cache, when it was last admitted.
-    num_scored_tokens: of the prompt, those whose logprobs have been given out.
-    num_skips: times that somebody was admitted past it while it wanted for room.
+    base_scope, scope: hash scopes of blocks before the adapter's start, and of all other blocks.
+    arrival: number that orders answers by age.   swapped: swap slots of its blocks.
+    num_restarts: how often its computed tokens were lost, so that they are computed again.
+    num_dead_blocks: its first blocks, which are behind the sliding window and given back for good.
+    num_found_tokens: tokens found in the prefix cache when it was last admitted.
+    num_scored_tokens: prompt tokens whose logprobs have been sent.
+    num_skips: how often another request was admitted past it while it lacked room.
     """
 
     group: RequestGroup
@@ -159,9 +159,9 @@ class Request:
     stop_cause: StopCause | None = None
     num_restarts: int = 0
     num_skips: int = 0
-    # Prompt tokens that its tenant has been charged for: what is computed again is on the house.
+    # Prompt tokens charged to its tenant; tokens that are computed again are not charged again.
     num_charged_tokens: int = 0
-    # Service of the load that it started, charged when it gets to run.
+    # Service of the adapter load that it started; the tenant is charged when the answer runs.
     load_service: float = 0.0
 
     @property
@@ -186,13 +186,13 @@ class Request:
 
     @property
     def adapter_key(self) -> str | None:
-        """The adapter manager's key: the tenant's own object in the store."""
+        """Key of its adapter in the adapter manager: the tenant's own object in the store."""
         adapter = self.group.message.adapter
         return adapter.object_key if adapter else None
 
     @property
     def adapter_start(self) -> int:
-        """First position at which its adapter applies: known before anything is computed."""
+        """First position at which its adapter applies; it is known before any token is computed."""
         assert self.prompt.adapter_start is not None
         return self.prompt.adapter_start
 
@@ -202,7 +202,7 @@ class Request:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first answer to its prompt."""
+        """Whether this is the first answer to its prompt."""
         return self.prompt.answers[0] is self
 
     @property
@@ -215,7 +215,7 @@ class Request:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Computed, or about to be."""
+        """Tokens that are computed, or part of a launched step."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
@@ -233,13 +233,13 @@ class Request:
     def num_reusable_tokens(self) -> int:
         """How many of its first tokens may be taken from the cache instead of being computed.
 
-        The last token is asked for what follows it, and so is everything before a token that is
-        still to be scored.
+        The last token must be computed, since its logits choose the next token, and so must every
+        prompt token whose successor still needs a logprob.
         """
         return self.num_scored_tokens if self.num_tokens_to_score else self.num_tokens - 1
 
     def samples_after(self, num_tokens: int) -> bool:
-        """Whether a token is chosen once its next `num_tokens` are computed."""
+        """Whether a token is chosen once the next `num_tokens` tokens are computed."""
         return num_tokens == self.num_tokens_to_do and self.params.max_tokens > 0
 
     @property
@@ -253,11 +253,11 @@ class Request:
 
     @property
     def max_tokens(self) -> int:
-        """Completion tokens after which it ends for certain."""
+        """Completion tokens after which the answer ends in any case."""
         return min(self.params.max_tokens, self.token_lease)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
-        """Token ids at positions [start, end) of prompt and output; the unknown are pending."""
+        """Token ids at positions [start, end) of prompt and output; unknown ones are pending."""
         split = self.num_prompt_tokens
         prompt = self.prompt.token_ids[start : min(end, split)]
         output = self.output_token_ids[max(start - split, 0) : max(end - split, 0)]
@@ -269,16 +269,16 @@ def find_adapter_start(
 ) -> int | None:
     """The first position at which an adapter applies to a prompt; None if it applies nowhere.
 
-    [0, start)   the base model's, their keys and values, too; without an adapter the whole prompt
-    [start, ..)  the adapter's, generated tokens included
-    invocation_tokens: of an activated LoRA, None for others. It starts where they begin for the
-    last time in the prompt, as in PEFT (`calculate_alora_offsets`).
+    [0, start)   base model only, also for keys and values; the whole prompt without an adapter
+    [start, ..)  with the adapter, generated tokens included
+    invocation_tokens: those of an activated LoRA, None for other adapters. An activated LoRA starts
+    at their last occurrence in the prompt, as in PEFT (`calculate_alora_offsets`).
     """
     if adapter is None:
         return len(prompt)
     if invocation_tokens is None:
         return 0
-    # As text, so that the search is one call: a long prompt must not hold up the step.
+    # Searching in text is a single call, so that a long prompt does not hold up the step.
     start = _as_text(prompt).rfind(_as_text(invocation_tokens))
     return start if start >= 0 else None
 

@@ -1,9 +1,9 @@
-"""`python -m engine.retired CONFIG.json`: what is left of an engine that is gone for good.
+"""`python -m engine.retired CONFIG.json` serves the journal of an engine that is gone for good.
 
-Opens its journal, which ends what was open, and lets it be settled: in the engine's folder, on its
-socket, under its id, so that to a gateway it is that engine, leaving. Exits 0 when all is posted
-and no hold can be open any more; a folder like that is marked (`engine.leaving.is_settled`). No
-torch, no model.
+Opening the journal ends the requests that were open. The process runs in the engine's folder, on
+its socket and under its id, so that gateways see that engine, leaving, and settle its journal. It
+exits 0 when all records are posted and no hold can be open any more, and then marks the folder
+(`engine.leaving.is_settled`). It needs neither torch nor a model.
 """
 
 import json
@@ -28,7 +28,7 @@ from engine.tcp import TcpListener
 logger = logging.getLogger(__name__)
 
 VOIDING_S = 15.0
-"""After the last hold has expired: a gateway looks for such every five seconds."""
+"""Time for gateways to void expired holds, which they look for every five seconds."""
 _NO_LIMIT = 1 << 30
 _NO_FIGURES = EngineStats(
     running=0,
@@ -56,10 +56,11 @@ _NO_FIGURES = EngineStats(
 
 
 class RetiredCore:
-    """A journal without an engine.
+    """A journal without an engine; see engine.process.Core.
 
-    holds_end_s: from now until every hold on this engine has expired: a gateway that died between
-    its hold and its request left one that only a later reading of the whole journal can void.
+    holds_end_s: seconds until every hold on this engine has expired and can be voided. A gateway
+    that died between its hold and its request left a hold that can only be voided once it has
+    expired, by a later reading of the whole journal.
     """
 
     num_steps = 0
@@ -103,17 +104,17 @@ class RetiredCore:
         return []
 
     def abort_gateway(self, gateway_id: str) -> None:
-        """Nobody has a request here."""
+        """Do nothing, since no gateway has a request here."""
 
     def check_integrity(self) -> None:
-        """There is nothing to compute with."""
+        """Do nothing, since there are no queues and no arena."""
 
     def finish(self) -> None:
-        """It was, before it began."""
+        """Do nothing, since there are no requests to wait for."""
 
 
 class Retirement(Leaving):
-    """A leaving that has always begun: it waits for gateways, and for as long as it takes."""
+    """A leaving that begins at once; it lasts until all is settled, however long that takes."""
 
     def __init__(self) -> None:
         super().__init__(timeout_s=float("inf"))
@@ -121,7 +122,7 @@ class Retirement(Leaving):
         self._is_asked_to_stop = False
 
     def begin(self) -> None:
-        """Its successor goes on."""
+        """Stop when asked to; the next process in this folder continues."""
         self._is_asked_to_stop = True
 
     @property
@@ -148,7 +149,7 @@ def main() -> None:
             engine_id=engine_id,
             epoch=epoch,
             base_revision=config.base_revision,
-            # They limit nobody, for whoever has not heard yet that it takes nothing.
+            # No limits, for a gateway that has not heard yet that this engine takes nothing.
             max_model_len=config.max_model_len or _NO_LIMIT,
             max_num_seqs=config.max_num_seqs or _NO_LIMIT,
             device="none",

@@ -1,8 +1,8 @@
-"""One token for every row that is due one; a row's choice depends on nothing but itself.
+"""Chooses one token for every row that samples; a row's choice depends on nothing but the row.
 
-The order is vLLM's: logprobs are of the raw logits; then bias, repetition, frequency and presence
-penalties; then what cannot be chosen is out; then the likeliest token, or temperature, min_p, top_k
-and top_p before one is drawn.
+The order is vLLM's: logprobs are of the raw logits; then come bias, repetition, frequency and
+presence penalties; then tokens that cannot be chosen are removed; then the likeliest token is
+taken, or temperature, min_p, top_k and top_p are applied before one is drawn.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ from kernels.sampling import (
 
 _MASK = (1 << 64) - 1
 COLDEST = 1e-5
-"""Below it a temperature is greedy, as in vLLM: dividing by it would overflow."""
+"""Least temperature that draws; a lower one is greedy, as in vLLM, as logits would overflow."""
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) for the index-th token of a seed: splitmix64, so no state and no order."""
+    """A number in [0, 1) for the index-th token of a seed: splitmix64 needs no state, no order."""
     z = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1342543DE82EF95) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -40,10 +40,10 @@ def uniform(seed: int, index: int) -> float:
 def choose(
     logits: torch.Tensor, rows: Sequence[ScheduledRow]
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
-    """A token id per row, and logprobs by position in `rows` where they were asked for.
+    """Choose a token id per row; also return logprobs by position in `rows`, if requested.
 
-    BAD_LOGITS where a logit is not finite.   logits: [rows, vocab]; float32 ones are changed in
-    place by bias and penalties.   rows: all with `sampling`.
+    The token is BAD_LOGITS if a logit is not finite.   logits: [rows, vocab]; float32 ones are
+    changed in place by bias and penalties.   rows: all have `sampling`.
     """
     logits = logits.float()
     params = [row.sampling for row in rows if row.sampling is not None]
@@ -55,7 +55,7 @@ def choose(
     tokens = greedy(logits)
     drawn = [i for i, p in enumerate(params) if p.temperature >= COLDEST]
     if drawn:
-        # A row with bad logits is replaced below; here it must only not poison the arithmetic.
+        # Bad logits become 0, so that the arithmetic stays sound; their rows are replaced below.
         sane = logits[drawn].nan_to_num_(0.0, 0.0, 0.0)
         tokens[drawn] = _draw(sane, [rows[i] for i in drawn], [params[i] for i in drawn])
     token_ids = torch.where(finite, tokens, BAD_LOGITS).tolist()
@@ -72,7 +72,7 @@ def choose(
 def _adjust(
     logits: torch.Tensor, rows: Sequence[ScheduledRow], params: Sequence[SamplingParams]
 ) -> None:
-    """Change the logits that bias and penalties speak of; the others are not touched."""
+    """Apply bias, penalties and restrictions in place; other logits are not touched."""
     biased = [(i, [token for token, _ in p.logit_bias]) for i, p in enumerate(params)]
     if any(tokens for _, tokens in biased):
         positions, is_known = _positions(logits, biased)
@@ -97,7 +97,7 @@ def _adjust(
 def restrictions(
     rows: Sequence[ScheduledRow], vocab_size: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """The rows that may choose some tokens only, and the positions of allowed and banned tokens."""
+    """Rows with allowed tokens only, and the flat positions of allowed and of banned tokens."""
     limited: list[int] = []
     allowed: list[int] = []
     banned: list[int] = []
@@ -116,7 +116,7 @@ def _known(row: int, token_ids: Sequence[int], vocab_size: int) -> list[int]:
 def _positions(
     logits: torch.Tensor, tokens_by_row: Sequence[tuple[int, Sequence[int]]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where these tokens are in the flat logits, and which of them the vocabulary knows."""
+    """Positions of tokens in the flat logits, and which of the tokens the vocabulary has."""
     tokens = torch.tensor([t for _, tokens in tokens_by_row for t in tokens], dtype=torch.int64)
     rows = torch.tensor([row for row, _ in tokens_by_row], dtype=torch.int64)
     rows = rows.repeat_interleave(torch.tensor([len(tokens) for _, tokens in tokens_by_row]))
@@ -135,7 +135,7 @@ def _floats(logits: torch.Tensor, values: Iterable[float]) -> torch.Tensor:
 def _draw(
     logits: torch.Tensor, rows: Sequence[ScheduledRow], params: Sequence[SamplingParams]
 ) -> torch.Tensor:
-    """One token a row at its own temperature, from its own numbers.   Result: [rows] int64."""
+    """Draw a token for each row, by its own temperature and number.   Result: [rows] int64."""
     device = logits.device
     temperature = torch.tensor([p.temperature for p in params], device=device)
     probs = probabilities(logits, temperature)
@@ -157,9 +157,9 @@ def _draw(
 def name_tokens(
     logprobs: torch.Tensor, token_ids: Sequence[int], top_counts: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """For each row, the logprob of its token and of the likeliest tokens, as many as it asked for.
+    """Logprobs of each row's token and of its likeliest tokens.
 
-    logprobs: [rows, vocab].
+    logprobs: [rows, vocab].   top_counts: how many likeliest tokens each row wants.
     """
     if not token_ids:
         return []

@@ -1,10 +1,10 @@
-"""Which tokens of which requests run in the next step, and what their results mean.
+"""Schedules which tokens of which requests run in the next step, and takes in the results.
 
 One rule: every request's `num_computed_tokens` catches up with its `num_tokens`. Prefill, chunked
 prefill, prefix hits, decode and recomputation after preemption are all this rule under one budget.
 
-`schedule` may be called again before the step that runs has been handed to `update`: what that step
-computes is `num_in_flight_tokens`, the tokens it chooses are pending.
+`schedule` may be called again before the step that runs has been handed to `update`: tokens that it
+computes are counted by `num_in_flight_tokens`, and the tokens that it chooses are pending.
 """
 
 import secrets
@@ -36,7 +36,7 @@ _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that a request's answers have differe
 
 
 class ArenaTooSmall(ValueError):
-    """A request of max_model_len tokens would never fit."""
+    """A request of max_model_len tokens would never fit into the arena."""
 
     def __init__(self, max_model_len: int, num_slabs: int, layout: Layout) -> None:
         tokens = num_slabs * layout.block_size
@@ -50,7 +50,7 @@ class ArenaTooSmall(ValueError):
 class Scheduler:
     """Owns every request from `add` to its one last output.
 
-    vocabulary: token id -> bytes, for stop strings.   swap: where preempted KV may go.
+    vocabulary: token id -> bytes, for stop strings.   swap: space for preempted KV.
     clock: seconds, monotonic.
     """
 
@@ -95,7 +95,7 @@ class Scheduler:
     # ---- what the gateway says ----
 
     def add(self, gateway_id: str, message: AddRequest) -> str | None:
-        """Queue a request; or say in a word why not (nothing was accepted, nothing is counted)."""
+        """Queue a request, or return in a word why not; then nothing is accepted or counted."""
         if refusal := self._refusal(message):
             return refusal
         group = RequestGroup(gateway_id, message, arrived_at=self.clock())
@@ -122,7 +122,7 @@ class Scheduler:
         for place in range(params.n):
             self._num_arrivals += 1
             index = len(group.requests)
-            # With a seed, each prompt of a list has the answers that it has alone.
+            # With a seed, each prompt of a list gets the answers that it gets alone.
             number = index if params.seed is None else place
             request = Request(
                 group,
@@ -151,7 +151,7 @@ class Scheduler:
             group.message = replace(group.message, token_lease=message.token_lease)
 
     def abort_gateway(self, gateway_id: str) -> None:
-        """The gateway is gone: nobody reads its requests any more."""
+        """End the requests of a gateway that is gone, since nobody reads them any more."""
         lost = [g.request_id for g in self.groups.values() if g.gateway_id == gateway_id]
         self.abort(lost, "gateway_lost")
 
@@ -160,7 +160,7 @@ class Scheduler:
         return bool(self.groups or self._ended or self.launched)
 
     def _refusal(self, message: AddRequest) -> str | None:
-        """Why this request cannot be accepted, ever or now."""
+        """Reason why a request cannot be accepted, ever or now; None if it can."""
         if message.request_id in self.groups:
             return "duplicate_request_id"
         if len(self.queues.waiting) + message.num_answers > self.config.max_waiting:
@@ -172,7 +172,7 @@ class Scheduler:
     # ---- a step ----
 
     def schedule(self) -> Batch:
-        """Decodes first, then prefills, then whoever waits; rows sorted by adapter."""
+        """Plan a step: decodes, then prefills, then waiting requests; rows sorted by adapter."""
         self._end_overdue()
         self.queues.begin_step()
         self.queues.schedule_running()
@@ -189,7 +189,7 @@ class Scheduler:
         return batch
 
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
-        """Take in what the oldest launched step came to; with an empty one, what else happened."""
+        """Take in the results of the oldest launched step; an empty batch brings only endings."""
         result = StepResult(batch.step)
         if not batch.is_empty:
             launched = self.launched.popleft()
@@ -208,7 +208,7 @@ class Scheduler:
         return result
 
     def check_integrity(self) -> None:
-        """Nothing is lost between queues, arena and adapters; run when idle and in every test."""
+        """Assert that queues, arena and adapters agree; runs when idle and in every test."""
         self.arena.check_integrity()
         self.adapters.check_integrity()
         self.queues.check_integrity()
@@ -265,7 +265,7 @@ class Scheduler:
         self.launched.append(Launched(batch, requests, restarts, self.clock()))
 
     def _settle(self, request: Request, row: ScheduledRow, num_restarts: int) -> None:
-        """A row has been computed. What was given back meanwhile has to be computed again."""
+        """Count a computed row, whose tokens are computed again if it lost its blocks meanwhile."""
         request.num_in_flight_tokens -= len(row.token_ids)
         request.num_pending_tokens -= row.sampling is not None
         if num_restarts == request.num_restarts:
@@ -290,7 +290,7 @@ class Scheduler:
         tokens: StepTokens,
         result: StepResult,
     ) -> None:
-        """Take what a row computed: note it for the journal, and send it to who waits for it."""
+        """Take a row's result: note it for the journal, and send it to the gateway."""
         token_id = tokens.token_ids[number]
         is_token = token_id is not None and token_id != BAD_LOGITS
         result.progress.append(
@@ -319,7 +319,7 @@ class Scheduler:
             self._put_away(request)
 
     def _note_speed(self, launched: "Launched") -> None:
-        """Learn from steps that are mostly prefill what preemption would cost."""
+        """Learn the prefill speed, a cost of preemption, from steps that are mostly prefill."""
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
         self._finished_at = now
@@ -339,7 +339,7 @@ class Scheduler:
                 self._end_group(group, self._late(group))
 
     def _late(self, group: RequestGroup) -> Ending:
-        """No token came in time: for want of its adapter, or of a seat."""
+        """Ending of a request without a token in time, for lack of its adapter or of a seat."""
         if group.adapter and not self.adapters.is_ready(key := group.adapter.object_key):
             retry_after_s = self.adapters.retry_after_s(key)
             return Ending("error", "adapter_loading", "still on its way", retry_after_s)
@@ -353,7 +353,7 @@ class Scheduler:
                 self._put_away(request)
 
     def _put_away(self, request: Request) -> None:
-        """An answer has ended: everything it held is given back."""
+        """Give back everything that an ended answer held."""
         self.queues.remove(request)
         self.policy.ended(request)
         if request.group.is_over:
@@ -374,7 +374,7 @@ def _scoring(request: Request, start: int, end: int) -> Scoring | None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way. restarts: `num_restarts` of its requests when it began.   at: seconds."""
+    """A step in flight. restarts: `num_restarts` of its requests at its launch.   at: its time."""
 
     batch: Batch
     requests: Sequence[Request]

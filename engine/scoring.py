@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens: the head over many positions, a bounded number at a time."""
+"""Logprobs of prompt tokens: the head runs over a bounded number of positions at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ a softmax.
 class ScoredTokens:
     """The prompt tokens that a step scores, row after row.
 
-    indices: of the step's tokens, those that come before them, rising.   token_ids: they
-    themselves.   top_counts: of the likeliest tokens to name beside each.
-    spans: by row number, where the row's own are among all.
+    indices: places in the step of the tokens before them, rising.   token_ids: the scored tokens.
+    top_counts: how many of the likeliest tokens to report beside each.
+    spans: by row number, the places of the row's own among all scored tokens.
     """
 
     indices: Sequence[int]
@@ -33,7 +33,7 @@ class ScoredTokens:
 
     @classmethod
     def of(cls, rows: Sequence[ScheduledRow], firsts: Sequence[int]) -> "ScoredTokens":
-        """What these rows score.   firsts: where each row's tokens start in the step."""
+        """Collect what these rows score.   firsts: start of each row's tokens in the step."""
         indices: list[int] = []
         token_ids: list[int] = []
         top_counts: list[int] = []
@@ -64,16 +64,16 @@ def score(
     scored: ScoredTokens,
     vocab_size: int,
 ) -> tuple[list[TokenLogprobs], torch.Tensor]:
-    """The tokens' logprobs, and for which of them all logits are finite, [n] bool.
+    """Logprobs of the scored tokens, and [n] bool: whether all logits of a token are finite.
 
-    head: x -> logits.   x: [n, hidden], of the tokens before them.
+    head: x -> logits.   x: [n, hidden], the head's inputs at the tokens before the scored ones.
     """
     named: list[TokenLogprobs] = []
     finite = torch.ones(len(x), dtype=torch.bool)
     for part in chunks(len(x), vocab_size):
         logits = head(x[part]).float()
         finite[part] = is_finite(logits)
-        # Of a row with bad logits nothing is told; here it must only not poison the arithmetic.
+        # Bad logits become 0, so that the arithmetic stays sound; nothing of their row is reported.
         logprobs = logits.nan_to_num_(0.0, 0.0, 0.0).log_softmax(dim=-1)
         named += name_tokens(logprobs, scored.token_ids[part], scored.top_counts[part])
     return named, finite

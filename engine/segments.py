@@ -1,4 +1,4 @@
-"""Which tokens of a step use which adapter, with the proof that it is the one they named."""
+"""Finds which tokens of a step use which adapter, and checks that it is the one they named."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,15 +6,15 @@ from engine.batch import ScheduledRow
 from lora.batch import DeviceTables, Segment
 
 Tables = Callable[[str], tuple[int, DeviceTables]]
-"""key -> (generation, tables) of a resident adapter."""
+"""Look-up of a resident adapter: key -> (generation, tables)."""
 
 
 def find_segments(
     rows: Sequence[ScheduledRow], firsts: Sequence[int], tables: Tables, base_revision: str
 ) -> tuple[list[Segment], dict[int, str]]:
-    """Neighbouring tokens of one adapter as one segment; digests by number of their rows.
+    """Find segments of neighbouring tokens of one adapter, and adapter digests by row number.
 
-    firsts: where each row's tokens start.
+    firsts: start of each row's tokens in the step.
     """
     segments: list[Segment] = []
     digests: dict[int, str] = {}
@@ -32,7 +32,7 @@ def find_segments(
 
 
 def find_firsts(rows: Sequence[ScheduledRow]) -> list[int]:
-    """Where each row's tokens start, and the end of the last ones."""
+    """Start of each row's tokens in the step, followed by the end of the last row."""
     firsts = [0]
     for row in rows:
         firsts.append(firsts[-1] + len(row.token_ids))
@@ -40,7 +40,7 @@ def find_firsts(rows: Sequence[ScheduledRow]) -> list[int]:
 
 
 def _check(placed: tuple[int, DeviceTables], row: ScheduledRow, base_revision: str) -> DeviceTables:
-    """The step's proof of adapter: what lies in the arena is what the request named."""
+    """Assert that the adapter in the arena is the one that the request named."""
     generation, tables = placed
     assert tables.digest == row.adapter_digest, "another adapter lies in the arena"
     assert tables.base_revision == base_revision, "packed for another base model"

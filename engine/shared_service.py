@@ -1,7 +1,7 @@
-"""What engines tell each other of the service they gave, so that a tenant has one share of all.
+"""Service that engines report to each other, so that a tenant has one share of all of them.
 
-An engine tells totals since its start (`engine.messages.TenantService`), not what was added: so a
-message may be lost, repeated, late, or passed on by several gateways, and the next one says it all.
+An engine reports totals since its start (`engine.messages.TenantService`), not increments. So a
+message may be lost, repeated, late, or passed on by several gateways: the next one makes up for it.
 """
 
 from collections import OrderedDict
@@ -10,19 +10,19 @@ from itertools import islice
 from engine.messages import TenantService
 
 _MAX_TOLD = 1_000
-"""Totals of one message, about 40 kB; the others are in the next."""
+"""Most totals in one message, about 40 kB; further totals are in the next one."""
 _MAX_TOTALS = 100_000
-"""Tenants whose totals are kept. One that was forgotten begins at 0 again, and counts elsewhere
-once it exceeds what was heard of it there.
+"""Most tenants whose totals are kept. A tenant that was forgotten begins at 0 again; other engines
+count its service again once its total exceeds the one that they heard last.
 """
 _MAX_HEARD = 200_000
-"""Totals of others that are remembered, about 70 MB; those of engines that are gone fall out."""
+"""Most totals of other engines that are kept, about 70 MB; those of lost engines drop out."""
 
 Totals = tuple[tuple[str, float], ...]
 
 
 class GivenService:
-    """Of this engine, since its start: by tenant, in prefill tokens divided by its weight."""
+    """Service of this engine since its start, by tenant: prefill tokens divided by its weight."""
 
     def __init__(self) -> None:
         self._totals: OrderedDict[str, float] = OrderedDict()  # served longest ago first
@@ -36,7 +36,7 @@ class GivenService:
             self._untold.pop(forgotten, None)
 
     def take(self) -> Totals:
-        """Totals that have grown since they were last taken, those that did so first."""
+        """Take up to _MAX_TOLD totals that grew since they were last taken, in order of growth."""
         told = list(islice(self._untold, _MAX_TOLD))
         for tenant_id in told:
             del self._untold[tenant_id]
@@ -50,10 +50,10 @@ class HeardService:
         self._totals: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
 
     def take_in(self, message: TenantService) -> list[tuple[str, float]]:
-        """(tenant, service) that is new in it.
+        """Take a message; return (tenant id, service) for the service that is new in it.
 
-        The first total that is heard of an engine and a tenant is where counting begins: it may be
-        years of service from before we started. An engine that started again begins at 0.
+        Counting begins at the first total that is heard of an engine and a tenant, which may be
+        years of service from before this engine started. An engine that restarted begins at 0.
         """
         news = []
         for tenant_id, total in message.totals:

@@ -1,6 +1,6 @@
-"""Stop strings, matched on the bytes of tokens: which tokens may leave, and where the text ends.
+"""Matches stop strings on the bytes of tokens: which tokens may leave, and where the text ends.
 
-Tokens leave in the order they came, so what belongs to them (logprobs) may wait in a queue beside.
+Tokens leave in the order they came, so that their logprobs can wait in a queue of their own.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ class StopMatcher:
         self._text += token
         found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if found:
-            # The one complete first, byte by byte: how the text is cut into tokens decides nothing.
+            # The stop string that is complete first in the text counts, however tokens divide it.
             _, start = min(found)
             surplus = len(self._text) - start
             return self.flush(), surplus
         return self._release(len(self._text) - self._possible_start()), None
 
     def flush(self) -> list[int]:
-        """Release everything: the request has ended."""
+        """Release every held token, because the request has ended."""
         tokens = [token_id for token_id, _ in self._held]
         self._held, self._text = [], b""
         return tokens
 
     def _possible_start(self) -> int:
-        """Bytes at the end of the text that a stop string may begin with."""
+        """Length of the longest end of the text that is the beginning of a stop string."""
         return max(
             length
             for stop in self._stops
@@ -49,7 +49,7 @@ class StopMatcher:
         )
 
     def _release(self, num_bytes: int) -> list[int]:
-        """The held tokens that end within the first `num_bytes`."""
+        """Release the held tokens that end within the first `num_bytes` of the held text."""
         released, end = [], 0
         while self._held and end + self._held[0][1] <= num_bytes:
             token_id, size = self._held.pop(0)

@@ -1,7 +1,7 @@
 """KV of preempted requests in host memory, and whether keeping it there is worth it.
 
-Copies ride with steps: a batch's transfers run in order, before its forward pass. So a slot or slab
-that one transfer has read may be written by the next one, and nothing waits for a copy by itself.
+Copies are part of steps: a batch's transfers run in order, before its forward pass. So a slot or
+slab that one transfer has read may be written by the next one, and no copy is waited for by itself.
 """
 
 import time
@@ -16,9 +16,9 @@ _FIRST_GUESS_TOKENS_PER_S = 1000.0
 
 
 class PreemptionCosts:
-    """Seconds that getting a preempted request back would take, from what was measured here.
+    """Estimates what it costs to get a preempted request back, from measurements on this machine.
 
-    copy_bytes_per_s: between device and host, measured by the runner when it starts; 0 if never.
+    copy_bytes_per_s: between arena and swap space, measured when the runner starts; 0 if unknown.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PreemptionCosts:
         self._num_tokens, self._seconds = 0, 0.0
 
     def note_prefill(self, num_tokens: int, seconds: float) -> None:
-        """A step of mostly prefill: this many tokens in this time."""
+        """Note a step of mostly prefill: it computed `num_tokens` in `seconds`."""
         if len(self._samples) == _MAX_SAMPLES:
             self._forget_oldest()
         self._samples.append((self._clock(), num_tokens, seconds))
@@ -39,14 +39,14 @@ class PreemptionCosts:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Of the last minute; where that saw none, of the last step that did; 0 before any."""
+        """Prefill speed of the last minute, or of the last prefill step before; 0 before any."""
         oldest = self._clock() - _WINDOW_S
         while len(self._samples) > 1 and self._samples[0][0] < oldest:
             self._forget_oldest()
         return self._num_tokens / self._seconds if self._seconds > 0 else 0.0
 
     def prefill_s(self, num_tokens: int) -> float:
-        """What computing them would take; a guess before the first measurement."""
+        """Seconds that computing `num_tokens` would take; a guess before the first measurement."""
         return num_tokens / (self.prefill_tokens_per_s or _FIRST_GUESS_TOKENS_PER_S)
 
     def _forget_oldest(self) -> None:
@@ -55,7 +55,7 @@ class PreemptionCosts:
         self._seconds -= seconds
 
     def is_swap_cheaper(self, num_tokens: int, num_bytes: int) -> bool:
-        """2 * bytes / bandwidth against tokens / prefill speed; recompute until both are known."""
+        """Whether copying there and back beats computing again; False until both are measured."""
         prefill, copy = self.prefill_tokens_per_s, self.copy_bytes_per_s
         if not prefill or not copy:
             return False
@@ -63,7 +63,7 @@ class PreemptionCosts:
 
 
 class SwapSpace:
-    """num_slots slab-sized places in host memory."""
+    """Places for KV blocks in host memory: `num_slots` of them, each of the size of a slab."""
 
     def __init__(self, num_slots: int, slab_bytes: int, costs: PreemptionCosts) -> None:
         self.num_slots = num_slots
@@ -73,13 +73,13 @@ class SwapSpace:
         self._transfers: list[Transfer] = []
 
     def is_worth_it(self, num_tokens: int, num_blocks: int) -> bool:
-        """Whether these blocks should be kept here: there is room, and it is the cheaper way."""
+        """Whether to keep blocks here: there is room, and computing them again takes longer."""
         if not 0 < num_blocks <= len(self._free):
             return False
         return self.costs.is_swap_cheaper(num_tokens, num_blocks * self.slab_bytes)
 
     def move_out(self, block_ids: Sequence[int]) -> list[int]:
-        """Copy blocks to slots with the next step; the slots."""
+        """Copy blocks to free slots with the next step; return the slots."""
         slots = [self._free.popleft() for _ in block_ids]
         pairs = zip(block_ids, slots, strict=True)
         self._transfers += [Transfer(b, s, is_out=True) for b, s in pairs]
@@ -95,7 +95,7 @@ class SwapSpace:
         self._free.extend(slots)
 
     def take_transfers(self) -> tuple[Transfer, ...]:
-        """What the next step has to copy first."""
+        """Take the copies that the next step has to run first."""
         transfers, self._transfers = self._transfers, []
         return tuple(transfers)
 

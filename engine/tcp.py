@@ -1,12 +1,12 @@
 """The wire across machines: TCP sockets that only the holders of the pool's keys can use.
 
-CURVE both ways: the engine takes the one client key of its pool, and a gateway nobody but the
-holder of the pool's server key. What crosses the network is encrypted, and nobody else gets an
+CURVE authenticates both sides: an engine accepts only the client key of its pool, and a gateway
+accepts only the holder of the pool's server key. All traffic is encrypted, and nobody else gets an
 answer. Keys are Z85 texts of 40 characters, as libzmq writes them.
 
 TcpError
 ├── CurveMissing    this libzmq was built without CURVE
-└── KeysMissing     an address of tcp without keys: nothing is bound or connected
+└── KeysMissing     a TCP address came without keys: nothing is bound or connected
 """
 
 from dataclasses import dataclass, field
@@ -20,17 +20,17 @@ from engine.config import EngineConfig
 from engine.endpoint import Endpoint
 
 ADDRESS_FILE = "address"
-"""In an engine's folder: where it listens now."""
+"""File in an engine's folder with the address at which it listens now."""
 _ZAP_DOMAIN = "chorale"
 _PING_MS = 2000
 _SILENCE_MS = 10_000
-"""A machine that is gone closes no socket: libzmq's own threads ask after it."""
+"""Silence that ends a connection: libzmq pings, since a machine that is gone closes no socket."""
 _Received = TypeVar("_Received")
-"""What a socket's `recv` returns: bytes, or a future of them."""
+"""Type that a socket's `recv` returns: bytes, or a future of them."""
 
 
 class TcpError(Exception):
-    """Why there is no connection across machines; str() is for the operator."""
+    """A connection across machines is not possible; str() tells the operator why."""
 
 
 class CurveMissing(TcpError):
@@ -49,11 +49,11 @@ class KeysMissing(TcpError):
 
 @dataclass(frozen=True, slots=True)
 class TcpListener:
-    """Where an engine listens, and for whom.
+    """TCP address at which an engine listens, with its keys.
 
     address: "tcp://IP:PORT" of this machine; port 0 takes a free one.   server_key: the engine's
-    secret key.   client_key: the public key of those who may connect.
-    address_path: the file that says where it listens, for whoever keeps the engine running.
+    secret key.   client_key: public key of the gateways that may connect.
+    address_path: file that tells the engine's supervisor the actual address.
     """
 
     address: str
@@ -63,14 +63,14 @@ class TcpListener:
 
     @classmethod
     def of(cls, config: EngineConfig) -> "TcpListener | None":
-        """None where the engine listens on a Unix socket."""
+        """The listener of this config, or None if the engine listens on a Unix socket."""
         if not config.listen:
             return None
         path = Path(config.data_dir) / ADDRESS_FILE
         return cls(config.listen, config.server_key, config.client_key, path)
 
     def bind(self, socket: "zmq.Socket[bytes]") -> ThreadAuthenticator:
-        """Who checks clients, in a thread: to be kept as long as the socket.
+        """Bind the socket; return the thread that checks clients, to be kept as long as the socket.
 
         Raises TcpError, zmq.ZMQError.
         """
@@ -83,7 +83,7 @@ class TcpListener:
         authenticator.start()
         authenticator.configure_curve_callback(_ZAP_DOMAIN, _OnlyClient(self.client_key.encode()))
         socket.setsockopt_string(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        # Without it, whoever has any key at all would be let in when nobody checks them.
+        # Without this, a client with any key at all would be let in if no authenticator ran.
         socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt_string(zmq.CURVE_SECRETKEY, self.server_key)
@@ -93,7 +93,7 @@ class TcpListener:
 
 
 def check(endpoint: Endpoint) -> None:
-    """Whether one may connect to it. Raises TcpError."""
+    """Check that a connection to `endpoint` would be safe. Raises TcpError."""
     if endpoint.is_remote:
         _need_curve()
         if not (endpoint.server_key and endpoint.client_key):
@@ -101,7 +101,7 @@ def check(endpoint: Endpoint) -> None:
 
 
 def guard(socket: "zmq.Socket[_Received]", endpoint: Endpoint) -> None:
-    """Before a gateway connects by TCP: only the engine of `endpoint` will understand it."""
+    """Secure a gateway's socket before it connects: only the engine of `endpoint` can read it."""
     _set_up(socket, endpoint.address)
     socket.setsockopt_string(zmq.CURVE_SERVERKEY, endpoint.server_key)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(endpoint.client_key.encode()))
@@ -126,7 +126,7 @@ def _need_curve() -> None:
 
 
 class _OnlyClient:
-    """What pyzmq's authenticator asks."""
+    """Callback of pyzmq's authenticator that accepts one client key."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -1,4 +1,4 @@
-"""A Hugging Face folder of safetensors, tensor by tensor. No pickles, no transformers."""
+"""Reads a Hugging Face folder of safetensors by tensor, without pickle or transformers."""
 
 import ctypes
 import json
@@ -19,10 +19,10 @@ def load_config(model_dir: Path) -> dict[str, object]:
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):
-    """All tensors of all shards, by name; each is read when it is asked for, and not kept.
+    """All tensors of all files, by name; each is read when it is asked for, and not kept.
 
     So a model that packs its weights as it reads them never holds them twice.
-    Raises FileNotFoundError where there are none.
+    Raises FileNotFoundError if the folder has no weights.
     """
 
     def __init__(self, model_dir: Path, dtype: torch.dtype) -> None:
@@ -37,13 +37,13 @@ class StoredWeights(Mapping[str, torch.Tensor]):
                 self._shards |= dict.fromkeys(shard.keys(), model_dir / name)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        # Opened for one tensor: what was read of a mapped file counts as memory until it is closed.
+        # The file is closed after each tensor, since pages read of it count as memory until then.
         with safe_open(self._shards[name], framework="pt") as shard:
             tensor: torch.Tensor = shard.get_tensor(name)
             return tensor.to(self.dtype, copy=True)
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Rows [start, end) of a tensor, and nothing else of it is read."""
+        """Read rows [start, end) of a tensor, and nothing else of it."""
         with safe_open(self._shards[name], framework="pt") as shard:
             rows: torch.Tensor = shard.get_slice(name)[start:end]
             return rows.to(self.dtype, copy=True)
@@ -53,7 +53,7 @@ class StoredWeights(Mapping[str, torch.Tensor]):
             return tuple(shard.get_slice(name).get_shape())
 
     def columns(self, name: str, start: int, end: int) -> torch.Tensor:
-        """As rows, of columns."""
+        """Read columns [start, end) of a tensor, and nothing else of it."""
         with safe_open(self._shards[name], framework="pt") as shard:
             columns: torch.Tensor = shard.get_slice(name)[:, start:end]
             return columns.to(self.dtype, copy=True)
@@ -66,10 +66,10 @@ class StoredWeights(Mapping[str, torch.Tensor]):
 
 
 class ShardedWeights(Mapping[str, torch.Tensor]):
-    """Those tensors as one rank needs them: its part of every projection, all of the others.
+    """Tensors as one rank needs them: its part of every projection, and all of the others.
 
-    A bias of what is cut by inputs belongs to a sum over the ranks, so it is zeros on all but one.
-    Raises UnsupportedModel for a projection that cannot be cut into equal parts.
+    A projection that is cut by inputs is summed over the ranks, so its bias is zero on all but the
+    first. Raises UnsupportedModel for a projection that cannot be cut into equal parts.
     """
 
     def __init__(self, weights: StoredWeights, shard: Shard) -> None:
@@ -106,9 +106,9 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
 
 
 def give_back_memory() -> None:
-    """Freed memory goes back to the system, where the C library can do that (glibc).
+    """Return freed memory to the system, if the C library can do that (glibc).
 
-    After packing weights: 100 to 250 MB of 870 would stay between the packed ones (135M shape).
+    After weights are packed, 100 to 250 MB of 870 would stay between the packed ones (135M shape).
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -32,14 +32,14 @@ from engine.messages import (
 from engine.records import EndRecord, JournalRecords, ResidencyRecord
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
-"""A number that is never due: whoever receives it starts its connection anew."""
+"""A message number that is never due: a peer that receives it starts its connection anew."""
 
 _HEADER = struct.Struct("<QB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _JournalFrame:
-    """JournalRecords as it travels: in one list, msgspec could not tell the kinds apart."""
+    """JournalRecords on the wire; msgspec could not tell kinds of records apart in one list."""
 
     engine_id: str
     ends: tuple[EndRecord, ...]
@@ -96,15 +96,15 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class WireError(Exception):
-    """The peer cannot be trusted to have said everything: its connection ends."""
+    """A message of the peer is lost or unreadable, so that its connection ends."""
 
 
 class BadFrame(WireError):
-    """Bytes that are no message."""
+    """The bytes of a frame are no message."""
 
 
 class MessageLost(WireError):
-    """A number is missing."""
+    """A message number is missing."""
 
 
 def encode(number: int, message: object) -> bytes:
@@ -114,7 +114,7 @@ def encode(number: int, message: object) -> bytes:
 
 
 def decode(frame: bytes) -> tuple[int, object]:
-    """(number, message). Raises BadFrame."""
+    """Decode a frame into (number, message). Raises BadFrame."""
     try:
         number, kind = _HEADER.unpack_from(frame)
         message = _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
@@ -124,7 +124,7 @@ def decode(frame: bytes) -> tuple[int, object]:
 
 
 class Numbering:
-    """Both directions of one connection."""
+    """Numbers of the messages of one connection, in both directions."""
 
     def __init__(self) -> None:
         self._sent = 0
@@ -140,20 +140,20 @@ class Numbering:
         return frame
 
     def decode(self, frame: bytes) -> object:
-        """The next message. Raises BadFrame, MessageLost."""
+        """Decode the next message. Raises BadFrame, MessageLost."""
         number, message = decode(frame)
         self.accept(number)
         return message
 
     def accept(self, number: int) -> None:
-        """A message with this number has come. Raises MessageLost."""
+        """Note that a message with this number has come. Raises MessageLost."""
         if number != self._received:
             raise MessageLost(f"message {number} came where {self._received} was due")
         self._received += 1
 
 
 def write_vocabulary(path: Path, vocabulary: Sequence[bytes]) -> None:
-    """The table token id -> bytes that the gateway hands to the engine at start."""
+    """Write the table token id -> bytes that the gateway hands to the engine at its start."""
     temporary = path.with_suffix(".part")
     temporary.write_bytes(_ENCODER.encode(list(vocabulary)))
     temporary.rename(path)

@@ -1,4 +1,4 @@
-"""The CPU as what an engine computes on."""
+"""The CPU backend of an engine."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from lora.packed import PackedForm
 def cpu_backend(
     config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None = None
 ) -> Backend:
-    """ranks: see Decoder. Raises UnsupportedModel."""
+    """Make the CPU backend. ranks: see Decoder. Raises UnsupportedModel."""
     assert config.arena_bytes is not None, "not resolved yet"
     assert config.max_model_len is not None, "not resolved yet"
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -34,10 +34,10 @@ def cpu_backend(
     weights = ShardedWeights(stored, ranks.shard) if ranks else stored
     try:
         model = Decoder(model_config, weights, kernels, ranks)
-    except Unavailable as reason:  # of a shape that the self-check did not have, the head's
+    except Unavailable as reason:  # for the head, whose shape the self-check does not have
         raise UnsupportedModel(str(reason)) from None
     give_back_memory()
-    num_slabs = config.arena_bytes // layout.slab_bytes  # on every rank as many
+    num_slabs = config.arena_bytes // layout.slab_bytes  # the same number on every rank
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> ModelRunner:

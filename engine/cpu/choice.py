@@ -1,4 +1,4 @@
-"""Which kernels compute on this machine: in C, by numba, by torch: the first that are right."""
+"""Chooses the kernels of this CPU: in C, by numba or by torch, the first that compute right."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,12 @@ from kernels.cpu.plain import PlainKernels
 logger = logging.getLogger(__name__)
 
 _TOLERANCES = {None: 1e-3, "int8": 0.1}
-"""Of logits after one layer: right kernels are 1e-6 and 0.02 from torch's, wrong ones 1."""
+"""Relative error allowed in logits after one layer, by quantization: right kernels are 1e-6 and
+0.02 from torch's, wrong ones 1.
+"""
 
 Maker = Callable[[EngineConfig, AttentionShape, LinearMaker], CpuKernels]
-"""Raises Unavailable."""
+"""Makes one kind of kernels. Raises Unavailable."""
 
 
 def _native(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
@@ -40,7 +42,7 @@ def _torch(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) ->
 
 
 MAKERS: dict[str, Maker] = {"native": _native, "numba": _numba, "torch": _torch}
-"""By `EngineConfig.cpu_kernels`, the fastest first."""
+"""Makers by the values of `EngineConfig.cpu_kernels`, the fastest first."""
 
 
 def choose_kernels(
@@ -49,7 +51,7 @@ def choose_kernels(
     shape: AttentionShape,
     makers: Mapping[str, Maker] = MAKERS,
 ) -> CpuKernels:
-    """Raises UnsupportedModel where what is asked for cannot be had here."""
+    """Choose the kernels. Raises UnsupportedModel if none that the config allows work here."""
     if config.dtype != "float32":
         _refuse_what_wants_float32(config)
         return PlainKernels(shape)
@@ -85,7 +87,7 @@ def _describe(name: str, linears: LinearMaker, reasons: Sequence[str]) -> str:
 
 
 def _refuse_what_wants_float32(config: EngineConfig) -> None:
-    """Of the settings for CPUs."""
+    """Raise UnsupportedModel for settings of a CPU that need float32."""
     wishes = {
         "batch_invariant": config.batch_invariant,
         "quantization int8": config.quantization == "int8",

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 are, with LoRA beside every projection."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3, with LoRA beside every projection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """Projections side by side, and what adapters add to them."""
+    """Projections side by side, and the site at which adapters add to them."""
 
     linear: Linear
     site: Site
@@ -30,7 +30,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """In the order in which a token meets them."""
+    """Parts of a layer, in the order in which a token passes them."""
 
     input_norm: torch.Tensor
     qkv: _Product
@@ -43,11 +43,12 @@ class _Layer:
 
 
 class Decoder:
-    """weights: tensors by their Hugging Face names, in the dtype to compute in.
+    """The model on a CPU.
 
-    ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
-    ShardedWeights), and `kernels` are for its heads; `config` is of the whole model.
-    Raises UnsupportedModel where Checkpoint does.
+    weights: tensors by their Hugging Face names, in the dtype to compute in.
+    ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
+    parts (see ShardedWeights), and `kernels` are for its heads; `config` is the whole model's.
+    Raises UnsupportedModel as Checkpoint does.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Decoder:
         own = config.shard(shard.size)
         self._shape = own.shape
         checkpoint = Checkpoint(own, weights)
-        # Logits and choices are the first rank's alone.
+        # Only the first rank has logits and chooses tokens.
         is_first = shard.index == 0
         self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
         tied_head = self.lm_head if config.tie_word_embeddings else None
@@ -98,17 +99,17 @@ class Decoder:
         return _Product(self.kernels.linear(weight, bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; [T] bool, is it finite.
+        """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; finite flags, [T] bool.
 
-        The KV of all T tokens is written to the arena. What is not finite after the last layer's
-        attention shows in the logits.
+        The KV of all T tokens is written to the arena. The flags cover all layers up to the last
+        attention; values that are not finite after it show in the logits.
         """
         assert self.lm_head is not None, "only the first rank has logits"
         x, finite = self.hidden(inputs)
         return self.lm_head(x), finite
 
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `forward`, but what the head is applied to instead of logits, [rows, hidden]."""
+        """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
         kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
         residual = self.embed(inputs.input_ids)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
@@ -118,7 +119,7 @@ class Decoder:
             qkv = self._project(layer.qkv, x, runs)
             attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
             if layer is self.layers[-1]:
-                # Nothing turns a NaN of the residual stream into a number again: this one tells.
+                # A NaN never leaves the residual stream, so checking it here covers all layers.
                 finite = self._on_all_ranks(is_finite(residual) & is_finite(attended))
                 # The cache is complete: from here on only tokens whose logits are wanted matter.
                 attended, residual = attended[wanted], residual[wanted]
@@ -131,7 +132,7 @@ class Decoder:
         return x, finite
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
-        """The product and what adapters add to it; where it is cut by inputs, summed over ranks."""
+        """A product and what adapters add to it, summed over ranks if it is cut by inputs."""
         y = product.linear(x)
         if runs.tile_tables:
             self.kernels.add_lora(y, x, product.site, runs)
@@ -140,7 +141,7 @@ class Decoder:
         return y
 
     def _on_all_ranks(self, flags: torch.Tensor) -> torch.Tensor:
-        """Where they are set on every rank: each sees its own heads only.   flags: [T] bool."""
+        """Flags that are set on every rank, as each sees its own heads only.   flags: [T] bool."""
         if self.ranks is None:
             return flags
         num_unset = (~flags).float()

@@ -1,4 +1,4 @@
-"""A batch of plain ints turned into the tensors of one forward pass."""
+"""Turns a batch of plain ints into the tensors of one forward pass."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,13 @@ from lora.packed import PackedForm
 
 @dataclass(frozen=True)
 class ForwardInputs:
-    """input_ids: [T] int64.   logits_indices: tokens whose logits are wanted, rising, int64.
+    """Tensors of one forward pass over T tokens.
 
-    wanted_adapters: of those tokens alone, side by side.
-    sampled_places, scored_places: among them, the last ones of rows that sample, and those before
-    the tokens that are `scored`; int64.
-    adapter_digests: by row number, of the tables that `work` applies to it.
+    input_ids: [T] int64.   logits_indices: tokens whose logits are wanted, rising, int64.
+    wanted_adapters: adapters of those tokens alone, side by side.
+    sampled_places, scored_places: places among those tokens, int64: of the last tokens of rows that
+    sample, and of the tokens before the `scored` ones.
+    adapter_digests: by row number, of the adapter that `work` applies to it.
     """
 
     input_ids: torch.Tensor
@@ -36,7 +37,7 @@ class ForwardInputs:
 
 
 class InputBuilder:
-    """arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV."""
+    """Builds inputs. arena: [slabs, slab_bytes] uint8.   form: of its adapters, and of its KV."""
 
     def __init__(self, arena: torch.Tensor, form: PackedForm, tables: Tables) -> None:
         self.layout = form.layout
@@ -77,7 +78,7 @@ class InputBuilder:
         )
 
     def _blocks(self, row: ScheduledRow) -> tuple[int, ...]:
-        """Those that hold what the row attends to: it may own more."""
+        """Blocks that hold what the row attends to; the row may have more blocks."""
         return row.block_ids[: self.layout.num_blocks(row.start + len(row.token_ids))]
 
     def _slots(self, row: ScheduledRow) -> list[int]:
@@ -86,7 +87,7 @@ class InputBuilder:
 
 
 def _among(tokens: list[int], segments: Sequence[Segment]) -> list[Segment]:
-    """Where the segments are when nothing but these tokens is left, in their order."""
+    """Segments of these tokens alone, by their places in the list."""
     left = []
     for segment in segments:
         start, end = bisect_left(tokens, segment.start), bisect_left(tokens, segment.end)

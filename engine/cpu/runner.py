@@ -1,4 +1,4 @@
-"""Runs batches on the CPU: inputs, forward, sampling, and its own count of what it did."""
+"""Runs batches on the CPU: inputs, forward pass, sampling, and a count of what was computed."""
 
 import time
 from collections import deque
@@ -19,8 +19,9 @@ _MEASURED_SLABS = 64
 
 
 class ModelRunner:
-    """arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
+    """Runs batches on the CPU; see engine.core.Runner.
 
+    arena: [slabs, slab_bytes] uint8.   form: of the adapters in it, and of its KV.
     num_swap_slots: KV blocks that preemption may keep in host memory.
     """
 
@@ -39,14 +40,14 @@ class ModelRunner:
         self.model = model
         self.inputs = InputBuilder(arena, form, tables)
         self.meter = meter
-        # Memory that nothing was written to yet is not taken from the host.
+        # The host provides this memory only once it is written to.
         self.swap = torch.empty(num_swap_slots, arena.shape[1], dtype=torch.uint8)
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
         self._finished: deque[StepTokens] = deque()
 
     def _measure_copies(self) -> float:
-        """Bytes a second between arena and swap space, there and back, over slabs that no cache
-        holds.
+        """Measure bytes a second between arena and swap space, there and back, over so many slabs
+        that no CPU cache holds them.
         """
         num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
         slots, slabs = self.swap[:num_slabs], self.arena[:num_slabs]
@@ -71,7 +72,7 @@ class ModelRunner:
 
     def _only_copied(self) -> StepTokens:
         if self.model.ranks is not None:
-            # The step has finished when every rank has copied: then its slabs are used again.
+            # The step ends only when every rank has copied, since its slabs are used again then.
             self.model.ranks.all_reduce(torch.zeros(1))
         return StepTokens(())
 
@@ -104,9 +105,10 @@ class ModelRunner:
 def fail_rows(
     batch: Batch, is_finite: Sequence[bool], tokens: Sequence[int | None]
 ) -> list[int | None]:
-    """`tokens` of the rows, BAD_LOGITS for those with a token that is not finite, sampled or not.
+    """Return `tokens`, with BAD_LOGITS for rows that have a token with values that are not finite.
 
-    is_finite: [T].   The keys and values of such a token are not what the cache holds.
+    is_finite: [T].   Rows without a sampled token fail, too, since the keys and values of such a
+    token must not be cached.
     """
     flags = iter(is_finite)
     return [

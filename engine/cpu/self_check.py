@@ -1,7 +1,7 @@
-"""One layer of a model's sizes on made-up numbers: whether kernels can be trusted on this machine.
+"""Checks whether kernels can be trusted on this machine, on a made-up layer of a model's sizes.
 
-What they compute is compared with plain torch. Where a token's bits must be its own, the same
-request runs alone in one chunk, and in pieces among others.
+The results are compared with plain torch. If a token's bits must not depend on other tokens, the
+same request also runs alone in one chunk, and in pieces among others.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ from lora.packed import PackedForm
 
 _VOCABULARY = 64
 _TOKENS = 84
-"""More than a tile of keys of any kernels."""
+"""Tokens of a trial request: more than one tile of keys of any kernels."""
 _WINDOW = 40
-"""Of a model that has one: its own would be longer than the trial."""
+"""Window of the trial if the model has windows; its own would be longer than the trial."""
 _TILES = 2
-"""Of each module of the adapter: rank 16."""
+"""Tiles of each module of the trial's adapter: rank 16."""
 _REVISION = "trial"
 
 _Part = tuple[str, int, int]
-"""Tokens [start, end) of a request. "a" is the one that is looked at; "b" has no adapter."""
+"""(request, start, end) of some tokens. Request "a" also runs alone; "b" has no adapter."""
 
 
 def check_kernels(
@@ -43,13 +43,14 @@ def check_kernels(
     tolerance: float,
     is_invariant: bool,
 ) -> None:
-    """tolerance: how far logits may be from the reference's, of their norm.
+    """Check kernels against others. Raises Unavailable.
 
-    Raises Unavailable.
+    tolerance: how far logits may be from the reference's, as a share of their norm.
+    is_invariant: whether a token's bits must not depend on other tokens.
     """
     trial = _Trial(config, shape)
     n = min(_TOKENS, len(shape.cos)) - 1
-    # 65: one token of a chunk has a tile of 64 keys for itself.
+    # With 65, one token of a chunk has a tile of 64 keys for itself.
     early, late = n // 12, min(65, n * 4 // 5)
     among_others: list[list[_Part]] = [
         [("b", 0, 5), ("a", 0, early), ("c", 0, n // 2)],
@@ -59,7 +60,7 @@ def check_kernels(
         [("b", 7, n // 2), ("c", n // 2 + 2, n), ("a", n, n + 1)],
     ]
     found, expected = (trial.run(k, among_others) for k in (kernels, reference))
-    # Written so that NaN is not right either.
+    # The condition is written so that NaN fails it, too.
     if not all(
         (found[name] - expected[name]).norm() <= tolerance * expected[name].norm()
         for name in expected
@@ -72,7 +73,7 @@ def check_kernels(
 
 
 class _Trial:
-    """A layer, an adapter, and three requests."""
+    """A model of one layer, an adapter, and three requests."""
 
     def __init__(self, config: DecoderConfig, shape: AttentionShape) -> None:
         self.rng = torch.Generator().manual_seed(0)
@@ -93,13 +94,13 @@ class _Trial:
             for name in "abc"
         }
         self.tables, num_slabs = self._place_adapter(first_slab=3 * depth)
-        # What was there before, and must not be seen, is numbers, too.
+        # The whole arena is random: the adapter's tiles, and old KV, which must not be seen.
         arena = 0.1 * torch.randn(num_slabs, self.layout.slab_bytes // itemsize, generator=self.rng)
         self.arena = arena.view(torch.uint8)
 
     @torch.inference_mode()
     def run(self, kernels: CpuKernels, steps: Sequence[Sequence[_Part]]) -> dict[str, torch.Tensor]:
-        """Of each request, the logits of its parts' last tokens, [parts, vocab]."""
+        """Run the steps; return each request's logits of its parts' last tokens, [parts, vocab]."""
         model = Decoder(self.config, self.weights, kernels)
         form = PackedForm(self.layout, "float32", _REVISION)
         builder = InputBuilder(self.arena.clone(), form, lambda key: (0, self.tables))
@@ -128,7 +129,7 @@ class _Trial:
         )
 
     def _place_adapter(self, first_slab: int) -> tuple[DeviceTables, int]:
-        """Tiles one after the other from a slab on; also how many slabs the arena has then."""
+        """Place tiles one after the other from a slab on; also return how many slabs are needed."""
         unit = first_slab * self.layout.units_per_slab
         table = torch.empty(1, len(PROJECTIONS), _TILES, dtype=torch.int32)
         for projection in range(len(PROJECTIONS)):

@@ -1,1 +1,1 @@
-"""The engine on a CUDA device: static inputs, captured graphs, steps beside their scheduling."""
+"""The engine on a CUDA device: static inputs, captured graphs, scheduling while steps run."""

@@ -1,4 +1,4 @@
-"""A CUDA device to compute on: the model in its memory, and an arena in what is left."""
+"""The CUDA backend of an engine: the model in a device's memory, and an arena in the rest."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ _LEAST_FP8_CAPABILITY = 89
 def gpu_backend(
     config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None = None
 ) -> Backend:
-    """On the first CUDA device; of several ranks each has its own. Raises UnsupportedModel."""
+    """Make the backend on the rank's own CUDA device, or the first. Raises UnsupportedModel."""
     if not torch.cuda.is_available():
         raise UnsupportedModel("device cuda: torch finds no CUDA device here; take device cpu")
     try:
@@ -64,7 +64,10 @@ def gpu_backend(
 
 
 def check_width(model_config: DecoderConfig, most: int) -> None:
-    """most: features that a kernel holds of a token. Raises UnsupportedModel."""
+    """Check the hidden size. most: features of a token that a kernel can hold.
+
+    Raises UnsupportedModel.
+    """
     hidden_size = model_config.shape.hidden_size
     if hidden_size > most:
         raise UnsupportedModel(
@@ -73,7 +76,7 @@ def check_width(model_config: DecoderConfig, most: int) -> None:
 
 
 def check_count(num_devices: int, shard: Shard) -> None:
-    """Raises UnsupportedModel where there is not one for every rank."""
+    """Check that there is a CUDA device for every rank. Raises UnsupportedModel."""
     if num_devices < shard.size:
         raise UnsupportedModel(
             f"tensor_parallel_size {shard.size} wants as many CUDA devices, here are {num_devices}"
@@ -81,7 +84,7 @@ def check_count(num_devices: int, shard: Shard) -> None:
 
 
 def check_capability(capability: int, config: EngineConfig) -> None:
-    """capability: 90 for 9.0. Raises UnsupportedModel."""
+    """Check a GPU's compute capability, given as 90 for 9.0. Raises UnsupportedModel."""
     if capability < _LEAST_CAPABILITY:
         raise UnsupportedModel(
             f"this GPU has compute capability {capability / 10}; {_LEAST_CAPABILITY / 10} is the "
@@ -103,7 +106,7 @@ def assemble(
     kernels: Kernels,
     ranks: Ranks | None = None,
 ) -> Backend:
-    """weights, ranks: see GpuDecoder. Raises UnsupportedModel."""
+    """Make a backend of its parts. weights, ranks: see GpuDecoder. Raises UnsupportedModel."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     is_eager = config.enforce_eager or bool(config.reference_kernels)
     if config.reference_kernels:
@@ -116,12 +119,12 @@ def assemble(
         config.lora_overlap,
     )  # fmt: skip
     if ranks is not None:
-        ranks.least(0)  # one may read its weights for longer than a step's sums wait
+        ranks.least(0)  # a barrier: reading weights may take longer than a step's sums wait
     slab_bytes = form.layout.slab_bytes
     memory = run_largest_steps(model, form, kv_dtype, limits, is_eager)
     num_slabs = fit_slabs(memory, config, slab_bytes)
     if ranks is not None:
-        num_slabs = ranks.least(num_slabs)  # a slab's number means the same on every rank
+        num_slabs = ranks.least(num_slabs)  # so that a slab's number means the same on all
     slabs = torch.zeros(num_slabs, slab_bytes, dtype=torch.uint8, device=device.torch_device)
 
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> GpuRunner:
@@ -136,7 +139,7 @@ def assemble(
 
 
 class SomeReferences:
-    """Kernels, some of which are plain torch. Raises UnsupportedModel for a name that is none."""
+    """Kernels of which the named ones are plain torch. Raises UnsupportedModel for other names."""
 
     def __init__(self, kernels: Kernels, names: Sequence[str]) -> None:
         for name in names:
@@ -157,7 +160,7 @@ def step_limits(
     dtype: torch.dtype,
     there: torch.device,
 ) -> StepLimits:
-    """What a step may be, and how the prefill attention wants to have it cut."""
+    """Largest sizes of a step, and the size of tiles in which the prefill attention takes it."""
     assert config.max_model_len is not None, "not resolved yet"
     assert config.max_num_seqs is not None, "not resolved yet"
     assert config.max_num_batched_tokens is not None, "not resolved yet"

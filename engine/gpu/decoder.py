@@ -1,10 +1,10 @@
 """The decoder of `engine.cpu.decoder` on a device: fused projections, kernels, no host syncs.
 
-What adapters add is shrunk beside the base model's products and expanded inside the kernels that
-come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
+What adapters add is shrunk in parallel with the base model's products, and expanded inside the
+kernels that come after them: by rope_store_kv for q, k and v, by silu_mul for gate and up.
 
-Over several ranks a layer has two sums, of what o and what down give with their adapters' parts.
-None is under way beside another one, and every rank's steps have the same ones, in the same order.
+Over several ranks a layer has two sums, of the outputs of o and of down with their adapters' parts.
+No two sums run at the same time, and every rank runs the same sums in the same order.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,14 +31,14 @@ LoraOverlap = Literal["shrink", "none"]
 
 
 def _at_once(work: Callable[[], None]) -> Callable[[], None]:
-    """The same as Device.beside, with nothing beside it."""
+    """Run `work` at once, in place of Device.beside, which runs it in parallel."""
     work()
     return lambda: None
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """In the order in which a token meets them."""
+    """Parts of a layer, in the order in which a token passes them."""
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -52,11 +52,11 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What steps write, and the next one reads. One for an engine: graphs know its addresses.
+    """Memory that a step writes and the next one reads. Graphs know its addresses, so there is one.
 
-    tokens: [rows] int32, chosen ones; negative where a row failed.   finite: [T] int32, 0 for
-    tokens whose numbers are not, on whichever rank.   logits: [rows, vocab] float32; no rows on
-    ranks but the first.
+    tokens: [rows] int32, the chosen ones; negative if a row failed.   finite: [T] int32, 0 for
+    tokens with values that are not finite, on any rank.   logits: [rows, vocab] float32; no rows
+    on ranks other than the first.
     """
 
     tokens: torch.Tensor
@@ -65,13 +65,14 @@ class StepOutputs:
 
 
 class GpuDecoder:
-    """weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
+    """The model on a device.
 
-    ranks: that share the model, if there are several. Then `weights` are this rank's parts (see
-    ShardedWeights); `config` is of the whole model. Embedding and norms are whole on every rank,
-    and the head is, on the first: it alone has logits, and chooses.
+    weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
+    ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
+    parts (see ShardedWeights); `config` is the whole model's. Every rank has the whole embedding
+    and norms. Only the first has the head, so it alone has logits and chooses tokens.
     lora_overlap: see EngineConfig.
-    Raises UnsupportedModel where Checkpoint does.
+    Raises UnsupportedModel as Checkpoint does.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class GpuDecoder:
 
     @property
     def is_first(self) -> bool:
-        """Of the ranks: the one that has logits."""
+        """Whether this is the first rank, which alone has logits."""
         return self.shard.index == 0
 
     def _place(self, layer: LayerWeights) -> _Layer:
@@ -141,7 +142,7 @@ class GpuDecoder:
     def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> torch.Tensor:
         """Write the KV of all tokens, `out.finite`, and the first rows of `out.logits`.
 
-        Result: what the head is applied to, [T, hidden].
+        Result: the inputs of the head, [T, hidden].
         kv: [slabs, layers, 2, kv heads, block_size, head_dim], this rank's heads.
         """
         kernels, eps = self.kernels, self.config.rms_norm_eps
@@ -155,10 +156,10 @@ class GpuDecoder:
             x = self._mlp(index, layer, x, inputs)
             if index < len(next_norms):
                 x = kernels.add_rms_norm(residual, x, next_norms[index], eps)
-        # Nothing turns a NaN of the residual stream into a number again: the last one tells.
+        # A NaN never leaves the residual stream, so checking the last one covers all layers.
         x = kernels.add_rms_norm(residual, x, self.norm, eps, finite)
         if self.ranks is not None:
-            # What a rank alone could see are keys and values of its own heads.
+            # Flags are combined, since only a rank itself sees the keys and values of its heads.
             self.ranks.all_reduce(finite)
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:
@@ -200,9 +201,9 @@ class GpuDecoder:
         layer: int,
         projections: tuple[int, ...],
     ) -> torch.Tensor:
-        """A projection that is cut by its inputs, with what adapters add to it.
+        """Compute a projection that is cut by its inputs, with what adapters add to it.
 
-        Each rank adds what its own inputs give, so the sum over ranks has all of it.
+        Each rank adds what its own inputs give, so that the sum over the ranks is complete.
         """
         shrunk = self._shrink(x, inputs, layer, projections)
         y = linear(x)
@@ -215,7 +216,7 @@ class GpuDecoder:
     def _shrink(
         self, x: torch.Tensor, inputs: StepInputs, layer: int, projections: tuple[int, ...]
     ) -> Callable[[], Delta | None]:
-        """Begin to shrink x beside what follows; the answer waits for it."""
+        """Begin to shrink x in parallel with what follows; the returned function waits for it."""
         if (work := inputs.lora) is None:
             return lambda: None
         site = site_of(self._shape, layer, projections)

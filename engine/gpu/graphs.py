@@ -1,8 +1,8 @@
-"""Steps as captured graphs: of decodes by their number, of prefills beside decodes by their tokens.
+"""Captured graphs of steps: of decodes by number of rows, of others by number of tokens.
 
-Every other step is launched kernel by kernel, which costs the host 10 to 20 ms with 32 layers. A
-step of more than 1,024 tokens keeps the device busy for longer than that, so the host is not
-waited for.
+A step without a graph is launched kernel by kernel, which costs the host 10 to 20 ms with 32
+layers. A step of more than 1,024 tokens keeps the device busy for longer than that, so that the
+device does not wait for the host.
 """
 
 from bisect import bisect_left
@@ -16,16 +16,16 @@ most of the padding costs them nothing, and below 128 tokens a step only waits f
 """
 
 _SPARE_PREFILL_ITEMS = 16
-"""How many prefills that end in the middle of a tile a graph has room for at least. Each item that
-is not used is a program for every kv head that leaves at once: with 16 and 8 heads, about one for
-every multiprocessor.
+"""Least number of prefills ending in the middle of a tile that a graph has room for. An item that
+is not used is a program for every kv head that returns at once: with 16 items and 8 heads, about
+one for every multiprocessor.
 """
 
 
 class StepGraphs:
-    """A step is padded to the smallest shape that has a graph and room for it.
+    """Graphs by shape; a step is padded to the smallest shape that has a graph and room for it.
 
-    With prefills there are three graphs for each number of tokens, since adapters are applied by
+    Steps with prefills have three graphs for each number of tokens, since adapters are applied by
     blocks of 16 tokens or of 64, or not at all. Decodes have two for each number of rows.
     """
 
@@ -46,7 +46,7 @@ class StepGraphs:
                 yield StepShape.of_decodes(num_rows, has_lora)
 
     def fit(self, shape: StepShape) -> StepShape:
-        """The smallest shape that has a graph and room for this one; itself where there is none."""
+        """The smallest shape that has a graph and room for this one; else the shape itself."""
         if not shape.num_prefill_items:
             at = bisect_left(self.decode_sizes, shape.num_rows)
             if at == len(self.decode_sizes):
@@ -63,7 +63,7 @@ class StepGraphs:
         self._graphs[shape] = graph
 
     def find(self, shape: StepShape) -> Callable[[], None] | None:
-        """What launches the step's graph; None where it has none."""
+        """The function that launches the graph of this shape; None if there is none."""
         return self._graphs.get(shape)
 
     def _mixed(self, num_tokens: int, block_rows: int) -> StepShape:
@@ -74,7 +74,7 @@ class StepGraphs:
 
 
 def _decode_sizes(most: int) -> Iterator[int]:
-    """1, 2, 4, then every 8th up to 256, every 32nd beyond, and `most`."""
+    """Yield 1, 2, 4, then every 8th number up to 256, every 32nd beyond, and `most`."""
     size = 1
     while size < most:
         yield size

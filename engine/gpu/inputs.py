@@ -1,6 +1,6 @@
-"""A step as ints in one block of memory that goes to the device in one copy, and as tensors there.
+"""Puts a step as ints into one block of memory, for one copy to the device, and views it there.
 
-The places of numbers depend on the step's shape only, so that a captured graph finds them again.
+The places of the ints depend on the step's shape only, so that a captured graph finds them again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,11 @@ _LEAST_PREFILL_SEGMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """prefill_queries: queries of a tile of the prefill attention.   sliding_window: the widest."""
+    """Largest sizes of a step.
+
+    prefill_queries: queries in a tile of the prefill attention.
+    sliding_window: the widest one of the layers, None if a layer has none.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -41,11 +45,11 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What decides where everything lies. num_tokens, num_rows: with padding.
+    """Shape of a step, which decides where its ints lie. num_tokens, num_rows: with padding.
 
     block_rows: see LoRAWork; 0 in a step without adapters.
-    num_prefill_items: the most that the attention's prefills may have.
-    has_decodes: rows may have one token only; else no kernel is launched for such rows.
+    num_prefill_items: most items of the prefill attention.
+    has_decodes: whether rows may have a single token; if not, no kernel is launched for such rows.
     """
 
     num_tokens: int
@@ -82,12 +86,13 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What of a step the host remembers until its tokens come back.
+    """Part of a step that the host keeps until the step's tokens come back.
 
-    num_ints: of the block that was filled.
+    num_ints: size of the part of the block that was filled.
     due: numbers of the rows that choose a token, in the order of `logits_indices`.
-    sources: of these, which of the step before's tokens is their last one; -1 where it is known.
-    segments: they keep the adapters' tables in memory.   scored: see ScoredTokens.
+    sources: for each of these rows, the place of its last token among those that the previous step
+    chooses; -1 if that token is known.
+    segments: kept so that the adapters' tables stay in memory.   scored: see ScoredTokens.
     """
 
     shape: StepShape
@@ -100,10 +105,10 @@ class StepPlan:
 
 
 class StepBuilder:
-    """Fills blocks of ints with steps. One for an engine.
+    """Fills blocks of ints with steps. An engine has one builder.
 
     arena: [slabs, slab_bytes] uint8 on the device.
-    fit: a step's own shape -> the shape to give it, which has room for it.
+    fit: turns a step's own shape into the shape to give it, which has room for it.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class StepBuilder:
 
     @property
     def most_ints(self) -> int:
-        """Of any step."""
+        """Most ints that any step takes."""
         rows = self.limits.max_num_seqs
         num_tokens = max(self.limits.max_num_batched_tokens, rows)
         num_prefill_items = num_tokens // self.limits.prefill_queries + rows
@@ -134,19 +139,19 @@ class StepBuilder:
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
     ) -> StepPlan:
-        """Fill `memory`.   previous: (request_id, index) -> its place among the tokens that the
-        step before chooses.
+        """Fill `memory` with a step.   previous: (request_id, index) -> place of its token among
+        those that the previous step chooses.
         """
         rows = batch.rows
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
         shape = self._shape(rows, firsts[-1], segments)
-        if all(row.scoring is None for row in rows):  # else there is no graph to be padded for
+        if all(row.scoring is None for row in rows):  # steps that score have no graph
             shape = self.fit(shape)
         return self._fill(shape, rows, firsts, segments, digests, memory, previous)
 
     def build_empty(self, shape: StepShape, memory: Ints) -> StepPlan:
-        """A step of this shape that is padding only."""
+        """Fill `memory` with a step of this shape that is padding only."""
         return self._fill(shape, (), [0], [], {}, memory, {})
 
     def _fill(
@@ -177,7 +182,7 @@ class StepBuilder:
         )
 
     def views(self, shape: StepShape, block: torch.Tensor) -> StepInputs:
-        """A step of this shape, as it lies in `block` on the device."""
+        """View a step of this shape in `block`, on the device."""
         fields = _IntFields(shape, self.limits)
 
         def field(name: str) -> torch.Tensor:
@@ -215,7 +220,7 @@ class StepBuilder:
             pairs=field("lora_pairs").view(-1, 2),
             counts=field("lora_counts"),
             block_rows=shape.block_rows,
-            # Planes have room for it in every step: no rank compiles a kernel anew.
+            # Planes always have room for the highest rank, so that none compiles a kernel anew.
             max_rank=MAX_RANK,
         )
 
@@ -265,7 +270,7 @@ class StepBuilder:
         memory: Ints,
         fields: "_IntFields",
     ) -> None:
-        """Who attends to what."""
+        """Put the work items of attention: which rows attend to which keys."""
         parts: list[list[tuple[int, int]]] = [[] for _ in memory[fields.of("num_decode_items")]]
         part_rows = -(-len(memory[fields.of("seq_lens")]) // len(parts))
         prefills: list[tuple[int, int]] = []
@@ -290,12 +295,12 @@ class StepBuilder:
         fields.put(memory, "num_prefill_items", len(prefills))
 
     def _splits(self, seq_len: int) -> range:
-        """Of a decode's keys, those that its widest window reaches."""
+        """Splits of a decode's keys that the widest window reaches."""
         window = self.limits.sliding_window or seq_len
         return range(max(0, seq_len - window) // SPLIT_KEYS, -(-seq_len // SPLIT_KEYS))
 
     def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields") -> int:
-        """Every row's blocks, one after the other; where they end."""
+        """Put every row's blocks, one after the other; return where they end."""
         starts, at = [], 0
         for row in rows:
             needed = self.layout.num_blocks(row.start + len(row.token_ids))
@@ -308,7 +313,7 @@ class StepBuilder:
 
 
 class _IntFields:
-    """Where the ints of one shape lie. The rows' blocks come last: there may be many, or few."""
+    """Places of the ints of one shape. The rows' blocks come last, since their number varies."""
 
     def __init__(self, shape: StepShape, limits: StepLimits) -> None:
         self._slices: dict[str, slice] = {}
@@ -321,18 +326,21 @@ class _IntFields:
         return self._slices[name]
 
     def put(self, memory: Ints, name: str, values: npt.ArrayLike, padding: int = 0) -> None:
-        """Fill a place with `values`, and what is left of it with `padding`."""
+        """Fill a field with `values`, and the rest of it with `padding`."""
         memory[self.of(name)][self.put_some(memory, name, values) :] = padding
 
     def put_some(self, memory: Ints, name: str, values: npt.ArrayLike) -> int:
-        """As put, where a count says how many they are: what is behind them is left alone."""
+        """Put `values` at the start of a field and leave the rest alone; return how many ints.
+
+        It is enough for fields whose values are counted by another field.
+        """
         ints = np.asarray(values, dtype=np.int32).reshape(-1)
         memory[self.of(name)][: len(ints)] = ints
         return len(ints)
 
 
 def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
-    """How many ints there are of everything, at most."""
+    """Most ints of each field in a step of this shape."""
     tokens, rows = shape.num_tokens, shape.num_rows
     num_parts, part_items = _decode_parts(rows, limits) if shape.has_decodes else (1, 0)
     sizes = {
@@ -346,7 +354,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
         "num_prefill_items": 1,
     }
     if shape.has_lora:
-        # A row has tokens before its adapter's first one, and after it.
+        # A row may have tokens before its adapter's start and after it, in two blocks.
         num_blocks = 2 * rows + tokens // shape.block_rows
         sizes |= {
             "lora_blocks": _BLOCK_INTS * num_blocks,
@@ -357,7 +365,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
 
 
 def _decode_parts(num_rows: int, limits: StepLimits) -> tuple[int, int]:
-    """(parts, items that each has room for) of decodes; see AttentionWork."""
+    """Number of parts of decodes, and of items that each has room for; see AttentionWork."""
     splits = -(-limits.max_model_len // SPLIT_KEYS)
     most_rows = max(1, MOST_DECODE_ITEMS // splits)
     part_rows = -(-num_rows // -(-num_rows // most_rows))
@@ -386,7 +394,7 @@ def _put_lora(
 def _with_base(
     segments: Sequence[Segment], num_tokens: int
 ) -> Iterator[tuple[int, int, DeviceTables | None]]:
-    """(start, end, tables) of all tokens: what lies between the adapters' is the base model's."""
+    """Yield (start, end, tables) for all tokens; those between segments are the base model's."""
     at = 0
     for segment in segments:
         yield at, segment.start, None
@@ -401,5 +409,5 @@ def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:
 
 
 def aligned(num_ints: int) -> int:
-    """The next place that 64-bit numbers, and wide loads, may begin at."""
+    """The next place, from `num_ints` on, at which 64-bit numbers and wide loads may begin."""
     return -(-num_ints // _ALIGNED_INTS) * _ALIGNED_INTS

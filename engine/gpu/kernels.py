@@ -1,4 +1,4 @@
-"""What a step calls: `kernels.gpu.ops`, or `kernels.reference` where there is no GPU."""
+"""Interface of a step's kernels: `kernels.gpu.ops`, or `kernels.reference` without a GPU."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from kernels.work import (
 
 
 class Kernels(Protocol):
-    """`kernels.reference` says what each of them means."""
+    """Kernels of a step; `kernels.reference` defines what each of them computes."""
 
     def embed(
         self,

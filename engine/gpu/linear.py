@@ -11,17 +11,17 @@ from engine.gpu.kernels import Kernels
 
 Quantization = Literal["fp8"]
 _FP8_MULTIPLE = 16
-"""What tensor cores want both widths of an FP8 product to be multiples of."""
+"""Number of which both widths of an FP8 product are multiples, as tensor cores require."""
 
 
 class Linear(Protocol):
-    """x @ weight.T + bias.   x: [T, in].   Result: [T, out] in x's dtype."""
+    """Computes x @ weight.T + bias.   x: [T, in].   Result: [T, out] in x's dtype."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class DenseLinear:
-    """weight: [out, in].   bias: [out]."""
+    """A projection in the model's dtype. weight: [out, in].   bias: [out]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
@@ -31,10 +31,10 @@ class DenseLinear:
 
 
 class Fp8Linear:
-    """Weights as e4m3 with a float32 scale for each output, inputs quantised token by token, so
-    that no token depends on its neighbours. The product is torch's `_scaled_mm`.
+    """A projection with e4m3 weights and a float32 scale for each output. Inputs are quantised
+    token by token, so that no token depends on its neighbours. The product is torch's `_scaled_mm`.
 
-    Raises UnsupportedModel where the widths are none for it, as a rank's part may be.
+    Raises UnsupportedModel if it cannot multiply these widths, as may happen with a rank's part.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
@@ -67,7 +67,7 @@ def fuse(
     quantization: Quantization | None,
     kernels: Kernels,
 ) -> Linear:
-    """Projections of one input as one, their outputs side by side, on `device`."""
+    """Fuse projections of one input into one on `device`, with their outputs side by side."""
     weight = torch.cat([weight.to(device) for weight in weights])
     bias = None
     if any(given is not None for given in biases):

@@ -1,6 +1,6 @@
-"""How much of a device's memory is left for the arena: what the largest steps take is measured.
+"""Measures how much of a device's memory the largest steps leave for the arena.
 
-They also have every kernel compiled that a step outside of the graphs may need.
+Running them also compiles every kernel that a step outside of the graphs may need.
 """
 
 import tempfile
@@ -28,13 +28,13 @@ from lora.packed import PackedForm
 _KEY = "the largest adapter"
 _KINDS_OF_GRAPHS = 3  # see StepGraphs
 _MEASURED_GRAPHS = 8
-"""Of several sizes, since the driver takes memory in pieces of some MiB."""
+"""Graphs whose memory is measured: several sizes, as the driver takes pieces of some MiB."""
 
 
 def fit_slabs(memory: Memory, config: EngineConfig, slab_bytes: int) -> int:
-    """Slabs of the arena: those asked for, or what fits into a share of the device's memory.
+    """Number of the arena's slabs: as many as requested, or as fit a share of the device's memory.
 
-    memory: while the largest steps run. Raises UnsupportedModel where there is no room.
+    memory: as it is while the largest steps run. Raises UnsupportedModel if there is no room.
     """
     room = memory.free_bytes - (1 - config.memory_utilization) * memory.total_bytes
     if config.arena_bytes is not None:
@@ -57,11 +57,11 @@ def run_largest_steps(
     limits: StepLimits,
     is_eager: bool = False,
 ) -> Memory:
-    """What a step of as many tokens and one of as many rows as there may be, and all graphs, leave
-    of the memory.
+    """Measure the memory that is left beside a step of the most tokens, one of the most rows, and
+    all graphs.
 
-    All rows have an adapter of the highest rank, penalties, cuts and logprobs, in an arena of one
-    slab, and all of a prompt is scored: what they compute is nobody's. The largest graphs stay
+    All rows have an adapter of the highest rank, penalties, truncation and logprobs, and all of a
+    prompt is scored. The arena has one slab, since nobody uses the results. The largest graphs stay
     captured meanwhile; the others fit into their tensors' memory.   is_eager: there are no graphs.
     """
     driver_bytes = 0
@@ -87,9 +87,9 @@ def run_largest_steps(
 
 
 def _capture_largest(runner: GpuRunner) -> int:
-    """Capture the largest graphs; bytes that the driver will keep for all there are."""
+    """Capture the largest graphs; return the bytes that the driver will keep for all graphs."""
     shapes, device = list(runner.graphs.shapes()), runner.device
-    # What is loaded and set up with the first of each kind belongs to no graph.
+    # Memory that is loaded and set up with the first graph of each kind belongs to no graph.
     runner.capture_graphs(shapes[:_KINDS_OF_GRAPHS])
     before = device.driver_bytes()
     measured = shapes[_KINDS_OF_GRAPHS : _KINDS_OF_GRAPHS + _MEASURED_GRAPHS]
@@ -98,12 +98,12 @@ def _capture_largest(runner: GpuRunner) -> int:
 
 
 def bytes_of_all(grown_bytes: int, num_measured: int, num_graphs: int) -> int:
-    """What all graphs take if those that were measured took so much together."""
+    """Bytes that all graphs take, if the measured ones took `grown_bytes` together."""
     return -(-max(grown_bytes, 0) * num_graphs // max(num_measured, 1))
 
 
 def _prefill_lengths(limits: StepLimits) -> list[int]:
-    """Of rows that take all tokens of a step."""
+    """Lengths of rows that together take all tokens of a step."""
     lengths: list[int] = []
     left = limits.max_num_batched_tokens
     while left and len(lengths) < limits.max_num_seqs:

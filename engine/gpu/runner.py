@@ -1,9 +1,9 @@
 """Runs steps on a device, one behind the scheduler: while a step runs, the next one is planned.
 
-Nothing here waits for the device but `collect`. A step is one copy of plain ints to the device, a
-captured graph where there is one for its shape, the choice of tokens, and one copy back; a token
-that the step before is still choosing is read on the device. Host memory of a step is used again
-when the step has been collected.
+Only `collect` waits for the device. A step is one copy of plain ints to the device, a captured
+graph if there is one for its shape, the choice of tokens, and one copy back; a token that the
+previous step is still choosing is read on the device. Host memory of a step is used again when the
+step has been collected.
 """
 
 import logging
@@ -35,16 +35,17 @@ logger = logging.getLogger(__name__)
 _MEASURED_SLABS = 64
 _INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
 """Room for a row's parameters, its biases and the tokens that it may choose (1024 at most of each,
-by server/api/openai.py), and those that would end it (64 and the model's own); what grows with its
-tokens is counted apart.
+by server/api/openai.py), and those that would end it (64 and the model's own); ints that grow with
+its tokens are counted apart.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Host memory for one step under way. ints: to the device.   results: tokens, finite flags.
+    """Host memory for one step in flight.
 
-    logprobs, prompt_logprobs: of chosen tokens, and of the prompts' own.
+    ints: copied to the device.   results: tokens and finite flags, copied back.
+    logprobs, prompt_logprobs: of chosen tokens, and of prompt tokens, copied back.
     """
 
     ints: torch.Tensor
@@ -60,9 +61,9 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step under way. event: everything that it gives back has arrived.
+    """A step in flight. event: passes once all its results are on the host.
 
-    sampling, scoring: of no rows where the model's first rank is another one.
+    sampling, scoring: without rows on ranks other than the first.
     """
 
     batch: Batch
@@ -74,11 +75,12 @@ class _Step:
 
 
 class GpuRunner:
-    """arena: [slabs, slab_bytes] uint8 on the model's device.   form: of the adapters in it.
+    """Runs steps on a device; see engine.core.Runner.
 
+    arena: [slabs, slab_bytes] uint8 on the model's device.   form: of the adapters in it.
     kv_dtype: of the KV in it.   num_swap_slots: KV blocks that preemption may keep on the host.
-    Of a model's ranks each has a runner, which is given the same steps. The first one chooses and
-    counts; what it chose is sent to the others' devices, and their `collect` only waits.
+    Each rank of a model has a runner, which is given the same steps. The first rank chooses tokens
+    and counts them; they are sent to the other ranks' devices, whose `collect` only waits.
     """
 
     lag = 1
@@ -119,12 +121,12 @@ class GpuRunner:
         self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
-        # Of the newest step: (request_id, index) -> its place among the tokens chosen.
+        # (request_id, index) -> place of its token among those that the newest step chooses.
         self._chosen_at: dict[tuple[str, int], int] = {}
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 
     def _most_ints(self, vocab: int, num_swap_slots: int) -> int:
-        """The most ints that a step sends to the device; a token that was seen takes two."""
+        """Most ints that a step sends to the device; a token that penalties have seen takes two."""
         per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
         sampling = self.limits.max_num_seqs * per_row
         scoring = aligned(2 * self.limits.max_num_batched_tokens)
@@ -139,7 +141,7 @@ class GpuRunner:
         )
 
     def _measure_copies(self) -> float:
-        """Bytes a second between arena and swap space, there and back."""
+        """Measure bytes a second between arena and swap space, there and back."""
         num_slabs = min(_MEASURED_SLABS, len(self.swap), len(self.arena))
         ids = torch.arange(num_slabs, dtype=torch.int32, device=self.device.torch_device)
         seconds = 0.0
@@ -157,13 +159,13 @@ class GpuRunner:
     def capture_graphs(self, shapes: Sequence[StepShape] | None = None) -> None:
         """Capture graphs for these shapes, or for all that are to have one, before the first step.
 
-        Where that fails, steps of the shape are launched kernel by kernel, and the log says why.
+        If that fails, steps of the shape are launched kernel by kernel, and the log says why.
         """
         wanted, errors = list(self.graphs.shapes()) if shapes is None else shapes, []
         for shape in wanted:
             try:
                 self.graphs.keep(shape, self._capture(shape))
-            except RuntimeError as error:  # as all that CUDA and torch's allocator complain of
+            except RuntimeError as error:  # raised by CUDA and by torch's allocator
                 errors.append(error)
         if errors:
             logger.warning(
@@ -172,7 +174,7 @@ class GpuRunner:
             )  # fmt: skip
 
     def _capture(self, shape: StepShape) -> Callable[[], None]:
-        """A graph of a step that is padding only."""
+        """Capture a graph of a shape, with a step that is padding only."""
         self.builder.build_empty(shape, self._slots[0].memory)
         self.device.copy(self.device.compute, self._ints, self._slots[0].ints)
         self.device.synchronize(self.device.record(self.device.compute))
@@ -181,7 +183,7 @@ class GpuRunner:
     def _forward(
         self, shape: StepShape, take: Callable[[torch.Tensor], None] = lambda _: None
     ) -> Callable[[], None]:
-        """A step's computation.   take: gets what the head is applied to, of all tokens."""
+        """A step's computation as a function.   take: is given the head's inputs of all tokens."""
         inputs = self.builder.views(shape, self._ints)
         return lambda: take(self.model.run(inputs, self.kv, self.out))
 
@@ -221,25 +223,25 @@ class GpuRunner:
         self._launched.append(_Step(batch, plan, sampling, scoring, slot, event))
 
     def _meet(self, batch: Batch, num_chosen: int) -> None:
-        """Send what was chosen to all ranks, and end a step on none before it is done on all."""
+        """Send chosen tokens to all ranks, and let no rank end a step before all have run it."""
         if (ranks := self.model.ranks) is None:
             return
         compute = self.device.compute
         if num_chosen:
             self.device.submit(compute, partial(ranks.broadcast, self.out.tokens[:num_chosen]))
         if not batch.rows:
-            # Rows end with a sum over the ranks. Without any, slabs and swap slots that others are
-            # still copying would be used again.
+            # A step with rows ends with a sum over the ranks. Without a sum, slabs and swap slots
+            # that another rank is still copying would be used again.
             self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
     def _sampling(self, rows: Sequence[ScheduledRow], sources: Sequence[int]) -> SamplingInputs:
-        """The sampling inputs of rows that choose a token; of none where another rank is first."""
+        """Sampling inputs of rows that choose a token; of none on ranks other than the first."""
         if not self.model.is_first:
             rows, sources = (), ()
         return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
 
     def _scoring(self, plan: StepPlan) -> ScoringInputs:
-        """The scoring inputs of a batch; of no rows where another rank is first."""
+        """Scoring inputs of a batch; without rows on ranks other than the first."""
         scored = plan.scored if self.model.is_first else ScoredTokens.of((), ())
         return ScoringInputs.of(scored, self.model.config.vocab_size)
 
@@ -249,7 +251,7 @@ class GpuRunner:
             score(x, self.model.lm_head, ints, scoring.told.depth, there, finite)
 
     def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
-        """ids: [2, n], blocks and their slots of the swap space."""
+        """Copy blocks to or from the swap space. ids: [2, n], blocks and their slots."""
         blocks, slots = ids
         if is_out:
             self._copy_slabs(self.swap, slots, self.arena, blocks)
@@ -316,14 +318,14 @@ class GpuRunner:
 
 
 def _moves(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, Ints]]:
-    """(is_out, [2, n] blocks and slots) of neighbours that go the same way: one launch each."""
+    """Yield (is_out, [2, n] blocks and slots) for each run of transfers of one direction."""
     for is_out, run in groupby(transfers, lambda transfer: transfer.is_out):
         pairs = [(transfer.block_id, transfer.slot) for transfer in run]
         yield is_out, np.asarray(pairs, dtype=np.int32).T
 
 
 def _append(memory: Ints, at: int, packed: Sequence[Ints]) -> list[slice]:
-    """Put these behind each other from `at` on, aligned; where they lie."""
+    """Put arrays behind each other from `at` on, aligned; return their places."""
     places = []
     for ints in packed:
         memory[at : at + ints.size] = ints.reshape(-1)

@@ -1,7 +1,7 @@
-"""Choosing tokens without waiting for the device: what `engine.sampler` does, in two halves.
+"""Chooses tokens as `engine.sampler` does, in two halves, without waiting for the device.
 
-The host packs what rows ask for into plain ints, which travel with the step. On the device, kernels
-choose; a token that the step before is still choosing is looked up there.
+The host packs the rows' parameters into plain ints, which are sent with the step. On the device,
+kernels choose; a token that the previous step is still choosing is looked up there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from kernels.sampling import restrict
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
-"""The most likeliest tokens that are told beside one token; there is room for no more."""
+"""Limit on the likeliest tokens that are reported beside one token; buffers hold no more."""
 
 Array = npt.NDArray[np.generic]
 Fields = dict[str, Array]
@@ -27,7 +27,7 @@ Fields = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The rows that are told logprobs.   top_counts: how many likeliest tokens each is told."""
+    """Rows that want logprobs.   top_counts: how many likeliest tokens each of them gets."""
 
     top_counts: Sequence[int]
 
@@ -38,7 +38,7 @@ class Told:
 
     @property
     def depth(self) -> int:
-        """How many of the likeliest tokens are looked up for everybody who is told any."""
+        """How many of the likeliest tokens are looked up for each of these rows."""
         return max(self.top_counts, default=0)
 
 
@@ -46,9 +46,9 @@ class Told:
 class SamplingInputs:
     """Sampling parameters of a step's rows, on the host.
 
-    choice, penalties: fields of SamplingWork and of PenaltyWork, `previous` apart; where nobody
-    has penalties or a bias, there are none.   restrictions: as engine.sampler has them, in this
-    order; none where nobody has any.   told_rows: [n] int32, those that asked for logprobs.
+    choice, penalties: fields of SamplingWork, and of PenaltyWork without `previous`; the latter
+    are empty if no row has penalties or a bias.   restrictions: as engine.sampler returns them, in
+    this order; empty if no row has any.   told_rows: [n] int32, rows that want logprobs.
     """
 
     num_rows: int
@@ -64,8 +64,8 @@ class SamplingInputs:
     ) -> "SamplingInputs":
         """The inputs of these rows, which all have `sampling`.
 
-        sources: for a row that ends with PENDING_TOKEN, which of the step before's tokens that is;
-        -1 for the others.
+        sources: for a row that ends with PENDING_TOKEN, the place of that token among those that
+        the previous step chooses; -1 for the others.
         """
         params = [row.sampling for row in rows if row.sampling is not None]
         assert len(params) == len(rows) == len(sources)
@@ -80,14 +80,14 @@ class SamplingInputs:
         )
 
     def pack(self) -> npt.NDArray[np.int32]:
-        """All in one. The float64 ones come first: they keep the alignment of what it is put in."""
+        """Pack all fields into one array. The float64 ones come first, so they stay aligned."""
         return np.concatenate([array.view(np.int32) for _, array in self._fields()])
 
     def unpack(
         self, ints: torch.Tensor, previous: torch.Tensor
     ) -> tuple[SamplingWork, PenaltyWork | None]:
         """Views of the packed ints on the device.   ints: 8 bytes aligned.   previous: [..] int32,
-        tokens of the step before.
+        tokens of the previous step.
         """
         work = self._views(ints)
         choice = {name: work[name] for name in self.choice}
@@ -169,7 +169,7 @@ def _restrictions(rows: Sequence[ScheduledRow], vocab_size: int) -> Fields:
 
 
 def _seen(row: ScheduledRow, params: SamplingParams, vocab_size: int) -> tuple[Array, Array]:
-    """The distinct tokens that penalties speak of, and how often each was said."""
+    """Distinct tokens that penalties apply to, and how often each was generated."""
     repeats = params.repetition_penalty != 1.0
     prompt = row.prompt_token_ids if repeats else ()
     output = row.output_token_ids if params.has_penalties else ()
@@ -197,10 +197,10 @@ def _starts(pairs: Sequence[tuple[Array, Array]]) -> npt.NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Room for what is told: on the device, and on the host.
+    """Buffers for logprobs, on the device or on the host.
 
     chosen: [n] float32, of the chosen tokens.   top_values: float32, top_ids: int64, of the
-    likeliest ones, [told, depth] from the first element on.
+    likeliest ones, [rows, depth] from the first element on.
     """
 
     chosen: torch.Tensor
@@ -209,7 +209,7 @@ class Logprobs:
 
     @classmethod
     def empty(cls, most: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
-        """Room for at most `most` rows.   make: takes a size and a dtype, as `torch.empty` does."""
+        """Buffers for `most` rows.   make: takes a size and a dtype, as `torch.empty` does."""
         num_tops = most * MOST_TOP_LOGPROBS
         return cls(
             make(most, dtype=torch.float32),
@@ -218,19 +218,19 @@ class Logprobs:
         )
 
     def used(self, told: Told) -> list[torch.Tensor]:
-        """The parts that this step fills; none if nobody is told anything."""
+        """The parts of the buffers that a step fills; none if no row wants logprobs."""
         count = len(told.top_counts)
         tops = count * told.depth
         parts = [self.chosen[:count], self.top_values[:tops], self.top_ids[:tops]]
         return [part for part in parts if len(part)]
 
     def behind(self, count: int, depth: int) -> "Logprobs":
-        """The same room without the first `count` places, for rows that are told after those."""
+        """The same buffers without the first `count` rows, for the rows after those."""
         tops = count * depth
         return Logprobs(self.chosen[count:], self.top_values[tops:], self.top_ids[tops:])
 
     def read(self, told: Told) -> list[TokenLogprobs]:
-        """The logprobs as the host's objects; an entry for a row without a token means nothing."""
+        """Read logprobs into objects; the entry of a row without a token is meaningless."""
         shape = len(told.top_counts), told.depth
         chosen = self.chosen[: shape[0]].tolist()
         values = self.top_values[: shape[0] * shape[1]].view(shape).tolist()
@@ -255,12 +255,12 @@ def choose(
     tokens: torch.Tensor,
     logprobs: Logprobs,
 ) -> None:
-    """A token for each row into `tokens`, BAD_LOGITS where a logit is not finite, and `logprobs` of
-    the raw logits where they were asked for. Nothing here waits for the device.
+    """Choose a token for each row, and write it into `tokens`; BAD_LOGITS if a logit is not finite.
 
-    logits: [rows, vocab] float32, changed in
-    place by bias and penalties.   work, penalties: `inputs` unpacked from `ints`.
-    tokens: [..] int32, may be what `penalties` call previous.
+    Rows that want logprobs get those of the raw logits, in `logprobs`. Nothing here waits for the
+    device.   logits: [rows, vocab] float32, changed in place by bias and penalties.
+    work, penalties: `inputs` unpacked from `ints`.
+    tokens: [..] int32, may be the same memory as `previous` in `penalties`.
     """
     told = inputs.told_there(ints)
     raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
@@ -276,7 +276,7 @@ def choose(
 def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:
     """Write the logprobs of tokens and of the `depth` likeliest ones; nothing waits for the device.
 
-    raw: [told, vocab] logprobs.   tokens: [told].
+    raw: [rows, vocab] logprobs.   tokens: [rows].
     """
     told = len(raw)
     chosen = tokens.clamp(min=0).long()[:, None]
@@ -291,7 +291,7 @@ def _likeliest(logprobs: torch.Tensor, k: int) -> torch.Tensor:
     """Ids of the k highest of each row, falling; of equal ones the lower first.   [rows, k] int64.
 
     `topk` leaves open which of equal values it takes, so it is given values that differ: the bits
-    of the logprob, ordered as it is, and below them the id.
+    of the logprob, in an order that is the logprob's own, and below them the id.
     """
     bits = logprobs.view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()

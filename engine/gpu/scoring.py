@@ -1,4 +1,4 @@
-"""Logprobs of prompt tokens on a device: what `engine.scoring` does, without waiting for it."""
+"""Logprobs of prompt tokens on a device, as in `engine.scoring`, without waiting for it."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ such chunk; the best size has not been measured yet.
 class ScoringInputs:
     """The tokens that a step scores, as the host knows them.
 
-    tokens: [2, n] int32, places of the step's tokens, and the prompt tokens behind them.
+    tokens: [2, n] int32, places of tokens in the step, and the prompt tokens that follow them.
     """
 
     scored: ScoredTokens

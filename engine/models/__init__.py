@@ -1,1 +1,1 @@
-"""The models as plain torch: weights in, `forward(input_ids, positions, inputs)` out."""
+"""Model families: what their config.json says, their rope, and the tensors of a checkpoint."""

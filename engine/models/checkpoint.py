@@ -1,4 +1,4 @@
-"""A checkpoint's tensors in the places that a decoder has for them."""
+"""Gives a checkpoint's tensors the places that a decoder has for them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,19 +14,23 @@ _MODULES = (
     *(f"self_attn.{name}" for name in PROJECTIONS[:4]),
     *(f"mlp.{name}" for name in PROJECTIONS[4:]),
 )
-# Old checkpoints carry the rope's frequencies along.
+# Old checkpoints contain the rope's frequencies, which are not read.
 _COMPUTED = ".rotary_emb.inv_freq"
 
 
 def projection_name(layer: int, projection: int) -> str:
-    """Of a module, such as "model.layers.0.self_attn.q_proj".   projection: as in PROJECTIONS."""
+    """Name of a module, such as "model.layers.0.self_attn.q_proj".
+
+    projection: its place in PROJECTIONS.
+    """
     return f"model.layers.{layer}.{_MODULES[projection]}"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].
+    """Tensors of a layer.
 
+    input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].
     projections: [out, in], biases: [out], as in PROJECTIONS.   window: see DecoderConfig.
     """
 
@@ -40,11 +44,11 @@ class LayerWeights:
 
 
 class Checkpoint:
-    """Tensors by name, each taken once: what is left over would have changed the answer.
+    """Tensors by name, each taken once; one left over is an error, as it would change the answer.
 
-    num_bytes: of those that were taken so far.
-    Raises UnsupportedModel when one is missing, has another shape, or has no meaning here; of the
-    layers, when they are taken.
+    num_bytes: size of the tensors taken so far.
+    Raises UnsupportedModel when a tensor is missing, has another shape, or has no place in the
+    decoder; for tensors of layers, when the layers are taken.
     """
 
     def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor]) -> None:
@@ -57,7 +61,7 @@ class Checkpoint:
 
     @cached_property
     def lm_head(self) -> torch.Tensor:
-        """Taken when it is asked for: of several ranks only the first needs it."""
+        """The output head, taken when asked for, since only the first of several ranks needs it."""
         if self.config.tie_word_embeddings:
             return self.embedding
         return self._take("lm_head.weight", *self._vocabulary)
@@ -67,7 +71,7 @@ class Checkpoint:
         return self.config.vocab_size, self.config.shape.hidden_size
 
     def layers(self) -> Iterator[LayerWeights]:
-        """One after the other, and none of them kept."""
+        """Yield the layers one after the other, keeping none of them."""
         for index in range(self.config.shape.num_layers):
             yield self._take_layer(index)
         for name in self._left:

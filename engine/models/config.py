@@ -1,4 +1,4 @@
-"""What the engine reads of a config.json: which model it is, where the families differ."""
+"""Reads config.json: which model it is, and where the model families differ."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from engine.models.rope import Rope
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
 
-# What transformers takes where config.json is silent.
+# Defaults of transformers for what config.json leaves out.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 _DEFAULT_QWEN3_HEAD_DIM = 128
@@ -16,10 +16,11 @@ _DEFAULT_QWEN3_HEAD_DIM = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderConfig:
-    """A Llama, Mistral, Qwen2 or Qwen3.
+    """Configuration of a Llama, Mistral, Qwen2 or Qwen3.
 
-    windows: by layer, how many positions a token sees, its own with them; None for all.
-    biases: by projection, as in PROJECTIONS.   has_head_norms: an RMSNorm on every head of q, k.
+    windows: by layer, how many positions a token sees, including its own; None if it sees all.
+    biases: which projections have one, as in PROJECTIONS.
+    has_head_norms: whether every head of q and k has an RMSNorm.
     """
 
     shape: ModelShape
@@ -34,14 +35,14 @@ class DecoderConfig:
 
     @property
     def sliding_window(self) -> int | None:
-        """How far the layers look back at most; None where one of them looks back to the start."""
+        """Most positions that a layer sees; None if one of the layers sees all."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
 
     def shard(self, num_shards: int) -> "DecoderConfig":
-        """The model that one of so many ranks computes.
+        """Configuration of the part that one of `num_shards` ranks computes.
 
-        Raises UnsupportedModel where there are no equal parts.
+        Raises UnsupportedModel if the model cannot be cut into equal parts.
         """
         parts = {
             "num_key_value_heads": self.shape.num_kv_heads,
@@ -58,7 +59,7 @@ class DecoderConfig:
 
     @classmethod
     def parse(cls, config: ConfigJson) -> "DecoderConfig":
-        """Raises UnsupportedModel."""
+        """Parse a config.json. Raises UnsupportedModel."""
         architecture = served_architecture(config)
         if architecture is None:
             raise UnsupportedModel(refusal(config))
@@ -118,7 +119,7 @@ def _windows(architecture: str, config: ConfigJson) -> tuple[int | None, ...]:
 
 
 def _sliding_layers(config: ConfigJson) -> list[bool]:
-    """By layer, whether Qwen's attention slides, where it does at all."""
+    """Whether each layer of a Qwen has a sliding window, if the model uses one at all."""
     types = config.get("layer_types")
     if types is None:
         first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)

@@ -1,6 +1,6 @@
-"""Rotary frequencies, by the kinds of rope that the served families have.
+"""Rotary frequencies, for the kinds of rope that the served families have.
 
-They are those of transformers (modeling_rope_utils), and tests hold them to it.
+The frequencies equal those of transformers (modeling_rope_utils), as tests check.
 """
 
 import math
@@ -13,19 +13,23 @@ from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
 
 Parameters = ConfigJson
-"""What config.json says of rope, in the spelling of transformers 5."""
+"""Settings of rope in config.json, in the spelling of transformers 5."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """frequencies: [head_dim / 2] float32, radians a position.   attention_factor: of cos, sin."""
+    """The rotary embedding of a model.
+
+    frequencies: [head_dim / 2] float32, radians per position.
+    attention_factor: factor of cos and sin.
+    """
 
     frequencies: torch.Tensor
     attention_factor: float = 1.0
 
     @classmethod
     def parse(cls, config: ConfigJson, head_dim: int) -> "Rope":
-        """From either spelling: `rope_parameters` (transformers 5), `rope_theta` and
+        """Parse either spelling: `rope_parameters` (transformers 5), or `rope_theta` and
         `rope_scaling`. Raises UnsupportedModel.
         """
         parameters = _parameters(config)
@@ -45,7 +49,7 @@ class Rope:
 
 
 def _parameters(config: ConfigJson) -> Parameters:
-    """What config.json says of rope, in the spelling of transformers 5."""
+    """Read rope settings in either spelling. Raises UnsupportedModel."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise UnsupportedModel("rope_parameters that differ by layer are not served")
@@ -59,7 +63,7 @@ def _parameters(config: ConfigJson) -> Parameters:
         "max_position_embeddings": longest,
         **given,
     }
-    # Beside the dict it counts more than in it, as in transformers.
+    # A value beside the dict takes precedence over the one in it, as in transformers.
     if original := config.get("original_max_position_embeddings"):
         parameters["original_max_position_embeddings"] = original
     if parameters["partial_rotary_factor"] != 1.0:
@@ -84,13 +88,13 @@ def _llama3(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
 
 
 def _yarn(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
-    """As llama3, but the ramp is linear in the index of the wave; arXiv 2309.00071, sec. 3.2."""
+    """Same as llama3, with a ramp linear in the index of the wave; arXiv 2309.00071, sec. 3.2."""
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     dim = 2 * len(frequencies)
 
     def index(turns: float) -> float:
-        """Of the wave that turns so often within the original context."""
+        """Index of the wave that makes so many turns within the original context."""
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     theta = float(parameters["rope_theta"])
@@ -104,7 +108,7 @@ def _yarn(frequencies: torch.Tensor, parameters: Parameters) -> Rope:
 
 
 def _yarn_attention_factor(factor: float, parameters: Parameters) -> float:
-    """The given one, or the paper's by `factor`; mscale is how DeepSeek's configs weigh it."""
+    """The given factor, or the paper's for `factor`, which DeepSeek's configs weigh by mscale."""
     if (given := parameters.get("attention_factor")) is not None:
         return float(given)
 
@@ -116,7 +120,7 @@ def _yarn_attention_factor(factor: float, parameters: Parameters) -> float:
 
 
 def _interpolate(frequencies: torch.Tensor, factor: float, keep: torch.Tensor) -> torch.Tensor:
-    """keep: [head_dim / 2], 1 where a frequency stays, 0 where it is divided by `factor`."""
+    """Slow waves down. keep: [head_dim / 2], 1 if a frequency stays, 0 to divide it by `factor`."""
     return (1.0 - keep) * frequencies / factor + keep * frequencies
 
 
