@@ -68,7 +68,7 @@ from server.webhooks.urls import UrlRules
 
 
 def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:
-    """Build a gateway, whose parts `server.api.app` starts.   model_dir: the base model's folder."""
+    """Build a gateway; `server.api.app` starts its parts.   model_dir: folder of the base model."""
     data_dir = settings.data_dir
     work_dir = _emptied(data_dir / "work")
     secrets = Secrets.load(data_dir)
