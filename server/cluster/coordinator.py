@@ -117,7 +117,7 @@ class Coordinator:
         return is_deserted and not self._slots
 
     def _fill(self, pool: Pool, wanted: int) -> None:
-        """Place an engine in each folder up to `wanted`, and above it a retired one if unsettled."""
+        """Place an engine in each folder up to `wanted`, and a retired one in unsettled others."""
         for number in range(1, MAX_ENGINES + 1):
             kind: Kind | None = "engine" if number <= wanted else None
             if kind is None and not is_settled(_folder(pool, number)):
