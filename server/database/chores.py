@@ -19,7 +19,10 @@ _POLL_S = LEASE_S / 4
 
 @dataclass(slots=True)
 class _Chore:
-    """One chore.   due_at_s: time of its next turn on the clock of `Chores`.   task: its turn."""
+    """One chore.
+
+    due_at_s: time of its next turn on the clock of `Chores`.   task: its turn, while it runs.
+    """
 
     name: str
     turn: Turn
