@@ -36,7 +36,7 @@ _COUNTERS = {
     "prompt_tokens": "Prompt tokens of ended requests since the engine started",
     "completion_tokens": "Tokens generated since the engine started",
     "cached_tokens": "Prompt tokens of ended requests that the prefix cache had",
-    "preemptions": "Number of times that a running request gave back its blocks",
+    "preemptions": "Number of times that a request gave back its blocks",
     "swapped": "Number of preemptions that kept the request's KV in host memory",
     "prefix_evictions": "Number of blocks evicted from the prefix cache",
     "adapter_evictions": "Number of adapters evicted from the arena",
@@ -44,7 +44,7 @@ _COUNTERS = {
 # The tiers of adapters are device, host, disk and store; each has these figures.
 _TIER_COUNTERS = {
     "hits": "Number of requests that found their adapter in this tier when they arrived",
-    "misses": "Number of requests that did not find their adapter in this tier when they arrived",
+    "misses": "Number of requests that missed their adapter in this tier and asked the next one",
     "loads": "Number of adapters loaded into this tier",
     "load_bytes": "Bytes of the adapters loaded into this tier",
     "load_seconds": "Seconds that loading adapters into this tier took, added up",

@@ -198,7 +198,7 @@ def _local_pool(settings: Settings, config: JsonObject, module: str) -> LocalPoo
     def make_retired(number: int) -> ChildSpec:
         name = engine_name(number)
         path = data_dir / f"{name}.json"
-        # Its open requests ran on the model that the engine was started with.
+        # The engine's open requests ran on the model that it was started with.
         ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
         write_private(path, {**config, "data_dir": str(data_dir / name), **ran_on})
         return engine_child(name, _RETIRED, path, threads=1)

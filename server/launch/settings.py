@@ -87,7 +87,7 @@ class Settings(BaseModel):
     leave_timeout_s: float = Field(150.0, gt=0)
     tensor_parallel_size: int = Field(1, ge=1, le=8)
     ray: str | None = None
-    # With ray: a folder for the engines' journals and for uploads that are being proved, which all
+    # Folder, with ray, for the engines' journals and for uploads that are being proved, which all
     # nodes and all gateways reach at this path.
     pool_dir: Path | None = None  # default: data_dir
 
@@ -105,8 +105,8 @@ class Settings(BaseModel):
     # How often later requests may start before a request that waits for free memory in the arena;
     # then none behind it starts before it does.
     max_skips: int = Field(64, ge=0)
-    # Which waiting request starts next: vtc, one of the tenant that was served least so far; fcfs,
-    # the one that came first; sjf, the one with the shortest expected answer.
+    # Choice of the waiting request that starts next: vtc, one of the tenant that was served least
+    # so far; fcfs, the one that came first; sjf, the one with the shortest expected answer.
     scheduling_policy: Literal["fcfs", "sjf", "vtc"] = "vtc"
     # Whether the KV of prompts and answers is kept and used again for prompts of the same tenant
     # and adapter that begin alike.
@@ -126,8 +126,8 @@ class Settings(BaseModel):
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
     # errors.
     enforce_eager: bool = False
-    # When a GPU multiplies by an adapter's A matrix: shrink, beside the base model's product; none,
-    # before it, to track down errors.
+    # Time at which a GPU multiplies by an adapter's A matrix: shrink, beside the base model's
+    # product; none, before it, to track down errors.
     lora_overlap: Literal["shrink", "none"] = "shrink"
     # Names of GPU kernels, as in kernels/reference.py, that plain torch replaces: slow and without
     # CUDA graphs, to track down errors.
@@ -201,7 +201,7 @@ class Settings(BaseModel):
     @classmethod
     def _check_max_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value < info.data.get("engines", 1):
-            raise ValueError("there are more engines to begin with")
+            raise ValueError("must be at least `engines`")
         return value
 
     @property
